@@ -1,0 +1,66 @@
+"""brayx: train game agents and serve them with one code path.
+
+Names are imported when first used: a game client that needs `Client` loads neither ray nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from brayx.actor.actor import Actor
+    from brayx.actor.agent import Agent, Services, State, forward, push, record
+    from brayx.actor.decode import sample_categorical
+    from brayx.errors import BrayxError
+    from brayx.gamecore.client import AsyncClient, Client
+    from brayx.types import Fragment, NestedArray, Step, Weights
+
+_HOME = {
+    "Actor": "brayx.actor.actor",
+    "Agent": "brayx.actor.agent",
+    "AsyncClient": "brayx.gamecore.client",
+    "BrayxError": "brayx.errors",
+    "Client": "brayx.gamecore.client",
+    "Fragment": "brayx.types",
+    "NestedArray": "brayx.types",
+    "Services": "brayx.actor.agent",
+    "State": "brayx.actor.agent",
+    "Step": "brayx.types",
+    "Weights": "brayx.types",
+    "forward": "brayx.actor.agent",
+    "push": "brayx.actor.agent",
+    "record": "brayx.actor.agent",
+    "sample_categorical": "brayx.actor.decode",
+}
+
+__all__ = [
+    "Actor",
+    "Agent",
+    "AsyncClient",
+    "BrayxError",
+    "Client",
+    "Fragment",
+    "NestedArray",
+    "Services",
+    "State",
+    "Step",
+    "Weights",
+    "forward",
+    "push",
+    "record",
+    "sample_categorical",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    except KeyError:
+        raise AttributeError(f"module 'brayx' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

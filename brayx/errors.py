@@ -1,0 +1,267 @@
+"""Every error brayx raises on purpose, with what each door says of it.
+
+    BrayxError                          internal            500
+    ├── ProtocolError                   bad_request         400
+    │   ├── BadBody                     bad_body            400
+    │   └── BodyTooLarge                body_too_large      413
+    ├── SessionError                    session_error       409
+    │   ├── SessionUnknown              session_unknown     404
+    │   ├── SessionExists               session_exists      409
+    │   └── SessionLost                 session_lost        410
+    ├── AgentError                      agent_error         500
+    ├── Overloaded                      overloaded          503
+    │   ├── ServiceFull                 service_full        503
+    │   └── QueueFull                   queue_full          503
+    ├── DeadlineExceeded                deadline_exceeded   504
+    ├── ModelError                      model_error         500
+    │   ├── ShapeMismatch               shape_mismatch      422
+    │   ├── EngineMismatch              engine_mismatch     500
+    │   └── BadWeights                  bad_weights         422
+    ├── ReplayError                     replay_error        500
+    │   └── BadFragment                 bad_fragment        422
+    ├── ConfigError                     bad_config          400
+    ├── TrackingError                   tracking_error      500
+    ├── StartupError                    startup_error       500
+    └── TransportError                  transport_error     502   (raised by clients only)
+        ├── ConnectFailed               connect_failed      502
+        └── ConnectionLost              connection_lost     502
+
+An error carries a one-line ``message`` for people and ``details`` (JSON values) for programs. It pickles, and it
+crosses a door as ``{"error": code, "message": ..., "details": {...}}``; `from_wire` gives the same class back on
+the client's side. Knows nothing of HTTP servers, Ray or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+Json = Any
+
+
+class BrayxError(Exception):
+    """Base of all typed errors.
+
+    Args:
+        message: one line that names the field, what came and what was expected.
+        **details: JSON values that let a program react without parsing the message.
+    """
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, **details: Json) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Json] = details
+
+    def __reduce__(self) -> tuple[Callable[..., BrayxError], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.message, self.details)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_wire(self) -> bytes:
+        """The error as the UTF-8 JSON document that every door sends."""
+        document = {"error": self.code, "message": self.message, "details": self.details}
+        return json.dumps(document, default=str).encode()
+
+
+def _rebuild(cls: type[BrayxError], message: str, details: Mapping[str, Json]) -> BrayxError:
+    return cls(message, **details)
+
+
+class ProtocolError(BrayxError):
+    """The request itself is malformed: a header, a frame, a step kind."""
+
+    code = "bad_request"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class BadBody(ProtocolError):
+    """The body does not parse as the format this actor is configured for. The session goes on."""
+
+    code = "bad_body"
+
+
+class BodyTooLarge(ProtocolError):
+    """The body is larger than the door allows."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class SessionError(BrayxError):
+    """A request that does not fit the state of its session."""
+
+    code = "session_error"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class SessionUnknown(SessionError):
+    """A tick or stop for a session that was never started, or has ended."""
+
+    code = "session_unknown"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class SessionExists(SessionError):
+    """A start for a session that is running."""
+
+    code = "session_exists"
+    grpc_status = "ALREADY_EXISTS"
+
+
+class SessionLost(SessionError):
+    """The session's owner died, or ended it for a reason given in ``details["reason"]``. Told once."""
+
+    code = "session_lost"
+    http_status = 410
+    grpc_status = "DATA_LOSS"
+
+
+class AgentError(BrayxError):
+    """An agent raised. Its session ends; the traceback is in the replica's log, not on the wire."""
+
+    code = "agent_error"
+
+
+class Overloaded(BrayxError):
+    """The service has no room for this request now."""
+
+    code = "overloaded"
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class ServiceFull(Overloaded):
+    """No room for another session: only a start is refused so, never a tick."""
+
+    code = "service_full"
+
+
+class QueueFull(Overloaded):
+    """A bounded queue inside the service is full."""
+
+    code = "queue_full"
+
+
+class DeadlineExceeded(BrayxError):
+    """A wait ran past its deadline; the message names what was waited for."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class ModelError(BrayxError):
+    """A model could not be built, run or fed."""
+
+    code = "model_error"
+
+
+class ShapeMismatch(ModelError):
+    """Inputs do not have the structure, shape or dtype that the model expects."""
+
+    code = "shape_mismatch"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class EngineMismatch(ModelError):
+    """An engine's outputs differ from the torch reference by more than the tolerance."""
+
+    code = "engine_mismatch"
+
+
+class BadWeights(ModelError):
+    """Weights that do not fit the model, or hold NaN or infinity; the message names the leaf."""
+
+    code = "bad_weights"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ReplayError(BrayxError):
+    """The replay buffer or its stream failed."""
+
+    code = "replay_error"
+
+
+class BadFragment(ReplayError):
+    """A fragment refused at push: wrong structure, shape, dtype, or not finite."""
+
+    code = "bad_fragment"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ConfigError(BrayxError):
+    """A configuration that cannot be used; the message names file, key and the nearest right name."""
+
+    code = "bad_config"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class TrackingError(BrayxError):
+    """MLflow could not be reached, read or written."""
+
+    code = "tracking_error"
+
+
+class StartupError(BrayxError):
+    """A part of the system did not start: a port taken, a folder not writable, a process that died."""
+
+    code = "startup_error"
+
+
+class TransportError(BrayxError):
+    """The client could not carry a request to the service or its reply back."""
+
+    code = "transport_error"
+    http_status = 502
+    grpc_status = "UNAVAILABLE"
+
+
+class ConnectFailed(TransportError):
+    """No connection to the service: nothing was sent."""
+
+    code = "connect_failed"
+
+
+class ConnectionLost(TransportError):
+    """The connection broke with a request on its way: it may or may not have been applied."""
+
+    code = "connection_lost"
+
+
+def _tree(cls: type[BrayxError]) -> list[type[BrayxError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+
+
+BY_CODE: dict[str, type[BrayxError]] = {cls.code: cls for cls in _tree(BrayxError)}
+
+
+def from_wire(data: bytes, *, http_status: int = 500) -> BrayxError:
+    """The typed error that a door's answer stands for.
+
+    Args:
+        data: the error document; anything else (a proxy's own page, say) becomes a `TransportError` that quotes it.
+        http_status: status of the answer, used only when ``data`` is not one of ours.
+    """
+    try:
+        document = json.loads(data)
+        cls = BY_CODE[document["error"]]
+        return cls(str(document["message"]), **document.get("details", {}))
+    except (ValueError, KeyError, TypeError):
+        quoted = data[:200].decode("utf-8", "replace").strip()
+        return TransportError(
+            f"the service answered status {http_status} without a brayx error document: {quoted!r}",
+            http_status=http_status,
+        )

@@ -1,0 +1,202 @@
+"""Every metric once: its name, unit, kind and labels; and the accumulator that turns samples into numbers.
+
+A process records samples (`Recorder.add`), hands over what it has gathered (`Recorder.drain`), and whoever keeps
+the trial's books merges those parts (`Recorder.merge`) and reads the result (`Recorder.summary`). Merging is exact
+for counts, sums, maxima and histograms, so the order in which processes report does not matter. Knows nothing of
+Ray, MLflow or Prometheus.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from brayx.errors import ConfigError
+
+_BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
+"""Histogram bounds, ten a decade from 1e-7 to 1e7: a percentile is right to 13 per cent."""
+
+
+class Kind(StrEnum):
+    """How samples of a metric combine."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    MAX = "max"
+    LAST = "last"
+    PERCENTILE = "percentile"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's one declaration."""
+
+    name: str
+    unit: str
+    kind: Kind
+    help: str
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("ticks", "ticks", Kind.SUM, "ticks answered"),
+        Metric("tick_seconds", "s", Kind.PERCENTILE, "from the request at the replica to its reply"),
+        Metric("sessions_started", "sessions", Kind.SUM, "sessions begun"),
+        Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason"),
+        Metric("sessions_active", "sessions", Kind.LAST, "sessions running now"),
+        Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
+        Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
+        Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
+        Metric("forward_batch_size", "observations", Kind.MEAN, "observations in one engine call"),
+        Metric("forward_seconds", "s", Kind.PERCENTILE, "one engine call"),
+        Metric("forward_wait_seconds", "s", Kind.PERCENTILE, "time a forward waited for its batch"),
+        Metric("fragments_pushed", "fragments", Kind.SUM, "fragments that reached the replay buffer"),
+        Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
+        Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
+        Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
+        Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),
+        Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
+        Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
+        Metric("policy_version", "versions", Kind.LAST, "newest published weights"),
+        Metric("lag_versions", "versions", Kind.MEAN, "policy versions published between acting and learning"),
+        Metric("loss", "1", Kind.MEAN, "total loss"),
+        Metric("policy_loss", "1", Kind.MEAN, "surrogate loss"),
+        Metric("value_loss", "1", Kind.MEAN, "half the squared error of the value"),
+        Metric("entropy", "nats", Kind.MEAN, "entropy of the policy"),
+        Metric("approx_kl", "nats", Kind.MEAN, "k3 estimate of KL(acting || learning)"),
+        Metric("clip_fraction", "1", Kind.MEAN, "share of ratios outside the clip range"),
+        Metric("explained_variance", "1", Kind.MEAN, "1 - Var(target - value) / Var(target)"),
+        Metric("grad_norm", "1", Kind.MEAN, "gradient norm before clipping"),
+        Metric("learning_rate", "1", Kind.LAST, "of the last optimiser step"),
+    )
+}
+
+
+@dataclass
+class _Cell:
+    """Samples of one metric and one label set, in a form that merges."""
+
+    count: float = 0.0
+    total: float = 0.0
+    maximum: float = -math.inf
+    last: float = math.nan
+    buckets: dict[int, float] = field(default_factory=dict)
+
+    def add(self, value: float, weight: float, histogram: bool) -> None:
+        self.count += weight
+        self.total += value * weight
+        self.maximum = max(self.maximum, value)
+        self.last = value
+        if histogram:
+            slot = bisect.bisect_left(_BOUNDS, value)
+            self.buckets[slot] = self.buckets.get(slot, 0.0) + weight
+
+    def merge(self, other: _Cell) -> None:
+        self.count += other.count
+        self.total += other.total
+        self.maximum = max(self.maximum, other.maximum)
+        self.last = other.last
+        for slot, count in other.buckets.items():
+            self.buckets[slot] = self.buckets.get(slot, 0.0) + count
+
+    def quantile(self, q: float) -> float:
+        rank, seen = q * self.count, 0.0
+        for slot in sorted(self.buckets):
+            seen += self.buckets[slot]
+            if seen >= rank:
+                return min(_BOUNDS[min(slot, len(_BOUNDS) - 1)], self.maximum)
+        return self.maximum
+
+
+Part = dict[tuple[str, str], _Cell]
+"""What `Recorder.drain` hands over: cells by metric name and label."""
+
+
+class Sink(Protocol):
+    """Where samples go: a `Recorder`, or a client that hands them on."""
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """Records one sample, as `Recorder.add`."""
+
+
+class Recorder:
+    """Accumulates samples of declared metrics, and of an application's own.
+
+    Args:
+        max_names: bound on distinct (metric, label) pairs; past it a new pair is refused, so that a metric named
+            after a session id cannot fill the memory.
+    """
+
+    def __init__(self, max_names: int = 1024) -> None:
+        self._cells: Part = {}
+        self._own: dict[str, Metric] = {}
+        self._max_names = max_names
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """Records one sample.
+
+        Args:
+            name: a metric of `METRICS`, or an application's own name.
+            value: the sample, in the metric's unit.
+            label: one short word that splits the metric (a reason, an agent's name).
+            kind: for a name that is not in `METRICS`: how its samples combine (default: mean).
+            weight: how many samples this one stands for.
+
+        Raises:
+            ConfigError: too many distinct names.
+        """
+        cell = self._cells.get((name, label))
+        if cell is None:
+            if len(self._cells) >= self._max_names:
+                raise ConfigError(f"metric {name!r}: more than {self._max_names} distinct metric names and labels")
+            cell = self._cells[name, label] = _Cell()
+            if name not in METRICS:
+                self._own[name] = Metric(name, "", kind or Kind.MEAN, "application metric")
+        cell.add(float(value), weight, self.metric(name).kind is Kind.PERCENTILE)
+
+    def metric(self, name: str) -> Metric:
+        """The declaration of ``name``; an application's own defaults to a mean."""
+        return METRICS.get(name) or self._own.get(name) or Metric(name, "", Kind.MEAN, "application metric")
+
+    def drain(self) -> tuple[Part, dict[str, Metric]]:
+        """What was gathered since the last drain, and forgets it."""
+        cells, self._cells = self._cells, {}
+        return cells, dict(self._own)
+
+    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        """Adds what another recorder drained."""
+        cells, own = part
+        self._own.update(own)
+        for key, cell in cells.items():
+            mine = self._cells.get(key)
+            if mine is not None:
+                mine.merge(cell)
+            elif len(self._cells) < self._max_names:
+                self._cells[key] = _copy(cell)
+
+    def summary(self) -> dict[str, float]:
+        """Numbers by name: ``name`` or ``name.label``; a percentile metric gives ``.p50`` and ``.p99``."""
+        numbers: dict[str, float] = {}
+        for (name, label), cell in self._cells.items():
+            key = f"{name}.{label}" if label else name
+            match self.metric(name).kind:
+                case Kind.MEAN:
+                    numbers[key] = cell.total / cell.count
+                case Kind.SUM:
+                    numbers[key] = cell.total
+                case Kind.MAX:
+                    numbers[key] = cell.maximum
+                case Kind.LAST:
+                    numbers[key] = cell.last
+                case Kind.PERCENTILE:
+                    numbers[f"{key}.p50"] = cell.quantile(0.5)
+                    numbers[f"{key}.p99"] = cell.quantile(0.99)
+        return numbers
+
+
+def _copy(cell: _Cell) -> _Cell:
+    return _Cell(cell.count, cell.total, cell.maximum, cell.last, dict(cell.buckets))

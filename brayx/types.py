@@ -1,0 +1,130 @@
+"""Nested arrays, and the two records that travel: `Step` and `Fragment`. NumPy and optree only.
+
+A *nested array* is a NumPy array or any nesting of dicts, lists and tuples of them. `flatten` gives its leaves
+stable path names (``obs/image``), which is how fragments look inside the replay stream. Shapes are written with
+``T`` for time and ``B`` for batch; a leading ``T + 1`` includes the observation to bootstrap from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import optree
+
+NestedArray: TypeAlias = Any
+"""A NumPy array, or dicts, lists and tuples of nested arrays."""
+
+Weights: TypeAlias = dict[str, np.ndarray]
+"""Parameters and buffers of a model by their `state_dict` name."""
+
+
+def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
+    """Leaves of ``tree`` by path: ``flatten({"a": {"b": x}}, "obs") == {"obs/a/b": x}``; a bare array keeps ``prefix``."""
+    paths, leaves, _ = optree.tree_flatten_with_path(tree)
+    return {
+        "/".join([prefix, *map(str, path)] if prefix else map(str, path)): np.asarray(leaf)
+        for path, leaf in zip(paths, leaves, strict=True)
+    }
+
+
+def stack(trees: Sequence[NestedArray]) -> NestedArray:
+    """Stacks equally shaped nested arrays along a new leading axis."""
+    return optree.tree_map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), trees[0], *trees[1:])
+
+
+def concatenate(trees: Sequence[NestedArray], axis: int = 0) -> NestedArray:
+    """Joins nested arrays along an existing axis."""
+    return optree.tree_map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves], axis), trees[0], *trees[1:])
+
+
+def take(tree: NestedArray, index: Any) -> NestedArray:
+    """Indexes every leaf with ``index``; slices are views."""
+    return optree.tree_map(lambda leaf: leaf[index], tree)
+
+
+def nbytes(tree: NestedArray) -> int:
+    """Bytes held by all leaves."""
+    return sum(np.asarray(leaf).nbytes for leaf in optree.tree_leaves(tree))
+
+
+class Forward(NamedTuple):
+    """What a model computed for one observation.
+
+    Attributes:
+        outputs: nested array, the module's outputs without a batch axis.
+        policy_version: version of the weights that computed them.
+    """
+
+    outputs: NestedArray
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an agent did at one tick, and what it knew of it then.
+
+    Attributes:
+        obs: nested array, one observation without batch axis.
+        action: array, as the decoder gave it (``[]`` int64 for a discrete action).
+        log_prob: float, joint log-probability of ``action`` under the policy that acted.
+        policy_version: version of the weights that acted.
+    """
+
+    obs: NestedArray
+    action: np.ndarray
+    log_prob: float
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A piece of one agent's trajectory, whole in itself: ``T`` transitions and the observation after them.
+
+    Attributes:
+        obs: nested array ``[T + 1, ...]``; the last one is what followed the last action. When ``terminated`` it is
+            never bootstrapped from and may repeat the one before.
+        action: ``[T, ...]``.
+        log_prob: ``[T]`` float32, at acting time.
+        reward: ``[T]`` float32; ``reward[t]`` is what came of ``action[t]``.
+        terminated: the environment ended after the last transition: no bootstrap.
+        truncated: the trajectory was cut after the last transition for another reason (a time limit, a lost
+            client): bootstrap from ``obs[T]``, end the trace. Neither: the next fragment goes on from ``obs[T]``.
+        policy_version: ``[T]`` int64.
+        extras: further named arrays ``[T, ...]`` an algorithm asks for.
+    """
+
+    obs: NestedArray
+    action: np.ndarray
+    log_prob: np.ndarray
+    reward: np.ndarray
+    terminated: bool
+    truncated: bool
+    policy_version: np.ndarray
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of transitions, ``T``."""
+        return len(self.reward)
+
+    @staticmethod
+    def from_steps(
+        steps: Sequence[Step],
+        rewards: Sequence[float],
+        last_obs: NestedArray,
+        *,
+        terminated: bool,
+        truncated: bool,
+    ) -> Fragment:
+        """Joins ``T`` steps, the ``T`` rewards that followed them and the observation after the last one."""
+        return Fragment(
+            obs=stack([*(step.obs for step in steps), last_obs]),
+            action=np.stack([np.asarray(step.action) for step in steps]),
+            log_prob=np.asarray([step.log_prob for step in steps], np.float32),
+            reward=np.asarray(rewards, np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            policy_version=np.asarray([step.policy_version for step in steps], np.int64),
+        )
