@@ -1,0 +1,256 @@
+"""What answers a session: the `Actor` interface, and `AgentActor`, which answers with agents.
+
+`AgentActor` turns bodies into states and states into episodes. It knows nothing of how many sessions there are, of
+doors, or of time limits: `brayx.actor.session` owns those, and calls each method here from one task at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from brayx.actor.agent import Agent, Services, State
+from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+
+class Actor:
+    """Answers one session: ``start``, then ``tick`` any number of times, then ``stop``; then `on_end`, always."""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        """Begins the session ``session``."""
+        raise NotImplementedError
+
+    async def tick(self, body: bytes) -> bytes:
+        """Answers one tick."""
+        raise NotImplementedError
+
+    async def stop(self, body: bytes) -> bytes:
+        """Answers the stop."""
+        raise NotImplementedError
+
+    async def on_end(self, reason: str) -> None:
+        """Called once when the session is over, for whatever reason, after the reply to the last request."""
+
+    async def call(self, body: bytes) -> bytes:
+        """Answers a stateless call (a request without ``step_kind``); calls of many clients run side by side."""
+        raise ProtocolError(f"{type(self).__name__} answers sessions only: send the header 'step_kind'")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How bodies become ``state.input`` and ``state.output`` becomes a reply.
+
+    Attributes:
+        kind: ``json``, ``proto`` or None for raw bytes.
+        tick_input, tick_output: message classes for ``proto``.
+    """
+
+    kind: Literal["json", "proto"] | None = "json"
+    tick_input: Callable[[], Message] | None = None
+    tick_output: Callable[[], Message] | None = None
+
+    def decode(self, body: bytes) -> Any:
+        """The value a body holds; an empty JSON body is None.
+
+        Raises:
+            BadBody: it does not parse.
+        """
+        if self.kind == "json":
+            if not body:
+                return None
+            try:
+                return json.loads(body)
+            except ValueError as error:
+                raise BadBody(f"body is not JSON: {error}; it starts with {body[:40]!r}") from None
+        if self.kind == "proto" and self.tick_input is not None:
+            message = self.tick_input()
+            try:
+                message.ParseFromString(body)
+            except DecodeError as error:
+                raise BadBody(f"body is not a {message.DESCRIPTOR.full_name} message: {error}") from None
+            return message
+        return body
+
+    def empty(self) -> Any:
+        """What ``state.output`` starts as."""
+        if self.kind == "json":
+            return {}
+        if self.kind == "proto" and self.tick_output is not None:
+            return self.tick_output()
+        return b""
+
+    def encode(self, output: Any) -> bytes:
+        """The reply for an output.
+
+        Raises:
+            AgentError: the agents left something that cannot be encoded.
+        """
+        if isinstance(output, bytes):
+            return output
+        try:
+            if self.kind == "json":
+                return _dumps(output).encode()
+            if isinstance(output, Message):
+                return output.SerializeToString()
+        except (TypeError, ValueError, EncodeError) as error:
+            raise AgentError(f"state.output cannot be sent as {self.kind}: {error}") from error
+        raise AgentError(f"state.output is {type(output).__name__}, expected bytes with serialize: {self.kind}")
+
+
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True)
+class AgentActorFactory:
+    """Makes an `AgentActor` for each session.
+
+    Attributes:
+        agents: agent classes by component name, in the order in which they are created.
+        config: the whole job as plain dicts, handed to each agent.
+        services: the models, buffers and recorder that the agents reach.
+        codec: format of tick bodies.
+        episode_length: transitions an episode is cut at; None for no cut.
+    """
+
+    agents: Mapping[str, type[Agent]]
+    config: Mapping[str, Any]
+    services: Services
+    codec: Codec = Codec()
+    episode_length: int | None = 128
+
+    def __call__(self) -> AgentActor:
+        return AgentActor(self)
+
+
+class AgentActor(Actor):
+    """Answers each tick by letting every agent act on one shared `State`, and cuts the states into episodes."""
+
+    def __init__(self, factory: AgentActorFactory) -> None:
+        self._factory = factory
+        self._services = factory.services
+        self._codec = factory.codec
+        self._cut = factory.episode_length + 1 if factory.episode_length else None
+        self._agents: Sequence[Agent] = ()
+        self._session = ""
+        self._tick = 0
+        self._episode: list[State] = []
+        self._handed_over: asyncio.Task[None] | None = None
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
+        self._session = session
+        with self._services.use():
+            self._make_agents(state)
+        return b"Game Started"
+
+    async def tick(self, body: bytes) -> bytes:
+        codec = self._codec
+        state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
+        with self._services.use():
+            await self._act(state)
+            reply = codec.encode(state.output)
+            self._tick += 1
+            self._episode.append(state)
+            if len(self._episode) == self._cut:
+                episode, self._episode = self._episode, [state]
+                await self._hand_over(episode, done=False)
+        return reply
+
+    async def stop(self, body: bytes) -> bytes:
+        if body:
+            state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
+            self._episode.append(state)
+        return b"Game Stopped"
+
+    async def on_end(self, reason: str) -> None:
+        with self._services.use():
+            if self._episode:
+                self._episode[-1].end = reason
+                await self._hand_over(self._episode, done=True)
+            if self._handed_over is not None:
+                await self._handed_over
+            for agent in self._agents:
+                try:
+                    await agent.on_session_end(reason)
+                except Exception:
+                    logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+        self._agents, self._episode = (), []
+
+    async def call(self, body: bytes) -> bytes:
+        state = State("", input=self._codec.decode(body), output=self._codec.empty())
+        with self._services.use():
+            if not self._agents:
+                self._make_agents(State("", kind="start"))
+            await self._act(state)
+        return self._codec.encode(state.output)
+
+    def _make_agents(self, state: State) -> None:
+        config = self._factory.config
+        made = []
+        for name, agent_class in self._factory.agents.items():
+            try:
+                made.append(agent_class(name, config, state))
+            except BrayxError:
+                raise
+            except Exception as error:
+                raise _agent_error(name, "the constructor", error) from error
+        self._agents = made
+
+    async def _act(self, state: State) -> None:
+        """Runs all agents; the first one that raises cancels the others."""
+        if len(self._agents) == 1:
+            await _on_tick(self._agents[0], state)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for agent in self._agents:
+                    group.create_task(_on_tick(agent, state))
+        except* BrayxError as errors:
+            raise _first(errors) from None
+
+    async def _hand_over(self, episode: list[State], *, done: bool) -> None:
+        """Gives an episode to the agents beside the next ticks.
+
+        One hand-over runs at a time: the next waits, so that an agent slower than its game slows that game alone
+        instead of piling up episodes.
+        """
+        if self._handed_over is not None:
+            await self._handed_over
+        self._handed_over = asyncio.create_task(self._on_episode(episode, done))
+
+    async def _on_episode(self, episode: list[State], done: bool) -> None:
+        for agent in self._agents:
+            try:
+                await agent.on_episode(episode, done)
+            except Exception:
+                logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
+                self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
+
+
+async def _on_tick(agent: Agent, state: State) -> None:
+    try:
+        await agent.on_tick(state)
+    except BrayxError:
+        raise
+    except Exception as error:
+        raise _agent_error(agent.name, f"on_tick at tick {state.tick}", error) from error
+
+
+def _agent_error(name: str, where: str, error: Exception) -> AgentError:
+    return AgentError(f"agent {name!r} raised in {where}: {type(error).__name__}: {error}", agent=name)
+
+
+def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return _first(error)
+        return error
+    raise AssertionError("an exception group is never empty")

@@ -1,0 +1,85 @@
+"""Options of the ``agent`` and ``actor`` components. Knows nothing of what they configure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
+
+
+class AgentConfig(BaseModel):
+    """One decision maker: a subclass of `brayx.Agent`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    kind: Literal["agent"] = "agent"
+    module: str
+    """Import path of the module, looked up beside the YAML file first."""
+    class_name: str = Field(alias="class")
+    """Name of the agent class in that module."""
+    options: dict[str, object] = {}
+    """What the agent reads as ``config[name]["options"]``."""
+
+
+class MessageConfig(BaseModel):
+    """A protobuf message class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    module: str
+    """Import path of the generated module."""
+    message: str
+    """Name of the message class in it."""
+
+
+class GamecoreConfig(BaseModel):
+    """Game processes that a training job starts, watches and stops itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: str
+    """Command line; ``{url}`` becomes the door's URL and ``{index}`` the process's number."""
+    num: Annotated[int, Field(ge=1, le=4096)] = 1
+    """How many processes."""
+    door: Literal["http", "ws"] = "ws"
+    """Which URL ``{url}`` becomes."""
+
+
+class ActorConfig(BaseModel):
+    """What answers sessions: a Serve deployment whose replicas run the agents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["actor"] = "actor"
+    agents: Annotated[list[str], Field(min_length=1)]
+    """Names of the agent components; they share a `State` each tick."""
+    host: str = "127.0.0.1"
+    """Address the door listens on when a training job starts Serve."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port of the door when a training job starts Serve; 0 takes a free one."""
+    num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Replicas of the deployment."""
+    actors_per_worker: Annotated[int, Field(ge=1)] = 256
+    """Sessions a replica takes; further starts are refused."""
+    cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
+    """CPUs that Ray reserves for a replica."""
+    memory_per_worker: Annotated[int, Field(ge=0)] = 0
+    """Memory in MiB that Ray reserves for a replica."""
+    episode_length: Annotated[int, Field(ge=1)] | None = 128
+    """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
+    serialize: Literal["json", "proto"] | None = "json"
+    """Format of tick bodies; null: raw bytes."""
+    tick_input_proto: MessageConfig | None = None
+    """Message class of a tick's body, with ``serialize: proto``."""
+    tick_output_proto: MessageConfig | None = None
+    """Message class of a tick's reply, with ``serialize: proto``."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A session without a request for this long is ended, with reason ``idle``."""
+    tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Deadline of one tick inside the actor."""
+    max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
+    """Limit on a request's body."""
+    gamecores: list[GamecoreConfig] = []
+    """Game processes a training job starts."""

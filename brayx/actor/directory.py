@@ -1,0 +1,149 @@
+"""The session directory: which replica owns a session, and whether that replica still lives.
+
+`Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor, asked at a session's
+start and end and when a tick comes to a replica that does not own it, never on an ordinary tick. Owners renew a lease;
+an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
+free. The directory keeps nothing on disk: after its own restart the owners' next renewal brings their sessions back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from brayx.errors import SessionExists, SessionLost
+
+LEASE_S = 6.0
+RENEW_S = 1.5
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a session lives."""
+
+    owner: str
+    address: str
+
+
+class Directory:
+    """Sessions by owner.
+
+    Args:
+        lease_s: an owner not heard of for this long is dead.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._owner_of: dict[str, str] = {}
+        self._sessions: dict[str, set[str]] = {}
+        self._address: dict[str, str] = {}
+        self._seen: dict[str, float] = {}
+
+    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> bool:
+        """Keeps an owner alive.
+
+        Args:
+            owner: its id, new with every start of a replica.
+            address: URL under which peers reach it.
+            sessions: all its sessions; given after the answer was False.
+
+        Returns:
+            False: this directory does not know the owner (it restarted), which should send its sessions.
+        """
+        known = owner in self._seen
+        if not known and sessions is None:
+            return False
+        self._seen[owner] = self._clock()
+        self._address[owner] = address
+        held = self._sessions.setdefault(owner, set())
+        for session in sessions or ():
+            self._owner_of[session] = owner
+            held.add(session)
+        return True
+
+    def claim(self, session: str, owner: str) -> None:
+        """Makes a session an owner's.
+
+        Raises:
+            SessionExists: a living owner has it.
+        """
+        holder = self._owner_of.get(session)
+        if holder is not None and holder != owner and self._alive(holder):
+            raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
+        if holder is not None and holder != owner:
+            self._forget(session)
+        self._owner_of[session] = owner
+        self._sessions.setdefault(owner, set()).add(session)
+
+    def release(self, session: str, owner: str) -> None:
+        """Frees a session's id, if it is still this owner's."""
+        if self._owner_of.get(session) == owner:
+            self._forget(session)
+
+    def locate(self, session: str) -> Location | None:
+        """The living owner of a session; None: there is no such session.
+
+        Raises:
+            SessionLost: its owner died. Told once: the id is free afterwards.
+        """
+        owner = self._owner_of.get(session)
+        if owner is None:
+            return None
+        if self._alive(owner):
+            return Location(owner, self._address[owner])
+        self._forget(session)
+        raise SessionLost(
+            f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
+        )
+
+    def bury(self, owner: str) -> None:
+        """A peer could not reach this owner: its lease ends now."""
+        self._seen.pop(owner, None)
+
+    def owners(self) -> dict[str, int]:
+        """Number of sessions by living owner."""
+        return {owner: len(held) for owner, held in self._sessions.items() if self._alive(owner)}
+
+    def _alive(self, owner: str) -> bool:
+        seen = self._seen.get(owner)
+        return seen is not None and self._clock() - seen <= self._lease_s
+
+    def _forget(self, session: str) -> None:
+        owner = self._owner_of.pop(session)
+        held = self._sessions.get(owner)
+        if held is not None:
+            held.discard(session)
+            if not held and not self._alive(owner):
+                self._sessions.pop(owner, None)
+                self._address.pop(owner, None)
+                self._seen.pop(owner, None)
+
+
+NAMESPACE = "brayx"
+"""Ray namespace of brayx's named actors: a Serve replica, a driver and a notebook must mean the same one."""
+
+
+def create_directory(name: str) -> Any:
+    """The directory's Ray actor of that name, started if there is none.
+
+    It is detached, so that it outlives the replica that happened to start it; who owns the application ends it with
+    `stop_directory`.
+    """
+    import ray
+
+    options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_task_retries": 1}
+    return ray.remote(Directory).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options).remote()
+
+
+def stop_directory(name: str) -> None:
+    """Ends the directory's actor, if there is one."""
+    import ray
+
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:
+        return

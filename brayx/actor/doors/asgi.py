@@ -1,0 +1,98 @@
+"""The ASGI application of an actor replica: routes to the HTTP and WebSocket doors, and a status page.
+
+Plain ASGI instead of a framework: a tick passes here thousands of times a second, and three routes need no router.
+Knows nothing of Serve; any ASGI server can run it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from brayx.actor.doors.http import step, write
+from brayx.actor.doors.websocket import session
+from brayx.errors import ProtocolError
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, SESSION_PATH, STEP_PATH, StepRequest
+
+FORWARDED_PREFIX = "/-/peer"
+"""Where a replica sends what it passes on to a session's owner, so that it is passed on once."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_FORWARDED_STEP = FORWARDED_PREFIX + STEP_PATH
+
+
+class Service:
+    """What a door needs of the replica behind it."""
+
+    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
+        """Answers a request, or raises a typed error."""
+        raise NotImplementedError
+
+    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
+        """Calls ``on_end(reason)`` when the session ends here."""
+        raise NotImplementedError
+
+    async def disconnect(self, session: str) -> None:
+        """The connection that was ``session`` broke: ends it with reason ``disconnect``."""
+        raise NotImplementedError
+
+    def status(self) -> dict[str, Any]:
+        """JSON facts about the replica."""
+        raise NotImplementedError
+
+
+class DoorApp:
+    """ASGI application over a `Service`.
+
+    Args:
+        service: what answers.
+        max_body_bytes: limit on a request's body or a WebSocket message.
+    """
+
+    def __init__(self, service: Service, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            await _lifespan(receive, send)
+            return
+        path = _path(scope)
+        if kind == "http":
+            if path == STEP_PATH:
+                await step(self._service, self._max_body_bytes, scope, receive, send)
+            elif path == _FORWARDED_STEP:
+                await step(self._service, self._max_body_bytes, scope, receive, send, forwarded=True)
+            elif path in ("", "/"):
+                await write(send, 200, json.dumps(self._service.status()).encode(), content_type=b"application/json")
+            else:
+                error = ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
+                await write(send, 404, error.to_wire(), content_type=b"application/json")
+        elif kind == "websocket":
+            if path == SESSION_PATH:
+                await session(self._service, self._max_body_bytes, scope, receive, send)
+            else:
+                await receive()
+                await send({"type": "websocket.close", "code": 4404, "reason": f"WebSocket is at {SESSION_PATH}"})
+
+
+def _path(scope: Scope) -> str:
+    """The path below the prefix that the application is mounted at."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+            return

@@ -1,0 +1,68 @@
+"""The HTTP door: Bray's ``POST /step``, one request a step. Plain ASGI; knows nothing of sessions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from brayx.errors import BodyTooLarge, BrayxError, Overloaded, ProtocolError
+from brayx.gamecore.protocol import STEP_PATH, parse_request
+
+if TYPE_CHECKING:
+    from brayx.actor.doors.asgi import Receive, Scope, Send, Service
+
+class _ClientGone(Exception):
+    """The client closed the connection before its request was whole."""
+
+
+async def step(
+    service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send, *, forwarded: bool = False
+) -> None:
+    """Answers one ``POST /step``; ``forwarded``: it comes from a peer that took this replica for the owner."""
+    try:
+        if scope["method"] != "POST":
+            await write(send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}").to_wire())
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
+        request = parse_request(headers, body)
+        reply = await service.step(request, forwarded=forwarded)
+    except _ClientGone:
+        return
+    except BrayxError as error:
+        await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
+        return
+    await write(send, 200, reply, content_type=b"application/octet-stream")
+
+
+async def _read(receive: Receive, content_length: str, limit: int) -> bytes:
+    if content_length.isdigit() and int(content_length) > limit:
+        raise BodyTooLarge(f"body has {content_length} bytes, at most {limit} are allowed", limit=limit)
+    message = await receive()
+    if message["type"] != "http.request":
+        raise _ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > limit:
+            raise BodyTooLarge(f"body has {len(body)} bytes, at most {limit} are allowed", limit=limit)
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise BodyTooLarge(f"body has more than the {limit} bytes that are allowed", limit=limit)
+    return b"".join(parts)
+
+
+async def write(
+    send: Send, status: int, body: bytes, *, content_type: bytes = b"application/json", retry_after: bool = False
+) -> None:
+    """Sends a whole response."""
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    if retry_after:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

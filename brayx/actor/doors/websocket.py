@@ -1,0 +1,167 @@
+"""The WebSocket door: one connection is one session. Plain ASGI; knows nothing of sessions beyond the `Service`.
+
+Bare mode (no subprotocol): opening is the start, each message a tick, its reply a message of the same type, closing
+with 1000 or 1001 the stop. An error is a text message with the error document; if it ended the session, the close
+follows with 4000 + its HTTP status.
+
+Envelope mode (subprotocol ``brayx.v1``): each message is a kind byte and a body, so that start and stop have bodies
+and replies of their own (`brayx.gamecore.protocol.Frame`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError, SessionError
+from brayx.gamecore.protocol import (
+    KIND_OF_FRAME,
+    WS_SUBPROTOCOL,
+    Frame,
+    StepKind,
+    StepRequest,
+    check_session,
+    close_code,
+    decode_frame,
+    encode_frame,
+)
+
+if TYPE_CHECKING:
+    from brayx.actor.doors.asgi import Receive, Scope, Send, Service
+
+_CLOSE_NORMAL = 1000
+_CLOSE_GOING_AWAY = 1001
+_MAX_REASON_BYTES = 123
+
+
+async def session(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serves one WebSocket connection from its opening to its end."""
+    await receive()
+    connection = _Connection(service, max_body_bytes, scope, send)
+    await connection.open()
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                await connection.closed_by_client(message.get("code", 1005))
+                return
+            data = message.get("bytes")
+            if data is None:
+                await connection.message(message["text"].encode(), text=True)
+            else:
+                await connection.message(data, text=False)
+    except _Closed:
+        return
+    finally:
+        await connection.abandon()
+
+
+class _Closed(Exception):
+    """The door has closed the connection; nothing more is read from it."""
+
+
+class _Connection:
+    def __init__(self, service: Service, max_body_bytes: int, scope: Scope, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        query = {name: values[0] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._send = send
+        self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
+        self._fields = {name: headers.get(name) or query.get(name, "") for name in ("session", "key", "time", "token")}
+        self._running = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
+        await self._send(
+            {
+                "type": "websocket.accept",
+                "subprotocol": WS_SUBPROTOCOL if self._enveloped else None,
+                "headers": [(b"session", session.encode("latin-1", "replace"))],
+            }
+        )
+        if not self._enveloped:
+            await self._step(StepKind.START, b"", text=True, quiet=True)
+
+    async def message(self, data: bytes, *, text: bool) -> None:
+        if len(data) > self._max_body_bytes + 1:
+            error = BodyTooLarge(
+                f"message has {len(data)} bytes, at most {self._max_body_bytes} are allowed", limit=self._max_body_bytes
+            )
+            await self._fail(error, text=text, over=False)
+            return
+        if not self._enveloped:
+            await self._step(StepKind.TICK, data, text=text)
+            return
+        try:
+            frame, body = decode_frame(data)
+            kind = KIND_OF_FRAME.get(frame.value)
+            if kind is None:
+                raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T or P")
+        except ProtocolError as error:
+            await self._fail(error, text=text, over=False)
+            return
+        await self._step(kind, body, text=text)
+
+    async def _step(self, kind: StepKind, body: bytes, *, text: bool, quiet: bool = False) -> None:
+        fields = self._fields
+        try:
+            if kind is StepKind.START:
+                check_session(fields["session"])
+                if self._running:
+                    raise SessionError("this connection's session is running: one connection is one session")
+            request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"])
+            reply = await self._service.step(request)
+        except BrayxError as error:
+            survives = isinstance(error, BadBody | ProtocolError) or (self._running and kind is StepKind.START)
+            await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
+            return
+        if kind is StepKind.START:
+            self._running = True
+            self._service.watch(fields["session"], self._ended_elsewhere)
+        elif kind is StepKind.STOP:
+            self._running = False
+        if not quiet:
+            await self._write(Frame.REPLY, reply, text=text)
+
+    async def _write(self, frame: Frame, body: bytes, *, text: bool) -> None:
+        data = encode_frame(frame, body) if self._enveloped else body
+        if text:
+            await self._send({"type": "websocket.send", "text": data.decode("utf-8", "replace")})
+        else:
+            await self._send({"type": "websocket.send", "bytes": data})
+
+    async def _fail(self, error: BrayxError, *, text: bool, over: bool) -> None:
+        """Sends the error's document; ``over`` also closes the connection, which has no session any more."""
+        await self._write(Frame.ERROR, error.to_wire(), text=text or not self._enveloped)
+        if over:
+            self._running = False
+            await self._close(close_code(error.http_status), error.to_wire())
+            raise _Closed
+
+    def _ended_elsewhere(self, reason: str) -> None:
+        """The session ended without this connection asking: idle, drained, or stopped through another door."""
+        if self._running and reason != "error":
+            self._running = False
+            self._closing = asyncio.create_task(self._close(close_code(410), f"session ended: {reason}".encode()))
+
+    async def _close(self, code: int, reason: bytes) -> None:
+        text = reason[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
+        await self._send({"type": "websocket.close", "code": code, "reason": text})
+
+    async def closed_by_client(self, code: int) -> None:
+        """A bare connection that closes in an orderly way stops its session; any other end is a disconnect."""
+        if self._running and not self._enveloped and code in (_CLOSE_NORMAL, _CLOSE_GOING_AWAY):
+            self._running = False
+            await self._service.step(StepRequest(StepKind.STOP, self._fields["session"], b""))
+
+    async def abandon(self) -> None:
+        """Leaves nothing behind: a session still running had lost its client."""
+        if self._running:
+            self._running = False
+            await self._service.disconnect(self._fields["session"])
+        if self._closing is not None:
+            await asyncio.wait([self._closing], timeout=1.0)

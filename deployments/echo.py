@@ -1,0 +1,60 @@
+"""An actor that answers each body with itself: for conformance and load tests.
+
+    serve run deployments.echo:app
+    serve run deployments.echo:app num_workers=2
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+
+from brayx.actor.actor import Actor
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import ActorRuntime, actor_deployment
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
+
+
+class EchoActor(Actor):
+    """Every reply is its request's body."""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        return body
+
+    async def tick(self, body: bytes) -> bytes:
+        return body
+
+    async def stop(self, body: bytes) -> bytes:
+        return body
+
+    async def call(self, body: bytes) -> bytes:
+        return body
+
+
+class EchoArgs(BaseModel):
+    """Arguments of `app`, as ``serve run`` or a Serve config's ``args`` give them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_workers: int = 1
+    max_sessions: int = 4096
+    idle_timeout_s: float = 60.0
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+
+
+async def build_runtime(handles: object) -> ActorRuntime:
+    """An echo replica needs nothing but the actor."""
+    return ActorRuntime(make_actor=EchoActor)
+
+
+def app(args: EchoArgs) -> serve.Application:
+    """The echo application."""
+    config = ActorConfig(
+        agents=["echo"],
+        num_workers=args.num_workers,
+        actors_per_worker=args.max_sessions,
+        idle_timeout_s=args.idle_timeout_s,
+        max_body_bytes=args.max_body_bytes,
+        serialize=None,
+    )
+    return actor_deployment(build_runtime, config, name="echo", directory="echo/sessions")

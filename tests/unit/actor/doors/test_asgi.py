@@ -1,0 +1,155 @@
+"""The doors over a real server and a real session table, without Serve: the compliance suite, and what it cannot see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from brayx.actor.actor import Actor
+from brayx.actor.doors.asgi import DoorApp, Service
+from brayx.actor.session import SessionTable
+from brayx.errors import ServiceFull
+from brayx.gamecore.client import Client
+from brayx.gamecore.compliance import DoorCompliance
+from brayx.gamecore.protocol import StepRequest
+from tests.unit.gamecore.echo_server import serving
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+
+
+class Echo(Actor):
+    """Answers a body with itself, and tells the test how its session ended."""
+
+    def __init__(self, ends: list[tuple[str, str]]) -> None:
+        self.ends = ends
+        self.session = ""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        self.session = session
+        return body
+
+    async def tick(self, body: bytes) -> bytes:
+        if body == b"slow":
+            await asyncio.sleep(30)
+        return body
+
+    async def stop(self, body: bytes) -> bytes:
+        return body
+
+    async def call(self, body: bytes) -> bytes:
+        return body
+
+    async def on_end(self, reason: str) -> None:
+        self.ends.append((self.session, reason))
+
+
+class TableService(Service):
+    """A replica without Ray: the doors' service straight over a table."""
+
+    def __init__(self, **options: Any) -> None:
+        self.ends: list[tuple[str, str]] = []
+        self.table = SessionTable(lambda: Echo(self.ends), **options)
+
+    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
+        return await self.table.step(request)
+
+    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
+        entry = self.table.get(session)
+        assert entry is not None
+        entry.on_end.append(on_end)
+
+    async def disconnect(self, session: str) -> None:
+        entry = self.table.get(session)
+        if entry is not None:
+            self.table.end(entry, "disconnect")
+
+    def status(self) -> dict[str, Any]:
+        return {"sessions": len(self.table)}
+
+
+class TestDoors(DoorCompliance):
+    doors = ("http", "ws")
+    max_body_bytes = MAX_BODY_BYTES
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls) -> Iterator[None]:
+        with serving(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES)) as address:
+            cls.url = f"http://{address}"
+            yield
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest) -> Iterator[tuple[TableService, str]]:
+    service = TableService(**getattr(request, "param", {}))
+    with serving(DoorApp(service)) as address:
+        yield service, address
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true within 5 s"
+        time.sleep(0.01)
+
+
+def test_a_websocket_that_breaks_ends_its_session_as_disconnect(service: tuple[TableService, str]) -> None:
+    table, address = service
+    with connect(f"ws://{address}/session?session=gone") as connection:
+        connection.send("x")
+        assert connection.recv() == "x"
+        connection.socket.close()
+    until(lambda: table.ends == [("gone", "disconnect")])
+
+
+def test_a_websocket_closed_in_order_stops_its_session(service: tuple[TableService, str]) -> None:
+    table, address = service
+    with connect(f"ws://{address}/session?session=s") as connection:
+        connection.send(b"x")
+        assert connection.recv() == b"x"
+    until(lambda: table.ends == [("s", "stop")])
+
+
+@pytest.mark.parametrize("service", [{"idle_timeout_s": 0.2}], indirect=True)
+def test_an_idle_websocket_is_told_and_closed(service: tuple[TableService, str]) -> None:
+    table, address = service
+    with connect(f"ws://{address}/session?session=s") as connection, pytest.raises(ConnectionClosed) as closed:
+        connection.recv(timeout=5)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4410, "session ended: idle")
+    assert table.ends == [("s", "idle")]
+
+
+@pytest.mark.parametrize("service", [{"max_sessions": 1}], indirect=True)
+def test_a_full_service_says_when_to_come_back(service: tuple[TableService, str]) -> None:
+    _, address = service
+    with Client(f"http://{address}") as first:
+        first.start()
+        with pytest.raises(ServiceFull):
+            Client(f"http://{address}").start()
+        with pytest.raises(ServiceFull):
+            Client(f"ws://{address}").start()
+        request = urllib.request.Request(
+            f"http://{address}/step", b"", {"session": "other", "step_kind": "start"}, method="POST"
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=5)
+        assert refused.value.code == 503
+        assert refused.value.headers["retry-after"] == "1"
+        assert json.loads(refused.value.read())["error"] == "service_full"
+
+
+def test_the_status_page(service: tuple[TableService, str]) -> None:
+    _, address = service
+    with Client(f"http://{address}") as client:
+        client.start()
+        assert json.loads(urllib.request.urlopen(f"http://{address}/", timeout=5).read()) == {"sessions": 1}

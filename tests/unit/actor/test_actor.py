@@ -1,0 +1,220 @@
+"""Agents behind an actor: states, episodes, bodies, errors."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.struct_pb2 import Struct
+
+from brayx.actor.actor import AgentActor, AgentActorFactory, Codec
+from brayx.actor.agent import Agent, Services, State
+from brayx.errors import AgentError, BadBody, DeadlineExceeded
+
+
+class Recorder(Agent):
+    """Echoes its input and keeps everything it is told in a log shared by a test."""
+
+    log: list[Any]
+
+    async def on_tick(self, state: State) -> None:
+        state.output = {"echo": state.input, "tick": state.tick}
+
+    async def on_episode(self, episode: list[State], done: bool) -> None:
+        self.log.append(([s.tick for s in episode], [s.kind for s in episode], done, episode[-1].end))
+
+    async def on_session_end(self, reason: str) -> None:
+        self.log.append(reason)
+
+
+def make(
+    *agents: type[Agent], codec: Codec = Codec(), episode_length: int | None = None
+) -> tuple[AgentActor, list[Any]]:
+    log: list[Any] = []
+    classes = {f"agent{i}": type(cls.__name__, (cls,), {"log": log}) for i, cls in enumerate(agents)}
+    factory = AgentActorFactory(classes, {"mode": "train"}, Services(), codec, episode_length)
+    return factory(), log
+
+
+async def play(
+    actor: AgentActor, ticks: int, *, stop: bytes | None = b'{"terminated": true}', reason: str = "stop"
+) -> None:
+    await actor.start("g-agent-a", b"")
+    for tick in range(ticks):
+        reply = json.loads(await actor.tick(b"%d" % tick))
+        assert reply == {"echo": tick, "tick": tick}
+    if stop is not None:
+        await actor.stop(stop)
+    await actor.on_end(reason)
+
+
+async def test_an_uncut_game_is_one_episode_with_the_stop_as_its_last_state() -> None:
+    actor, log = make(Recorder)
+    await play(actor, 3)
+    assert log == [([0, 1, 2, 3], ["tick", "tick", "tick", "stop"], True, "stop"), "stop"]
+
+
+async def test_episodes_are_cut_and_share_their_border_state() -> None:
+    actor, log = make(Recorder, episode_length=2)
+    await play(actor, 5)
+    assert [entry[0] for entry in log[:-1]] == [[0, 1, 2], [2, 3, 4], [4, 5]]
+    assert [entry[2] for entry in log[:-1]] == [False, False, True]
+    transitions = sum(len(entry[0]) - 1 for entry in log[:-1])
+    assert transitions == 5
+
+
+async def test_a_lost_client_leaves_its_partial_episode_with_the_reason() -> None:
+    actor, log = make(Recorder)
+    await play(actor, 2, stop=None, reason="disconnect")
+    assert log == [([0, 1], ["tick", "tick"], True, "disconnect"), "disconnect"]
+
+
+async def test_agents_share_the_state_of_a_tick() -> None:
+    class Planner(Agent):
+        async def on_tick(self, state: State) -> None:
+            await asyncio.sleep(0)
+            state.plan = state.input * 2
+
+    class Doer(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output = {"plan": await state.wait("plan")}
+
+    actor, _ = make(Doer, Planner)
+    await actor.start("s", b"")
+    assert json.loads(await actor.tick(b"21")) == {"plan": 42}
+
+
+async def test_one_agents_error_cancels_the_others_and_names_it() -> None:
+    cancelled = asyncio.Event()
+
+    class Waits(Agent):
+        async def on_tick(self, state: State) -> None:
+            try:
+                await state.wait("never")
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+    class Raises(Agent):
+        async def on_tick(self, state: State) -> None:
+            raise ZeroDivisionError("in here")
+
+    actor, _ = make(Waits, Raises)
+    await actor.start("s", b"")
+    with pytest.raises(AgentError, match="'agent1' raised in on_tick at tick 0: ZeroDivisionError: in here"):
+        await actor.tick(b"1")
+    assert cancelled.is_set()
+
+
+async def test_a_typed_error_of_an_agent_keeps_its_type() -> None:
+    class Waits(Agent):
+        async def on_tick(self, state: State) -> None:
+            await state.wait("never", timeout_s=0.01)
+
+    for agents in ([Waits], [Waits, Recorder]):
+        actor, _ = make(*agents)
+        await actor.start("s", b"")
+        with pytest.raises(DeadlineExceeded, match="'never'"):
+            await actor.tick(b"1")
+
+
+async def test_a_body_that_is_not_json_reaches_no_agent() -> None:
+    actor, log = make(Recorder, episode_length=None)
+    await actor.start("s", b"")
+    with pytest.raises(BadBody, match=r"not JSON.*b'\{oops'"):
+        await actor.tick(b"{oops")
+    assert json.loads(await actor.tick(b"0"))["tick"] == 0
+
+
+async def test_an_agent_that_cannot_be_built_is_named() -> None:
+    class Broken(Agent):
+        def __init__(self, name: str, config: Any, state: State) -> None:
+            raise KeyError("weights")
+
+    actor, _ = make(Broken)
+    with pytest.raises(AgentError, match="'agent0' raised in the constructor: KeyError"):
+        await actor.start("s", b"")
+
+
+async def test_an_output_that_does_not_encode_is_the_agents_error() -> None:
+    class Bad(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output = {"action": {1, 2}}
+
+    actor, _ = make(Bad)
+    await actor.start("s", b"")
+    with pytest.raises(AgentError, match="cannot be sent as json"):
+        await actor.tick(b"1")
+
+
+async def test_on_episode_runs_beside_ticks_one_at_a_time() -> None:
+    gate = asyncio.Event()
+    running, most = 0, 0
+
+    class Slow(Agent):
+        async def on_tick(self, state: State) -> None:
+            pass
+
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await gate.wait()
+            running -= 1
+
+    actor, _ = make(Slow, episode_length=1)
+    await actor.start("s", b"")
+    await actor.tick(b"1")
+    async with asyncio.timeout(1):
+        await actor.tick(b"2")  # cuts an episode and does not wait for it
+    behind = asyncio.ensure_future(actor.tick(b"3"))  # a second cut while the first is being handled
+    await asyncio.sleep(0.01)
+    assert not behind.done()
+    gate.set()
+    await behind
+    await actor.on_end("stop")
+    assert most == 1
+
+
+async def test_an_episode_handler_that_raises_is_counted_and_the_session_goes_on() -> None:
+    class Raises(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            raise RuntimeError("reward")
+
+    actor, log = make(Raises, episode_length=1)
+    await play(actor, 3)
+    assert log == ["stop"]
+    assert actor._services.recorder.summary()["fragments_dropped.agent_error"] == 3
+
+
+async def test_protobuf_bodies() -> None:
+    class Proto(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output["twice"] = state.input["x"] * 2
+
+    actor, _ = make(Proto, codec=Codec("proto", Struct, Struct))
+    await actor.start("s", b"")
+    question = Struct()
+    question["x"] = 4
+    answer = Struct()
+    answer.ParseFromString(await actor.tick(question.SerializeToString()))
+    assert answer["twice"] == 8
+    with pytest.raises(BadBody, match=r"google.protobuf.Struct"):
+        await actor.tick(b"\xff\xff")
+
+
+async def test_raw_bodies() -> None:
+    class Raw(Agent):
+        async def on_tick(self, state: State) -> None:
+            state.output = state.input[::-1]
+
+    actor, _ = make(Raw, codec=Codec(None))
+    await actor.start("s", b"")
+    assert await actor.tick(b"\x00abc") == b"cba\x00"
+
+
+async def test_stateless_calls_share_the_agents_and_make_no_episode() -> None:
+    actor, log = make(Recorder, episode_length=1)
+    replies = await asyncio.gather(*(actor.call(b"%d" % i) for i in range(5)))
+    assert [json.loads(r)["echo"] for r in replies] == list(range(5))
+    assert log == []

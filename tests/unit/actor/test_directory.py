@@ -1,0 +1,76 @@
+"""The session directory's logic, with a clock of the test's own."""
+
+import pytest
+
+from brayx.actor.directory import Directory
+from brayx.errors import SessionExists, SessionLost
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(clock: Clock) -> Directory:
+    directory = Directory(lease_s=5.0, clock=clock)
+    directory.renew("a", "http://a", [])
+    directory.renew("b", "http://b", [])
+    return directory
+
+
+def test_a_session_has_one_owner(directory: Directory) -> None:
+    directory.claim("s", "a")
+    with pytest.raises(SessionExists, match="'s'"):
+        directory.claim("s", "b")
+    location = directory.locate("s")
+    assert location is not None
+    assert (location.owner, location.address) == ("a", "http://a")
+    directory.release("s", "b")
+    assert directory.locate("s") is not None
+    directory.release("s", "a")
+    assert directory.locate("s") is None
+    directory.claim("s", "b")
+
+
+def test_a_dead_owner_is_told_once_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
+    directory.claim("s", "a")
+    clock.now = 4.0
+    directory.renew("b", "http://b")
+    clock.now = 6.0
+    with pytest.raises(SessionLost, match="died"):
+        directory.locate("s")
+    assert directory.locate("s") is None
+    directory.claim("s", "b")
+    assert directory.owners() == {"b": 1}
+
+
+def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -> None:
+    directory.claim("s", "a")
+    directory.bury("a")
+    directory.claim("s", "b")
+    location = directory.locate("s")
+    assert location is not None
+    assert location.owner == "b"
+
+
+def test_a_buried_owner_that_lives_comes_back_with_its_sessions(directory: Directory) -> None:
+    directory.claim("s", "a")
+    directory.bury("a")
+    assert not directory.renew("a", "http://a")
+    assert directory.renew("a", "http://a", ["s"])
+    assert directory.locate("s") is not None
+
+
+def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
+    directory = Directory()
+    assert not directory.renew("a", "http://a")
+    assert directory.renew("a", "http://a", ["s", "t"])
+    assert directory.owners() == {"a": 2}
