@@ -1,0 +1,68 @@
+# make        says what there is
+# PYTHON=...  which interpreter makes the environment; ARGS=... further arguments of the command that is run
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c '$(SUPPORTED)' 2>/dev/null && echo "$$python" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TESTS := $(wildcard tests/unit tests/integration tests/end_to_end tests/notebooks)
+export RAY_USAGE_STATS_ENABLED := 0
+export MLFLOW_DISABLE_TELEMETRY := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo lint test test-learning test-chaos bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
+
+# pip settles differences, so an interrupted or outdated environment is mended, not made again.
+$(STAMP): requirements.lock pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## train a CartPole champion through the door, then evaluate it
+	$(BIN)/brayx demo $(ARGS)
+
+lint: setup ## formatting, lint, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## lint, then every test but the two below; stops at the first failure
+	$(BIN)/pytest --exitfirst $(TESTS) $(ARGS)
+
+test-learning: setup ## trains with three seeds to the target: minutes
+	$(BIN)/pytest -m learning tests $(ARGS)
+
+test-chaos: setup ## kills processes while they train and serve
+	$(BIN)/pytest -m chaos tests $(ARGS)
+
+bench: setup ## the tables of docs/benchmarks.md
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
+	$(BIN)/python benchmarks/ticks.py $(ARGS)
+	$(BIN)/python benchmarks/train.py $(ARGS)
+
+lock: ## write requirements.lock anew from pyproject.toml
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PYTHON) -m venv "$$folder"; \
+	"$$folder/bin/python" -m pip install --quiet --editable '.[dev]'; \
+	{ sed -n '/^#/p' requirements.lock; \
+	  "$$folder/bin/python" -m pip freeze --all --exclude-editable | sed 's/+.*//' | grep -viE '^(pip|wheel)==' | sort -f; \
+	} > requirements.lock.new; \
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove the environment and what tools left; never trials
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

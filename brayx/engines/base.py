@@ -1,0 +1,216 @@
+"""What an engine is: an executor of one model graph for any number of weight sets; and the model's signature.
+
+An engine is built once from a torch module and example inputs. `Engine.bind` makes a set of weights ready to run
+and any number of them may be alive; `Engine.run` executes one batch with one of them. Arrays at this level are
+leaves in a fixed order, batch-major ``[B, ...]``; `ModelSpec` turns nested arguments of *one* observation (no batch
+axis) into leaves and back. Knows nothing of batching, versions, threads' owners or Ray; NumPy and optree only.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+
+from brayx.errors import BadWeights, ShapeMismatch
+from brayx.types import NestedArray, Weights
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """Path, shape (without batch axis) and dtype of one array."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.path}: {list(self.shape)} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The signature of a model: leaves and nesting of its arguments and of what it returns. Pickles.
+
+    Attributes:
+        inputs: leaves of the positional arguments, in the order engines take them.
+        outputs: leaves of the result.
+        input_tree: optree structure of the tuple of arguments.
+        output_tree: optree structure of the result.
+    """
+
+    inputs: tuple[LeafSpec, ...]
+    outputs: tuple[LeafSpec, ...]
+    input_tree: optree.PyTreeSpec
+    output_tree: optree.PyTreeSpec
+
+    def check(self, args: tuple[NestedArray, ...]) -> None:
+        """Raises `ShapeMismatch`, which shows expected and got for each leaf, unless ``args`` fit."""
+        self.flatten_inputs(args)
+
+    def flatten_inputs(self, args: tuple[NestedArray, ...]) -> list[np.ndarray]:
+        """Leaves of one observation's arguments, C-contiguous and of the expected dtypes.
+
+        Lists and scalars where an array belongs, and values of a dtype that loses no meaning (integers to floats,
+        float64 to float32, integers that fit a smaller integer type) are converted.
+
+        Args:
+            args: positional arguments of the model, without batch axis.
+
+        Raises:
+            ShapeMismatch: the nesting, a shape or a dtype does not fit.
+        """
+        nested: NestedArray = args
+        try:
+            leaves: list[Any] = self.input_tree.flatten_up_to(nested)
+        except (ValueError, TypeError):
+            raise self._mismatch(args) from None
+        for index, spec in enumerate(self.inputs):
+            leaf = leaves[index]
+            fits = type(leaf) is np.ndarray and leaf.dtype == spec.dtype and leaf.shape == spec.shape
+            if not (fits and leaf.flags.c_contiguous):
+                converted = _convert(leaf, spec)
+                if converted is None:
+                    raise self._mismatch(args)
+                leaves[index] = converted
+        return leaves
+
+    def unflatten_outputs(self, leaves: Sequence[np.ndarray]) -> NestedArray:
+        """The model's result from its leaves, whatever their leading axes."""
+        return self.output_tree.unflatten(leaves)
+
+    def _mismatch(self, args: NestedArray) -> ShapeMismatch:
+        expected = [str(leaf) for leaf in self.inputs]
+        try:
+            # Lists stay leaves where the structure allows it, so that the message shows arrays and not numbers.
+            leaves: list[Any] = self.input_tree.flatten_up_to(args)
+            got = [_describe(spec.path, leaf) for spec, leaf in zip(self.inputs, leaves, strict=True)]
+        except (ValueError, TypeError):
+            paths, leaves, _ = optree.tree_flatten_with_path(args)
+            got = [_describe("/".join(map(str, path)), leaf) for path, leaf in zip(paths, leaves, strict=True)]
+            got = [f"arguments {line}" for line in got[:16]] + (["..."] if len(got) > 16 else [])
+        return ShapeMismatch(
+            f"model input does not fit: expected [{'; '.join(expected)}], got [{'; '.join(got)}]",
+            expected=expected,
+            got=got,
+        )
+
+
+def _describe(path: str, leaf: Any) -> str:
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        return f"{path}: ragged {type(leaf).__name__}"
+    if array.dtype.kind == "O":
+        return f"{path}: {type(leaf).__name__}"
+    return f"{path}: {list(array.shape)} {array.dtype}"
+
+
+def _convert(leaf: Any, spec: LeafSpec) -> np.ndarray | None:
+    """``leaf`` as ``spec`` wants it, or None when it would not mean the same."""
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        return None
+    if array.shape != spec.shape:
+        return None
+    if array.dtype == spec.dtype:
+        return np.ascontiguousarray(array).reshape(spec.shape)  # ascontiguousarray makes [] a [1]
+    integers = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
+    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, spec.dtype, "same_kind")):
+        return None
+    converted = array.astype(spec.dtype, order="C")
+    if spec.dtype.kind in "iu" and not np.array_equal(converted, array):
+        return None
+    return converted
+
+
+class Engine(ABC):
+    """Executes one model graph.
+
+    Attributes:
+        spec: signature of the model.
+        layout: name, shape and dtype of every array a weight set must hold.
+        initial: the weights the module was built with.
+    """
+
+    spec: ModelSpec
+    layout: dict[str, LeafSpec]
+    initial: Weights
+
+    @abstractmethod
+    def bind(self, weights: Weights) -> Any:
+        """Makes a weight set ready to run; drop the result to free it.
+
+        Read-only arrays may be used in place for as long as the result lives; writeable ones are copied.
+
+        Raises:
+            BadWeights: names, shapes or dtypes are not those of `layout`.
+        """
+
+    @abstractmethod
+    def run(self, bound: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Runs one batch. May be called from any thread, also at the same time.
+
+        Args:
+            bound: what `bind` gave.
+            inputs: leaves ``[B, ...]`` in the order of ``spec.inputs``, C-contiguous and of the spec's dtypes.
+
+        Returns:
+            Fresh leaves ``[B, ...]`` in the order of ``spec.outputs``.
+
+        Raises:
+            ModelError: the engine failed on this batch.
+        """
+
+
+def layout_of(weights: Weights) -> dict[str, LeafSpec]:
+    """The layout that other weights of the same model must have."""
+    return {name: LeafSpec(name, array.shape, array.dtype) for name, array in weights.items()}
+
+
+def check_weights(layout: Mapping[str, LeafSpec], weights: Weights, *, finite: bool = True) -> None:
+    """Raises `BadWeights` naming the leaf unless ``weights`` have this layout and, if ``finite``, no NaN or inf."""
+    if missing := [name for name in layout if name not in weights]:
+        raise BadWeights(f"weights lack {missing[0]!r} ({len(missing)} missing)", leaf=missing[0], missing=missing)
+    if extra := [name for name in weights if name not in layout]:
+        raise BadWeights(f"weights hold {extra[0]!r}, which the model does not have", leaf=extra[0], extra=extra)
+    for name, spec in layout.items():
+        array = weights[name]
+        if array.shape != spec.shape or array.dtype != spec.dtype:
+            raise BadWeights(f"weights: expected {spec}, got {list(array.shape)} {array.dtype}", leaf=name)
+    if finite:
+        check_finite(weights)
+
+
+def check_finite(weights: Weights) -> None:
+    """Raises `BadWeights` naming the first leaf that holds NaN or infinity."""
+    for name, array in weights.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            count = int(array.size - np.isfinite(array).sum())
+            raise BadWeights(f"weights: {name!r} holds {count} values that are NaN or infinite", leaf=name, count=count)
+
+
+def save_weights(path: str | Path, weights: Weights) -> None:
+    """Writes ``weights`` as an uncompressed ``.npz`` without pickles; ``path`` ends in ``.npz``."""
+    arrays: dict[str, Any] = dict(weights)
+    np.savez(path, **arrays)
+
+
+def load_weights(path: str | Path) -> Weights:
+    """Reads what `save_weights` wrote.
+
+    Raises:
+        BadWeights: the file is absent or is not such an archive.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise BadWeights(f"no weights could be read from {path}: {error}", path=str(path)) from error

@@ -1,0 +1,144 @@
+"""What a transport is, where it leads to, and the errors that all of them tell alike.
+
+Knows nothing of HTTP or WebSocket bytes. A transport never sends a request twice: a tick that may have been applied
+is the caller's to judge.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from brayx.errors import AgentError, BrayxError, ConfigError, ConnectFailed, DeadlineExceeded, SessionError
+from brayx.gamecore.protocol import StepRequest
+
+SESSION_ENDING = (SessionError, AgentError)
+"""After one of these from the service, the session is gone there."""
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""A reply longer than this is refused, so that a wrong peer cannot fill the client's memory."""
+
+
+class Transport(Protocol):
+    """Carries one request at a time; calls from several threads wait for each other."""
+
+    @property
+    def holds_session(self) -> bool:
+        """Whether a running session can still be reached, as far as this side knows."""
+
+    def step(self, request: StepRequest, timeout_s: float) -> bytes:
+        """The reply's body.
+
+        Raises:
+            ConnectFailed: no connection; nothing was sent.
+            ConnectionLost: the connection broke; the request may or may not have been applied.
+            DeadlineExceeded: ``timeout_s`` passed; the connection is given up.
+            BrayxError: whatever typed error the service answered with.
+        """
+
+    def close(self) -> None:
+        """Close the connection. A running session is not stopped. May be called twice."""
+
+
+class AsyncTransport(Protocol):
+    """`Transport` for asyncio; concurrent calls wait for each other."""
+
+    @property
+    def holds_session(self) -> bool: ...
+
+    async def step(self, request: StepRequest, timeout_s: float) -> bytes: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a URL leads to.
+
+    Attributes:
+        url: as given, without a slash at its end; named in messages.
+        host, port: for the socket.
+        authority: for the ``Host`` header.
+        prefix: path that the door's own path is appended to; empty or ``/something``.
+    """
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    authority: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """The endpoint of ``url``.
+
+        Raises:
+            ConfigError: it is no http, https, ws or wss URL with a host, or it has a query.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"URL {url!r} cannot be used: {error}") from None
+        if parts.scheme not in ("http", "https", "ws", "wss") or not host:
+            raise ConfigError(f"URL {url!r} cannot be used: expected http://host:port or ws://host:port")
+        if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+            raise ConfigError(f"URL {url!r} cannot be used: expected plain ASCII without query or fragment")
+        tls = parts.scheme in ("https", "wss")
+        return cls(
+            url=url.rstrip("/"),
+            scheme=parts.scheme,
+            host=host,
+            port=port or (443 if tls else 80),
+            authority=parts.netloc.rpartition("@")[2],
+            prefix=parts.path.rstrip("/"),
+        )
+
+    @property
+    def is_websocket(self) -> bool:
+        return self.scheme in ("ws", "wss")
+
+    def door_url(self, door: Literal["http", "ws"]) -> str:
+        """The same place by another door, keeping TLS."""
+        secure = "s" if self.scheme in ("https", "wss") else ""
+        return f"{door}{secure}{self.url[len(self.scheme) :]}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """A context that checks certificates, when the scheme asks for TLS."""
+        return ssl.create_default_context() if self.scheme in ("https", "wss") else None
+
+    def connect_failed(self, error: Exception) -> ConnectFailed:
+        """What to tell when no connection could be made because of ``error``."""
+        if isinstance(error, ConnectionRefusedError):
+            hint = "nothing listens there: is the service running, and is the port right?"
+        elif isinstance(error, socket.gaierror):
+            hint = f"the host name {self.host!r} does not resolve: is it spelt right?"
+        elif isinstance(error, ssl.SSLError):
+            hint = "the TLS handshake failed: does the service speak TLS on this port, with a trusted certificate?"
+        else:
+            hint = "check the address, the network and any firewall"
+        return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)
+
+    def deadline_exceeded(self, awaited: str, timeout_s: float, *, layer: str) -> DeadlineExceeded:
+        """What to tell when ``awaited`` did not come within ``timeout_s``."""
+        return DeadlineExceeded(
+            f"{self.url}: no {awaited} within {timeout_s:g} s", url=self.url, layer=layer, timeout_s=timeout_s
+        )
+
+
+def describe(request: StepRequest) -> str:
+    """``request`` in the words of a message."""
+    return f"{request.kind.value} of session {request.session}" if request.kind.value else "stateless call"
+
+
+def ends_session(error: BrayxError) -> bool:
+    """Whether the service has ended the session that ``error`` came for."""
+    return isinstance(error, SESSION_ENDING)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

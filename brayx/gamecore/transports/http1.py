@@ -1,0 +1,194 @@
+"""HTTP/1.1 from the client's side, as bytes: a request out, a reply in. No sockets.
+
+Reads what a game client meets: ``Content-Length`` and chunked replies, replies that end with the connection, interim
+(1xx) replies. `http.client` is not used because its header parsing alone costs more than all else of a tick.
+"""
+
+from __future__ import annotations
+
+import re
+
+from brayx.errors import ProtocolError, TransportError
+from brayx.gamecore.protocol import STEP_PATH, StepRequest, request_headers
+from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
+
+MAX_HEAD_BYTES = 64 * 1024
+
+_HEX = re.compile(rb"[0-9a-fA-F]{1,15}").fullmatch
+
+
+class RequestEncoder:
+    """Writes requests; remembers the head of the last one, as the ticks of a session have all the same."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        self._fields: tuple[str, ...] = ()
+        self._head = b""
+
+    def encode(self, request: StepRequest) -> bytes:
+        """The bytes of ``request``.
+
+        Raises:
+            ProtocolError: a field cannot be a header value.
+        """
+        fields = (request.kind, request.session, request.key, request.time, request.token)
+        if fields != self._fields:
+            lines = "".join(
+                f"{name}: {header_value(name, value)}\r\n" for name, value in request_headers(request).items()
+            )
+            self._head = f"{self._start}{lines}content-length: ".encode("latin-1")
+            self._fields = fields
+        return b"%s%d\r\n\r\n%s" % (self._head, len(request.body), request.body)
+
+
+def header_value(name: str, value: str) -> str:
+    """``value`` itself, if it can be sent as header ``name``: a line break in it would forge other headers.
+
+    Raises:
+        ProtocolError: it cannot.
+    """
+    if not (value.isascii() and value.isprintable()):
+        raise ProtocolError(f"header {name!r} is {value!r}, expected printable ASCII", header=name)
+    return value
+
+
+class Reply:
+    """One reply, fed with bytes as they come.
+
+    Attributes:
+        done: it is complete.
+        status, body: of the final (not interim) reply; ``body`` is set once ``done``.
+        keep_alive: the connection can carry another request.
+        started: at least one byte came.
+    """
+
+    __slots__ = ("_buffer", "_chunked", "_end", "_start", "body", "done", "keep_alive", "started", "status")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.started = False
+        self.status = 0
+        self.body = b""
+        self.keep_alive = True
+        self._buffer = bytearray()
+        self._start = -1
+        self._end: int | None = None
+        self._chunked: _Chunks | None = None
+
+    def feed(self, data: bytes) -> bool:
+        """Take ``data`` in; whether the reply is complete now.
+
+        Raises:
+            TransportError: this is no HTTP/1.1 reply, or it is larger than `MAX_REPLY_BYTES`.
+        """
+        self.started = True
+        self._buffer += data
+        if self._start < 0 and not self._read_head():
+            return False
+        if len(self._buffer) - self._start > MAX_REPLY_BYTES:
+            raise TransportError(f"the reply is larger than {MAX_REPLY_BYTES} bytes")
+        if self._chunked is not None:
+            if self._chunked.read(self._buffer):
+                self.body = bytes(self._chunked.body)
+                self.done = True
+        elif self._end is not None and len(self._buffer) >= self._end:
+            self.body = bytes(self._buffer[self._start : self._end])
+            self.keep_alive = self.keep_alive and len(self._buffer) == self._end
+            self.done = True
+        return self.done
+
+    def end(self) -> bool:
+        """The stream has ended; whether the reply is complete by that."""
+        if not self.done and self._start >= 0 and self._end is None and self._chunked is None:
+            self.body = bytes(self._buffer[self._start :])
+            self.done = True
+        self.keep_alive = False
+        return self.done
+
+    def _read_head(self) -> bool:
+        while True:
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._buffer) > MAX_HEAD_BYTES or not _may_be_http(self._buffer):
+                    raise _not_http(self._buffer)
+                return False
+            head = bytes(self._buffer[:end]).lower()
+            status = head[9:12]
+            if not head.startswith(b"http/1.") or not status.isdigit():
+                raise _not_http(self._buffer)
+            if status[0] != ord("1"):
+                break
+            del self._buffer[: end + 4]
+        self.status = int(status)
+        self._start = end + 4
+        connection = _field(head, b"connection")
+        self.keep_alive = connection != b"close" and (head[7:8] == b"1" or connection == b"keep-alive")
+        if b"chunked" in _field(head, b"transfer-encoding"):
+            self._chunked = _Chunks(self._start)
+            return True
+        length = _field(head, b"content-length")
+        if length.isdigit():
+            self._end = self._start + int(length)
+        elif self.status in (204, 304):
+            self._end = self._start
+        else:
+            self.keep_alive = False
+        if self._end is not None and self._end - self._start > MAX_REPLY_BYTES:
+            raise TransportError(f"the reply announces {length.decode()} bytes, more than {MAX_REPLY_BYTES}")
+        return True
+
+
+class _Chunks:
+    """The body of a chunked reply that starts at ``position`` of the buffer."""
+
+    __slots__ = ("_position", "_trailer", "body")
+
+    def __init__(self, position: int) -> None:
+        self.body = bytearray()
+        self._position = position
+        self._trailer = False
+
+    def read(self, buffer: bytearray) -> bool:
+        while True:
+            line_end = buffer.find(b"\r\n", self._position)
+            if line_end < 0:
+                return False
+            if self._trailer:
+                empty = line_end == self._position
+                self._position = line_end + 2
+                if empty:
+                    return True
+                continue
+            digits = bytes(buffer[self._position : line_end]).partition(b";")[0].strip()
+            if not _HEX(digits):
+                raise TransportError(f"the reply has a malformed chunk size: {digits[:20]!r}")
+            size = int(digits, 16)
+            if size == 0:
+                self._trailer = True
+                self._position = line_end + 2
+                continue
+            chunk_end = line_end + 2 + size
+            if len(buffer) < chunk_end + 2:
+                return False
+            if buffer[chunk_end : chunk_end + 2] != b"\r\n":
+                raise TransportError("the reply has a chunk of another size than it says")
+            self.body += buffer[line_end + 2 : chunk_end]
+            self._position = chunk_end + 2
+
+
+def _field(head: bytes, name: bytes) -> bytes:
+    """The value of header ``name`` in lower-case ``head``, empty if absent."""
+    at = head.find(b"\r\n" + name + b":")
+    if at < 0:
+        return b""
+    at += len(name) + 3
+    end = head.find(b"\r\n", at)
+    return head[at : end if end >= 0 else len(head)].strip()
+
+
+def _may_be_http(buffer: bytearray) -> bool:
+    return b"HTTP/1.".startswith(buffer[:7].upper())
+
+
+def _not_http(buffer: bytearray) -> TransportError:
+    return TransportError(f"the service does not answer in HTTP/1.1: {bytes(buffer[:80])!r}")

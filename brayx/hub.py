@@ -1,0 +1,330 @@
+"""The trial's hub: every process's samples meet in one actor, which keeps the books and writes them to MLflow.
+
+`Books` is the arithmetic: totals since the trial began, windows over the last games, rates over the last seconds.
+`Hub` adds the once-a-second write and becomes a Ray actor in `create_hub`; `HubClient` is what a process records
+into. Samples cross as merged parts, so a busy process costs one small call each half second. Knows nothing of who
+records what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import TrackingError
+from brayx.metrics import METRICS, Kind, Metric, Part, Recorder
+from brayx.tracking import Trial
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+log = logging.getLogger(__name__)
+
+WINDOWED = ("episode_return", "episode_length")
+"""Means also kept over the last games, as ``NAME.last100``."""
+RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
+"""Sums also kept as a rate over the last seconds."""
+GAMES = "games"
+"""Finished games since the trial began."""
+
+Drained = tuple[Part, dict[str, Metric]]
+
+
+class Books:
+    """Totals, windows and rates of a trial. Not thread safe; pure arithmetic.
+
+    Args:
+        totals: sums to go on from, by summary name: those of an interrupted trial.
+        window_games: games in the ``last100`` windows. A window drops whole parts, so it holds the fewest newest
+            parts that make up at least this many games.
+        rate_window_s: seconds that rates look back.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        totals: Mapping[str, float] | None = None,
+        *,
+        window_games: int = 100,
+        rate_window_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._totals = dict(totals or {})
+        self._interval = Recorder()
+        self._latest: dict[str, float] = {}
+        self._windows: dict[str, deque[tuple[float, float]]] = {name: deque() for name in WINDOWED}
+        self._window_games = window_games
+        self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
+        self._rate_window_s = rate_window_s
+        self._clock = clock
+        self._started = clock()
+
+    def merge(self, part: Drained) -> None:
+        """Adds what one process recorded."""
+        cells, own = part
+        self._interval.merge(part)
+        now = self._clock()
+        for (name, label), cell in cells.items():
+            kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
+            key = f"{name}.{label}" if label else name
+            if kind is Kind.SUM:
+                self._totals[key] = self._totals.get(key, 0.0) + cell.total
+            if name in self._rates:
+                self._rates[name].append((now, cell.total))
+            if name in self._windows:
+                window = self._windows[name]
+                window.append((cell.count, cell.total))
+                held = sum(count for count, _ in window)
+                while held - window[0][0] >= self._window_games:
+                    held -= window.popleft()[0]
+            if name == "episode_return":
+                self._totals[GAMES] = self._totals.get(GAMES, 0.0) + cell.count
+
+    def take_interval(self) -> dict[str, float]:
+        """Numbers of the metrics that came since the last call: sums as totals, everything else of the interval."""
+        fresh = self._numbers(self._interval.summary())
+        self._latest.update(fresh)
+        if fresh:
+            fresh.update(self._derived())
+        self._interval = Recorder()
+        return fresh
+
+    def snapshot(self) -> dict[str, float]:
+        """The newest number of everything."""
+        return {**self._latest, **self._numbers(self._interval.summary()), **self._totals, **self._derived()}
+
+    @property
+    def step(self) -> int:
+        """The x axis: env steps since the trial began."""
+        return int(self._totals.get("env_steps", 0))
+
+    def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
+        return {name: self._totals.get(name, value) for name, value in summary.items()}
+
+    def _derived(self) -> dict[str, float]:
+        derived = {}
+        now = self._clock()
+        for name, window in self._windows.items():
+            held = sum(count for count, _ in window)
+            if held:
+                derived[f"{name}.last100"] = sum(total for _, total in window) / held
+        for name, events in self._rates.items():
+            while events and events[0][0] < now - self._rate_window_s:
+                events.popleft()
+            span = min(self._rate_window_s, max(now - self._started, 0.5))
+            derived[RATED[name]] = sum(total for _, total in events) / span
+        derived[GAMES] = self._totals.get(GAMES, 0.0)
+        return derived
+
+
+class Hub:
+    """Books that are written to MLflow every ``interval_s`` by a thread of its own. Thread safe.
+
+    A write that fails is not fatal: its numbers are in the totals and the next write goes on; failures are counted as
+    ``hub_write_failures`` in the snapshot, and logged once until writing works again.
+
+    Args:
+        trial: where to write; None keeps the books in memory only.
+        interval_s: seconds between writes.
+    """
+
+    def __init__(self, trial: Trial | None, *, interval_s: float = 1.0) -> None:
+        self._trial = trial
+        self._books = Books(_totals_of(trial))
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._failures = 0
+        self._failing = False
+        self._stopped = threading.Event()
+        self._interval_s = interval_s
+        self._writer = threading.Thread(target=self._write_until_stopped, name="brayx-hub-writer", daemon=True)
+        self._writer.start()
+
+    def push(self, part: Drained) -> None:
+        """Adds what one process recorded."""
+        with self._lock:
+            self._books.merge(part)
+
+    def snapshot(self) -> dict[str, float]:
+        """The newest number of every metric, by summary name; sums count from the trial's beginning.
+
+        Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of about the last 100
+        games), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last 5 s), ``hub_write_failures``.
+        """
+        with self._lock:
+            return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}
+
+    def flush(self) -> None:
+        """Writes now what has come since the last write."""
+        with self._writing:
+            with self._lock:
+                numbers, step = self._books.take_interval(), self._books.step
+            if self._trial is None or not numbers:
+                return
+            try:
+                self._trial.log_metrics(numbers, step)
+                self._failing = False
+            except TrackingError as error:
+                self._failures += 1
+                if not self._failing:
+                    log.warning("metrics are not written for now: %s", error)
+                self._failing = True
+
+    def close(self) -> dict[str, float]:
+        """Stops the writer after one last write, and returns the last snapshot. May be called again."""
+        self._stopped.set()
+        self._writer.join(timeout=30)
+        self.flush()
+        return self.snapshot()
+
+    def _write_until_stopped(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            self.flush()
+
+
+def _totals_of(trial: Trial | None) -> dict[str, float]:
+    """Sums that an interrupted trial (or a hub that died) had written."""
+    if trial is None:
+        return {}
+    sums = {name for name, metric in METRICS.items() if metric.kind is Kind.SUM} | {GAMES}
+    return {name: value for name, value in trial.metrics().items() if name.split(".")[0] in sums}
+
+
+def create_hub(name: str, namespace: str, trial: Trial | None, *, interval_s: float = 1.0) -> ActorHandle[Hub]:
+    """Starts the trial's hub as a named actor that Ray restarts; a restarted one goes on from the totals in MLflow.
+
+    Returns:
+        A handle for `HubClient`; it keeps the actor alive, as the actor ends with its creator's job.
+    """
+    import ray
+
+    actor: Any = ray.remote(Hub).options(
+        name=name, namespace=namespace, num_cpus=0, max_restarts=-1, get_if_exists=True, max_concurrency=4
+    )
+    handle: ActorHandle[Hub] = actor.remote(trial, interval_s=interval_s)
+    return handle
+
+
+def get_hub(name: str, namespace: str) -> ActorHandle[Hub]:
+    """The hub of that name.
+
+    Raises:
+        TrackingError: there is none.
+    """
+    import ray
+
+    try:
+        handle: ActorHandle[Hub] = ray.get_actor(name, namespace=namespace)
+        return handle
+    except ValueError as error:
+        raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running") from error
+
+
+class HubClient:
+    """Where a process records its samples. Thread safe; a call costs a dictionary look-up and never waits on Ray.
+
+    A thread hands over what was gathered every ``interval_s``, with at most one call in flight; while the hub is
+    slow or being restarted, samples merge where they are and take no more room.
+
+    Args:
+        handle: the hub's; None gathers without anybody to tell (a server without a trial): read it with `summary`.
+        interval_s: seconds between hand-overs.
+    """
+
+    def __init__(self, handle: ActorHandle[Hub] | None, *, interval_s: float = 0.5) -> None:
+        self._handle = handle
+        self._recorder = Recorder()
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._in_flight: tuple[Any, Drained] | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        if handle is not None:
+            self._thread = threading.Thread(
+                target=self._send_until_stopped, args=(interval_s,), name="brayx-hub-client", daemon=True
+            )
+            self._thread.start()
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """Records one sample, as `Recorder.add`."""
+        with self._lock:
+            self._recorder.add(name, value, label=label, kind=kind, weight=weight)
+
+    def merge(self, part: Drained) -> None:
+        """Adds what another recorder drained."""
+        with self._lock:
+            self._recorder.merge(part)
+
+    def summary(self) -> dict[str, float]:
+        """Numbers of what was gathered and not handed over yet."""
+        with self._lock:
+            return self._recorder.summary()
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Hands over everything and waits until the hub has it; False if that took longer, and nothing is lost."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            if self._send(left_s) and not self._has_samples() and self._in_flight is None:
+                return True
+            if left_s == 0.0:
+                return False
+            time.sleep(min(0.02, left_s))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Hands over what is left and ends the thread. Further samples stay here."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=timeout_s)
+            with contextlib.suppress(Exception):
+                self.flush(timeout_s)
+
+    def _has_samples(self) -> bool:
+        with self._lock:
+            return bool(self._recorder.summary())
+
+    def _send(self, wait_s: float) -> bool:
+        """One turn: settles the call in flight, waiting for it at most ``wait_s``, then starts the next if needed."""
+        import ray
+
+        if self._handle is None:
+            return False
+        with self._sending:
+            if self._in_flight is not None:
+                call, part = self._in_flight
+                ready, _ = ray.wait([call], timeout=wait_s)
+                if not ready:
+                    return False
+                self._in_flight = None
+                try:
+                    ray.get(call)
+                except ray.exceptions.RayError:
+                    # The hub died with the call: its samples join the next one.
+                    self.merge(part)
+                    return False
+            with self._lock:
+                part = self._recorder.drain()
+            if part[0]:
+                self._in_flight = (self._handle.push.remote(part), part)
+            return True
+
+    def _send_until_stopped(self, interval_s: float) -> None:
+        while not self._stopped.wait(interval_s):
+            try:
+                self._send(0.0)
+            except Exception:
+                # Ray is shutting down under this process; what was gathered stays here.
+                log.debug("a hand-over to the hub failed", exc_info=True)
+
+
+@contextlib.contextmanager
+def timed(client: HubClient, name: str) -> Iterator[None]:
+    """Records the seconds a block takes as one sample of ``name``; nothing if it raises."""
+    started = time.perf_counter()
+    yield
+    client.add(name, time.perf_counter() - started)

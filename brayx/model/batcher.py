@@ -1,0 +1,280 @@
+"""Collects concurrent requests into one call: first come, first served, bounded, with deadlines.
+
+Knows nothing of models, engines, versions or Ray: it hands a list of rows to a function and gives each caller its
+own result. There is at most one call at a time, which is what lets rows gather while it runs. A call goes one of
+three ways:
+
+- ``run`` is a coroutine function (the work is elsewhere): it is awaited;
+- calls of that batch size have taken less than ``inline_below_s``: on the event loop itself, because the hop to a
+  thread and back costs more (60-150 us on 2 cores) than such a call blocks the loop;
+- otherwise: in the batcher's own thread, so that the loop goes on answering.
+
+With ``max_wait_s`` 0 a batch is what is there when the engine is free: rows of one iteration of the event loop share
+a call, and so do rows that came during the call before. All methods must be called on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from brayx.errors import DeadlineExceeded, ModelError, QueueFull
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
+
+
+class _Request(Generic[Row]):
+    __slots__ = ("arrived", "deadline", "future", "row")
+
+    def __init__(self, row: Row, future: asyncio.Future[Any], arrived: float, deadline: float) -> None:
+        self.row = row
+        self.future = future
+        self.arrived = arrived
+        self.deadline = deadline
+
+
+class Batcher(Generic[Row, Result]):
+    """Turns many `submit` calls into few calls of ``run``.
+
+    Args:
+        run: takes a non-empty list of rows, returns as many results in the same order; or a coroutine function
+            that does so. An exception it raises goes to every caller of that batch and to no other.
+        max_batch_size: rows of one call at most.
+        max_wait_s: how long the first row of an incomplete batch waits for company while the engine is free.
+        max_queue: rows that may wait; more are refused.
+        deadline_s: a row without a result after this long fails, whether it waits or runs.
+        inline_below_s: mean duration under which a call runs on the event loop; 0 for never.
+        buckets: sizes that batches are padded up to, by repeating the last row; empty for no padding.
+        on_batch: told of each finished call: rows (without padding), seconds it took, seconds its first row waited.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Row]], Any],
+        *,
+        max_batch_size: int = 64,
+        max_wait_s: float = 0.0,
+        max_queue: int = 1024,
+        deadline_s: float = 10.0,
+        inline_below_s: float = 200e-6,
+        buckets: Iterable[int] = (),
+        on_batch: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        if max_batch_size < 1 or max_queue < 1 or max_wait_s < 0 or deadline_s <= 0:
+            raise ValueError("max_batch_size and max_queue must be at least 1, max_wait_s >= 0, deadline_s > 0")
+        self._run = run
+        self._run_is_async = inspect.iscoroutinefunction(run)
+        self._max_batch_size = max_batch_size
+        self._max_wait_s = max_wait_s
+        self._max_queue = max_queue
+        self._deadline_s = deadline_s
+        self._inline_below_s = inline_below_s
+        self._buckets = sorted(size for size in buckets if size <= max_batch_size)
+        self._on_batch = on_batch
+        self._waiting: deque[_Request[Row]] = deque()
+        self._running: list[_Request[Row]] = []
+        self._call: asyncio.Task[None] | None = None
+        self._flush_handle: asyncio.Handle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._mean_s: dict[int, float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Rows that wait for a call."""
+        return len(self._waiting)
+
+    async def submit(self, row: Row, deadline_s: float | None = None) -> Result:
+        """The result of one row.
+
+        Args:
+            row: goes to ``run`` as it is; do not change it until the result is there.
+            deadline_s: instead of the batcher's own.
+
+        Raises:
+            QueueFull: ``max_queue`` rows wait already.
+            DeadlineExceeded: no result in time.
+            ModelError: the batcher is closed.
+        """
+        result: Result = await self._enqueue(row, deadline_s)
+        return result
+
+    async def submit_many(self, rows: Sequence[Row], deadline_s: float | None = None) -> list[Result]:
+        """The results of several rows, which may end up in different batches; fails if one of them does."""
+        if self._max_queue - len(self._waiting) < len(rows):
+            self._drop_abandoned()
+            if self._max_queue - len(self._waiting) < len(rows):
+                raise self._queue_full()
+        results: list[Result] = await asyncio.gather(*[self._enqueue(row, deadline_s) for row in rows])
+        return results
+
+    async def close(self) -> None:
+        """Fails rows that wait, lets a running call end within its deadline, and frees timers and the thread."""
+        self._closed = True
+        for handle in (self._flush_handle, self._deadline_timer):
+            if handle is not None:
+                handle.cancel()
+        self._flush_handle = self._deadline_timer = None
+        for request in self._waiting:
+            if not request.future.done():
+                request.future.set_exception(ModelError("the batcher was closed"))
+        self._waiting.clear()
+        if self._call is not None:
+            await asyncio.wait([self._call], timeout=self._deadline_s)
+            if self._call is not None and not self._call.done():
+                self._call.cancel()
+                self._expire(self._running, float("inf"))
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def _enqueue(self, row: Row, deadline_s: float | None) -> asyncio.Future[Any]:
+        if self._closed:
+            raise ModelError("the batcher is closed")
+        if len(self._waiting) >= self._max_queue:
+            self._drop_abandoned()
+            if len(self._waiting) >= self._max_queue:
+                raise self._queue_full()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        now = loop.time()
+        deadline = now + (self._deadline_s if deadline_s is None else deadline_s)
+        future = loop.create_future()
+        self._waiting.append(_Request(row, future, now, deadline))
+        timer = self._deadline_timer
+        if timer is None or deadline < timer.when():
+            self._set_deadline_timer(deadline)
+        if self._call is None:
+            if self._flush_handle is None:
+                self._schedule()
+            elif self._max_wait_s and len(self._waiting) >= self._max_batch_size:
+                self._flush_handle.cancel()
+                self._flush_handle = loop.call_soon(self._flush)
+        return future
+
+    def _queue_full(self) -> QueueFull:
+        return QueueFull(f"{len(self._waiting)} forwards wait already (max_queue)", max_queue=self._max_queue)
+
+    def _drop_abandoned(self) -> None:
+        """Rows whose callers were cancelled or ran out of time take no room."""
+        self._waiting = deque(request for request in self._waiting if not request.future.done())
+
+    def _schedule(self) -> None:
+        """Plans the next call; there are rows and no call runs."""
+        assert self._loop is not None
+        if self._max_wait_s and len(self._waiting) < self._max_batch_size:
+            self._flush_handle = self._loop.call_at(self._waiting[0].arrived + self._max_wait_s, self._flush)
+        else:
+            self._flush_handle = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        assert self._loop is not None
+        batch: list[_Request[Row]] = []
+        while self._waiting and len(batch) < self._max_batch_size:
+            request = self._waiting.popleft()
+            if not request.future.done():
+                batch.append(request)
+        if not batch:
+            return
+        rows = [request.row for request in batch]
+        for size in self._buckets:
+            if size >= len(rows):
+                rows.extend([rows[-1]] * (size - len(rows)))
+                break
+        if not self._run_is_async and self._mean_s.get(len(rows).bit_length(), float("inf")) < self._inline_below_s:
+            self._run_inline(batch, rows)
+        else:
+            self._running = batch
+            self._call = self._loop.create_task(self._run_away(batch, rows))
+
+    def _run_inline(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
+        started = time.perf_counter()
+        try:
+            results = self._run(rows)
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            self._finish(batch, rows, results, started, time.perf_counter() - started)
+        if self._waiting:
+            self._schedule()
+
+    async def _run_away(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
+        started = time.perf_counter()
+        try:
+            if self._run_is_async:
+                results = await self._run(rows)
+                seconds = time.perf_counter() - started
+            else:
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(1, thread_name_prefix="brayx-batcher")
+                results, seconds = await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, rows)
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            self._finish(batch, rows, results, started, seconds)
+        finally:
+            self._running = []
+            self._call = None
+            if self._waiting and not self._closed:
+                self._schedule()
+
+    def _timed(self, rows: list[Row]) -> tuple[Any, float]:
+        started = time.perf_counter()
+        results = self._run(rows)
+        return results, time.perf_counter() - started
+
+    def _finish(
+        self, batch: list[_Request[Row]], rows: list[Row], results: Sequence[Result], started: float, seconds: float
+    ) -> None:
+        if len(results) != len(rows):
+            self._fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
+            return
+        size_class = len(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
+        mean_s = self._mean_s.get(size_class)
+        self._mean_s[size_class] = seconds if mean_s is None else 0.9 * mean_s + 0.1 * seconds
+        for request, result in zip(batch, results, strict=False):
+            if not request.future.done():
+                request.future.set_result(result)
+        if self._on_batch is not None:
+            assert self._loop is not None
+            waited = self._loop.time() - batch[0].arrived - (time.perf_counter() - started)
+            self._on_batch(len(batch), seconds, max(0.0, waited))
+
+    @staticmethod
+    def _fail(batch: list[_Request[Row]], error: Exception) -> None:
+        for request in batch:
+            if not request.future.done():
+                request.future.set_exception(error)
+
+    def _set_deadline_timer(self, deadline: float) -> None:
+        """One timer for the earliest deadline: a timer per row would cost more than the rest of `submit`."""
+        assert self._loop is not None
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_timer = self._loop.call_at(deadline, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline_timer = None
+        assert self._loop is not None
+        # The timer may fire up to the clock's resolution early.
+        now = self._loop.time() + 1e-3
+        self._expire(self._waiting, now)
+        self._expire(self._running, now)
+        pending = [r.deadline for requests in (self._waiting, self._running) for r in requests if not r.future.done()]
+        if pending:
+            self._set_deadline_timer(min(pending))
+
+    def _expire(self, requests: Iterable[_Request[Row]], now: float) -> None:
+        for request in requests:
+            if request.deadline <= now and not request.future.done():
+                where = "in its call" if request in self._running else "for its batch"
+                waited = min(now, request.deadline) - request.arrived
+                request.future.set_exception(DeadlineExceeded(f"a forward waited {waited:.3g} s {where}"))

@@ -1,0 +1,40 @@
+"""Options of the ``model`` component. Knows nothing of what they configure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ModelConfig(BaseModel):
+    """A model: the module, the engine that runs it and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["model"] = "model"
+    module: str
+    """Import path of a module with ``build_model(name, config)``, looked up beside the YAML file first; ``config`` is
+    the whole job as plain dicts."""
+    engine: Literal["onnx", "torch"] = "onnx"
+    """Executor that acts; learning is always torch."""
+    placement: Literal["local", "remote"] = "local"
+    """``local``: in every actor replica; ``remote``: in a model deployment that all replicas call."""
+    max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Observations in one engine call at most."""
+    max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """How long an incomplete batch waits for company; 0 takes what is there when the engine is free."""
+    max_queue: Annotated[int, Field(ge=1)] = 1024
+    """Forwards that may wait in one process; more are refused."""
+    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    """A forward without a result after this long fails."""
+    buckets: list[Annotated[int, Field(ge=1)]] = []
+    """Batch sizes to pad up to; empty: no padding."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of one engine call."""
+    num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Replicas of the model deployment, when remote."""
+    cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
+    """CPUs that Ray reserves for a replica, when remote."""
+    memory_per_worker: Annotated[int, Field(ge=0)] = 0
+    """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""

@@ -1,0 +1,169 @@
+"""The model as a Serve deployment: an engine, a batcher and a weight subscriber in every replica.
+
+`ModelReplica` is an ordinary class; `model_application` makes a Serve application of it. Knows nothing of agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import serve
+
+from brayx.engines import build_engine
+from brayx.engines.base import LeafSpec, ModelSpec, check_weights, load_weights
+from brayx.errors import ModelError, ShapeMismatch
+from brayx.model.config import ModelConfig
+from brayx.model.local import LocalModel
+from brayx.model.weights import WeightSubscriber, get_weight_store
+from brayx.types import NestedArray
+
+if TYPE_CHECKING:
+    import torch
+
+BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
+"""Gives the module and its ``forward_args``; pickles (a `functools.partial` of a module-level function does)."""
+
+
+class ModelReplica:
+    """One copy of the model. `start` it before use and `close` it after.
+
+    Args:
+        build: gives the module and its example arguments.
+        config: engine and batcher options.
+        weight_store: name and namespace of the store to follow; None for weights that stay.
+        checkpoint: folder with a ``weights.npz`` to start from.
+    """
+
+    def __init__(
+        self,
+        build: BuildModel,
+        config: ModelConfig,
+        *,
+        weight_store: tuple[str, str | None] | None = None,
+        checkpoint: str | None = None,
+    ) -> None:
+        module, example_args = build()
+        engine = build_engine(config.engine, module, example_args, threads=config.threads)
+        weights = None
+        if checkpoint is not None:
+            weights = load_weights(Path(checkpoint) / "weights.npz")
+            check_weights(engine.layout, weights)
+        self.model = LocalModel(
+            engine,
+            weights=weights,
+            max_batch_size=config.max_batch_size,
+            max_wait_s=config.max_wait_ms / 1000,
+            max_queue=config.max_queue,
+            deadline_s=config.deadline_s,
+            buckets=config.buckets,
+        )
+        self._weight_store = weight_store
+        self._subscriber: WeightSubscriber | None = None
+
+    async def start(self) -> None:
+        """Loads the newest weights of the store, if it holds any, and follows it from then on.
+
+        Raises:
+            StartupError: there is no such store.
+        """
+        if self._weight_store is not None:
+            name, namespace = self._weight_store
+            self._subscriber = WeightSubscriber(get_weight_store(name, namespace), self.model.load)
+            await self._subscriber.start()
+
+    async def forward(self, columns: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Forwards of several observations.
+
+        Args:
+            columns: input leaves ``[N, ...]`` in the order of the spec, N at least 1.
+
+        Returns:
+            Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: they may differ, since
+            rows are batched with those of other callers.
+
+        Raises:
+            ShapeMismatch, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
+        """
+        count = _check_columns(self.model.spec.inputs, columns)
+        rows = [[np.ascontiguousarray(leaf[i, ...]).reshape(leaf.shape[1:]) for leaf in columns] for i in range(count)]
+        results = await self.model.forward_rows(rows)
+        outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
+        return outputs, np.array([version for _, version in results], np.int64)
+
+    async def get_spec(self) -> ModelSpec:
+        """Signature of the model."""
+        return self.model.spec
+
+    async def get_version(self) -> int:
+        """Policy version that the next batch will use."""
+        return self.model.version
+
+    async def check_health(self) -> None:
+        """Raises `ModelError` when this replica should be replaced; Serve asks."""
+        if self._subscriber is not None and not self._subscriber.running:
+            raise ModelError("the weight subscriber of this replica has ended")
+
+    async def close(self) -> None:
+        """Ends the subscriber and the batcher."""
+        if self._subscriber is not None:
+            await self._subscriber.stop()
+        await self.model.close()
+
+
+class _ServedModel(ModelReplica):
+    """Serve's way of calling `start` and `close`: an async constructor, and ``__del__`` when it drains a replica."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        super().__init__(*args, **kwargs)
+        await self.start()
+
+    async def __del__(self) -> None:
+        await self.close()
+
+
+def model_application(
+    build: BuildModel,
+    config: ModelConfig,
+    *,
+    name: str = "model",
+    weight_store: tuple[str, str | None] | None = None,
+    checkpoint: str | None = None,
+) -> serve.Application:
+    """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
+
+    Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
+    handle goes to `RemoteModel`. Arguments are those of `ModelReplica`.
+    """
+    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker}
+    if config.memory_per_worker:
+        actor_options["memory"] = config.memory_per_worker * 2**20
+    deployment: Any = serve.deployment(
+        _ServedModel,
+        name=name,
+        num_replicas=config.num_workers,
+        max_ongoing_requests=4 * config.max_batch_size,  # callers must be able to fill a batch while another runs
+        max_queued_requests=config.max_queue,
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=5.0,
+        ray_actor_options=actor_options,
+    )
+    application: serve.Application = deployment.bind(build, config, weight_store=weight_store, checkpoint=checkpoint)
+    return application
+
+
+def _check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -> int:
+    sizes = {len(leaf) for leaf in columns if leaf.ndim}
+    fits = len(columns) == len(expected) and len(sizes) == 1 and 0 not in sizes
+    if fits:
+        fits = all(
+            leaf.shape[1:] == spec.shape and leaf.dtype == spec.dtype
+            for leaf, spec in zip(columns, expected, strict=True)
+        )
+    if not fits:
+        wanted = [f"{spec.path}: [{', '.join(['N', *map(str, spec.shape)])}] {spec.dtype}" for spec in expected]
+        got = [f"{list(leaf.shape)} {leaf.dtype}" for leaf in columns]
+        raise ShapeMismatch(f"model input does not fit: expected {wanted}, got {got}", expected=wanted, got=got)
+    return sizes.pop()

@@ -1,0 +1,127 @@
+"""The handle of a model that runs in a Serve deployment.
+
+Forwards of this process are collected into one call, which the deployment's batcher joins with those of other
+processes. Knows nothing of engines or weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from brayx.engines.base import ModelSpec
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
+from brayx.model.batcher import Batcher
+from brayx.model.local import Forward
+from brayx.model.weights import unwrap
+from brayx.types import NestedArray
+
+
+class _Handle(Protocol):
+    """What is used of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica`."""
+
+    forward: Any
+    get_spec: Any
+
+
+class RemoteModel:
+    """A model behind a Serve deployment handle; see `Model` for what it promises. Use it on one event loop.
+
+    A call whose replica dies is sent again while its deadline lasts: a forward has no side effects.
+
+    Args:
+        handle: of a `ModelReplica` deployment.
+        spec: the model's signature; `connect` asks the deployment for it.
+        max_batch_size: observations in one call at most.
+        max_queue: forwards that may wait here; more are refused.
+        deadline_s: a forward without a result after this long fails.
+        on_batch: as in `Batcher`, about calls to the deployment.
+    """
+
+    def __init__(
+        self,
+        handle: _Handle,
+        spec: ModelSpec,
+        *,
+        max_batch_size: int = 64,
+        max_wait_s: float = 0.0,
+        max_queue: int = 1024,
+        deadline_s: float = 10.0,
+        on_batch: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        self._handle = handle
+        self._spec = spec
+        self._deadline_s = deadline_s
+        self._version = 0
+        self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
+            self._call,
+            max_batch_size=max_batch_size,
+            max_wait_s=max_wait_s,
+            max_queue=max_queue,
+            deadline_s=deadline_s,
+            on_batch=on_batch,
+        )
+
+    @classmethod
+    async def connect(cls, handle: _Handle, *, connect_timeout_s: float = 60.0, **options: Any) -> RemoteModel:
+        """A handle whose spec comes from the deployment; ``options`` are those of the constructor.
+
+        Raises:
+            DeadlineExceeded: the deployment did not answer in time.
+        """
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                spec = await handle.get_spec.remote()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the model deployment did not answer within {connect_timeout_s:g} s") from None
+        return cls(handle, spec, **options)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Signature of the model."""
+        return self._spec
+
+    @property
+    def version(self) -> int:
+        """Newest policy version seen in a result; 0 before the first."""
+        return self._version
+
+    async def forward(self, *args: NestedArray) -> Forward:
+        """The model's outputs for one observation; see `Model.forward`."""
+        leaves, version = await self._batcher.submit(self._spec.flatten_inputs(args))
+        return Forward(self._spec.unflatten_outputs(leaves), version)
+
+    async def close(self) -> None:
+        """Ends the handle; the deployment goes on."""
+        await self._batcher.close()
+
+    async def _call(self, rows: list[list[np.ndarray]]) -> list[tuple[list[np.ndarray], int]]:
+        columns = [np.stack(column) for column in zip(*rows, strict=True)]
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                outputs, versions = await self._send(columns)
+        except TimeoutError:
+            message = f"the model deployment did not answer within {self._deadline_s:g} s"
+            raise DeadlineExceeded(message) from None
+        self._version = max(self._version, int(versions.max()))
+        return [([leaf[i, ...] for leaf in outputs], int(versions[i])) for i in range(len(rows))]
+
+    async def _send(self, columns: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+        while True:
+            try:
+                result: tuple[list[np.ndarray], np.ndarray] = await self._handle.forward.remote(columns)
+                return result
+            except RayActorError:
+                await asyncio.sleep(0.05)  # its replica died; the caller's timeout ends this
+            except BackPressureError as error:
+                raise QueueFull(f"the model deployment is full: {error}") from error
+            except (RayError, RayServeException) as error:
+                cause = unwrap(error)
+                if isinstance(cause, BrayxError):
+                    raise cause from None
+                raise ModelError(f"the model deployment failed: {error}") from error

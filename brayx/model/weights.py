@@ -1,0 +1,233 @@
+"""Weights on their way from the learner to whoever acts: one versioned store, its publisher and its subscribers.
+
+The store is a named actor that keeps the newest weights only. It owns their object, so they outlive the learner
+that published them; subscribers on one node share one copy of it, read-only and in place. Versions start at 1 and
+only grow. A store that was restarted is empty until the next publish, whose version follows the last one that the
+publisher saw. Knows nothing of engines or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from brayx.engines.base import check_finite
+from brayx.errors import BrayxError, DeadlineExceeded, StartupError
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_MARGIN_S = 10.0
+"""What a question to the store, or a fetch, may take beyond the time it is meant to wait."""
+
+Kept = TypeVar("Kept")
+
+StoreHandle: TypeAlias = Any
+"""Ray's handle of a weight store; its methods are made at run time, so no type says more."""
+
+
+class WeightStore(Generic[Kept]):
+    """Keeps the newest of what is published, and lets others wait for a newer one. Pure asyncio, knows no Ray."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, int, Kept] | None = None
+        self._changed = asyncio.Event()
+
+    def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
+        """Makes ``kept`` the newest and returns its version, which is ``at_least`` or more, and above all before."""
+        version = max(at_least, 1, self._newest[0] + 1 if self._newest is not None else 1)
+        self._newest = (version, step, kept)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return version
+
+    def newest(self) -> tuple[int, int, Kept] | None:
+        """Version, step and content of the newest; None before the first."""
+        return self._newest
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, Kept] | None:
+        """The newest once its version is above ``than``; None if that does not happen in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._newest is None or self._newest[0] <= than:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return self._newest
+
+
+class _WeightStoreActor:
+    """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
+
+    def __init__(self) -> None:
+        self._store: WeightStore[list[Any]] = WeightStore()
+
+    async def publish(self, step: int, weights: Weights, at_least: int) -> int:
+        # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
+        # process that owns it, and learners come and go.
+        return self._store.publish(step, [ray.put(weights)], at_least)
+
+    async def newest(self) -> tuple[int, int, list[Any]] | None:
+        return self._store.newest()
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | None:
+        return await self._store.wait_newer(than, timeout_s)
+
+
+def create_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
+    """The weight store of that name, started if there is none. It lives until killed, or with its Ray job."""
+    actor: Any = ray.remote(_WeightStoreActor)
+    handle: StoreHandle = actor.options(
+        name=name, namespace=namespace, num_cpus=0, max_restarts=-1, max_concurrency=10_000, get_if_exists=True
+    ).remote()
+    return handle
+
+
+def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
+    """The weight store of that name.
+
+    Raises:
+        StartupError: there is none.
+    """
+    try:
+        handle: StoreHandle = ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name) from None
+    return handle
+
+
+class WeightPublisher:
+    """The learner's end of a weight store. Blocking; use it from one thread.
+
+    Args:
+        store: handle of the store.
+        timeout_s: of one publish, including a restart of the store.
+        last_version: newest version known, when a trial is resumed: the next one will be higher.
+    """
+
+    def __init__(self, store: StoreHandle, *, timeout_s: float = 30.0, last_version: int = 0) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._last_version = last_version
+
+    @property
+    def last_version(self) -> int:
+        """Version of the last publish."""
+        return self._last_version
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """Makes ``weights`` the newest and returns their version.
+
+        Args:
+            weights: copied before this returns.
+            step: learner's count, for the record.
+
+        Raises:
+            BadWeights: NaN or infinity, naming the leaf; nothing was published.
+            DeadlineExceeded: the store did not answer in time.
+        """
+        check_finite(weights)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            remaining_s = deadline - time.monotonic()
+            try:
+                call = self._store.publish.remote(step, weights, self._last_version + 1)
+                self._last_version = int(ray.get(call, timeout=max(remaining_s, 0.001)))
+                return self._last_version
+            except GetTimeoutError as error:
+                raise DeadlineExceeded(f"the weight store took no weights in {self._timeout_s:g} s") from error
+            except RayActorError as error:  # it is being restarted; a publish applied twice only skips a version
+                if remaining_s <= 0:
+                    raise DeadlineExceeded(f"the weight store was not there for {self._timeout_s:g} s") from error
+                time.sleep(min(0.1, remaining_s))
+
+
+class WeightSubscriber:
+    """Follows a weight store: calls ``on_weights(version, weights)`` for the newest, on the event loop.
+
+    Versions it passes on only grow, and some are skipped when they follow each other quickly. Arrays are read-only
+    views of shared memory. A store that is away is asked again until `stop`; weights that ``on_weights`` refuses
+    are logged and skipped, and those before stay.
+
+    Args:
+        store: handle of the store.
+        on_weights: takes a version and its weights; not a coroutine.
+        poll_s: longest time the store holds one question.
+    """
+
+    def __init__(self, store: StoreHandle, on_weights: Callable[[int, Weights], None], *, poll_s: float = 10.0) -> None:
+        self._store = store
+        self._on_weights = on_weights
+        self._poll_s = poll_s
+        self._version = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        """Newest version passed on; 0 before the first."""
+        return self._version
+
+    @property
+    def running(self) -> bool:
+        """Whether it follows the store now."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, first_timeout_s: float = 0.0) -> int:
+        """Passes on what the store holds, then goes on in a task; returns the version passed on.
+
+        Args:
+            first_timeout_s: how long to wait for weights when the store holds none; without them it starts all the
+                same, and returns 0.
+        """
+        try:
+            await self._poll(first_timeout_s)
+        except (RayError, TimeoutError) as error:
+            _log.warning("no weights yet, the weight store does not answer: %s", error)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self._version
+
+    async def stop(self) -> None:
+        """Ends the task; safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        away = False
+        while True:
+            try:
+                await self._poll(self._poll_s)
+                away = False
+            except (RayError, TimeoutError) as error:
+                if not away:
+                    _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
+                away = True
+                await asyncio.sleep(0.2)
+
+    async def _poll(self, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s + _MARGIN_S):
+            found = await self._store.wait_newer.remote(self._version, timeout_s)
+        if found is None:
+            return
+        version, _, [reference] = found
+        # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
+        # waits for one notification. Seen to hang once, on a loaded machine.
+        weights: Any = await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
+        self._version = version
+        try:
+            self._on_weights(version, weights)
+        except BrayxError as error:
+            _log.error("weights of version %d were refused: %s", version, error)
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The typed error that Ray carried from another process, or ``error`` itself."""
+    cause: Any = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, BrayxError) else error

@@ -1,0 +1,70 @@
+"""Multilayer perceptrons, and the actor-critic made of two of them. Torch only; knows nothing of training.
+
+Weights start orthogonal and biases at zero, with gain sqrt(2) in hidden layers, 0.01 for a policy's last layer and 1
+for a value's: details that decide whether PPO learns (Andrychowicz et al. 2021, "What matters in on-policy
+reinforcement learning?", and Huang et al. 2022, "The 37 implementation details of PPO").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them, none after the last: ``[..., sizes[0]] -> [..., sizes[-1]]``.
+
+    Args:
+        sizes: of the input, the hidden layers and the output.
+        activation: makes the module between layers.
+        gain: of the orthogonal initialisation of hidden layers.
+        last_gain: of the last layer; ``gain`` if absent.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: Callable[[], nn.Module] = nn.Tanh,
+        gain: float = math.sqrt(2),
+        last_gain: float | None = None,
+    ) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"sizes must be at least an input and an output size, each positive, got {list(sizes)}")
+        layers: list[nn.Module] = []
+        last = len(sizes) - 2
+        for index in range(last + 1):
+            linear = nn.Linear(sizes[index], sizes[index + 1])
+            nn.init.orthogonal_(linear.weight, last_gain if index == last and last_gain is not None else gain)
+            nn.init.zeros_(linear.bias)
+            layers.append(linear)
+            if index < last:
+                layers.append(activation())
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[..., sizes[0]] -> [..., sizes[-1]]``."""
+        y: torch.Tensor = self.layers(x)
+        return y
+
+
+class ActorCritic(nn.Module):
+    """A policy over discrete actions and a value, as two towers that share nothing.
+
+    Args:
+        obs_dim: length of the flat observation.
+        num_actions: number of discrete actions.
+        hidden: sizes of each tower's hidden layers.
+    """
+
+    def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        self.policy = MLP([obs_dim, *hidden, num_actions], last_gain=0.01)
+        self.value = MLP([obs_dim, *hidden, 1], last_gain=1.0)
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``[..., obs_dim]`` float32 -> ``{"logits": [..., num_actions], "value": [...]}``."""
+        return {"logits": self.policy(obs), "value": self.value(obs).squeeze(-1)}

@@ -1,0 +1,209 @@
+"""Fragments of any length, packed back to back into learner batches of one constant shape. NumPy only.
+
+A *learner batch* is ``dict[str, np.ndarray [B, T + 1, ...]]``, batch-major. A *column* is one of its ``B`` rows of
+``T + 1`` steps; the last step of a column only bootstraps, and is the first step of the next column when it is a
+real one. Keys: the leaves of the observation (``obs``, or ``obs/...`` by path), ``action``, ``log_prob`` f32,
+``reward`` f32, ``terminated`` bool, ``truncated`` bool, ``mask`` f32 (1: learn from this step), ``policy_version``
+i64, and the fragment's extras under their own names.
+
+A fragment that does not end in ``terminated`` is followed by a step which holds its last observation with mask 0, and
+its last transition is marked truncated. Hence one rule for every step: it bootstraps from the value of the step
+after it, times ``1 - terminated``; the trace is cut where ``terminated`` or ``truncated``.
+
+Knows nothing of queues, Ray or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from brayx.errors import BadFragment
+from brayx.types import Fragment, NestedArray, flatten
+
+Batch = dict[str, np.ndarray]
+"""A learner batch, ``[B, T + 1, ...]``."""
+
+_FIXED: dict[str, np.dtype] = {
+    "log_prob": np.dtype(np.float32),
+    "reward": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+    "mask": np.dtype(np.float32),
+    "policy_version": np.dtype(np.int64),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape (without batch and time axes) and dtype of every key of a learner batch.
+
+    Attributes:
+        obs: by path, the leaves of an observation.
+        action: of one action.
+        extras: by name.
+    """
+
+    obs: dict[str, tuple[tuple[int, ...], np.dtype]]
+    action: tuple[tuple[int, ...], np.dtype]
+    extras: dict[str, tuple[tuple[int, ...], np.dtype]]
+
+    @staticmethod
+    def of(fragment: Fragment) -> Layout:
+        """The layout that ``fragment`` has."""
+        return Layout(
+            obs={path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(fragment.obs, "obs").items()},
+            action=(fragment.action.shape[1:], fragment.action.dtype),
+            extras={name: (leaf.shape[1:], leaf.dtype) for name, leaf in fragment.extras.items()},
+        )
+
+    @staticmethod
+    def of_example(obs: NestedArray, action: NestedArray) -> Layout:
+        """The layout for one example observation and one example action, neither with a batch axis."""
+        action = np.asarray(action)
+        return Layout(
+            obs={path: (leaf.shape, leaf.dtype) for path, leaf in flatten(obs, "obs").items()},
+            action=(action.shape, action.dtype),
+            extras={},
+        )
+
+    def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Every key of a learner batch with the shape and dtype of one step."""
+        return {**self.obs, "action": self.action, **{k: ((), d) for k, d in _FIXED.items()}, **self.extras}
+
+    def empty(self, batch_size: int, unroll_length: int) -> Batch:
+        """A batch of zeros: every step masked out."""
+        return {
+            key: np.zeros((batch_size, unroll_length + 1, *shape), dtype) for key, (shape, dtype) in self.keys().items()
+        }
+
+
+def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
+    """The arrays of ``fragment`` by batch key, when it is whole, finite and of the given layout.
+
+    Args:
+        fragment: what somebody pushed.
+        layout: what it must look like; None: only that it agrees with itself.
+
+    Raises:
+        BadFragment: names the field, what it holds and what was expected.
+    """
+    if not isinstance(fragment, Fragment):
+        raise BadFragment(f"expected a Fragment, got {type(fragment).__name__}")
+    length = len(np.atleast_1d(fragment.reward))
+    if length == 0:
+        raise BadFragment("reward: a fragment needs at least one transition, got none")
+    if fragment.terminated and fragment.truncated:
+        raise BadFragment("terminated and truncated are both true: an end is one or the other")
+    arrays = {
+        **flatten(fragment.obs, "obs"),
+        "action": np.asarray(fragment.action),
+        "log_prob": np.asarray(fragment.log_prob),
+        "reward": np.asarray(fragment.reward),
+        "policy_version": np.asarray(fragment.policy_version),
+    }
+    taken = {*arrays, *_FIXED}
+    for name, extra in fragment.extras.items():
+        if name in taken:
+            raise BadFragment(f"extras[{name!r}] has the name of a field of its own", field=name)
+        arrays[name] = np.asarray(extra)
+    observed = {path for path in arrays if path == "obs" or path.startswith("obs/")}
+    if not observed:
+        raise BadFragment("obs: has no leaves", field="obs")
+    for key, array in arrays.items():
+        steps = length + 1 if key in observed else length
+        if array.ndim == 0 or len(array) != steps:
+            raise BadFragment(f"{key}: expected {steps} steps, got shape {array.shape}", field=key)
+        if array.dtype.kind not in "biuf":
+            raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BadFragment(f"{key}: holds NaN or infinity", field=key)
+    expected = (layout or Layout.of(fragment)).keys()
+    for key in expected.keys() - arrays.keys() - {"terminated", "truncated", "mask"}:
+        raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
+    for key, array in arrays.items():
+        if key not in expected:
+            raise BadFragment(f"{key}: not in this buffer's layout, which has {sorted(expected)}", field=key)
+        shape, dtype = expected[key]
+        if (array.shape[1:], array.dtype) != (shape, dtype):
+            raise BadFragment(
+                f"{key}: expected shape {shape} of {dtype} a step, got {array.shape[1:]} of {array.dtype}", field=key
+            )
+    return arrays
+
+
+class Packer:
+    """Writes fragments into batches, one column after the other.
+
+    Args:
+        batch_size: columns of a batch, ``B``.
+        unroll_length: transitions of a column, ``T``.
+        layout: what fragments look like; None: as the first good one.
+    """
+
+    def __init__(self, batch_size: int, unroll_length: int, layout: Layout | None = None) -> None:
+        self.layout = layout
+        self._size = batch_size
+        self._length = unroll_length
+        self._batch: Batch | None = None
+        self._column = 0
+        self._step = 0
+
+    @property
+    def waiting(self) -> int:
+        """Transitions in the batch that is not full yet."""
+        return 0 if self._batch is None else int(self._batch["mask"].sum())
+
+    def add(self, fragment: Fragment) -> Iterator[Batch]:
+        """Packs one fragment and gives the batches that became full, usually none.
+
+        Raises:
+            BadFragment: at the call, before anything is packed.
+        """
+        arrays = check(fragment, self.layout)
+        if self.layout is None:
+            self.layout = Layout.of(fragment)
+        return iter(self._pack(arrays, fragment))
+
+    def flush(self) -> Batch | None:
+        """The unfinished batch, its rest masked out, when it holds a transition."""
+        batch, self._batch = self._batch, None
+        self._column = self._step = 0
+        return batch if batch is not None and batch["mask"].any() else None
+
+    def _pack(self, arrays: dict[str, np.ndarray], fragment: Fragment) -> list[Batch]:
+        full: list[Batch] = []
+        total, done = len(fragment), 0
+        while done < total:
+            batch = self._open()
+            count = min(self._length - self._step, total - done)
+            source, target = slice(done, done + count), slice(self._step, self._step + count)
+            for key, array in arrays.items():
+                batch[key][self._column, target] = array[source]
+            batch["mask"][self._column, target] = 1.0
+            done, self._step = done + count, self._step + count
+            if done == total:
+                batch["terminated"][self._column, self._step - 1] = fragment.terminated
+                batch["truncated"][self._column, self._step - 1] = not fragment.terminated
+            if done < total or not fragment.terminated:  # somebody bootstraps from the observation after this step
+                for key in arrays:
+                    if key == "obs" or key.startswith("obs/"):
+                        batch[key][self._column, self._step] = arrays[key][done]
+                self._step += 1
+            if self._step >= self._length:
+                self._close(full)
+        return full
+
+    def _open(self) -> Batch:
+        if self._batch is None:
+            assert self.layout is not None
+            self._batch = self.layout.empty(self._size, self._length)
+        return self._batch
+
+    def _close(self, full: list[Batch]) -> None:
+        self._column, self._step = self._column + 1, 0
+        if self._column == self._size and self._batch is not None:
+            full.append(self._batch)
+            self._batch, self._column = None, 0

@@ -1,0 +1,281 @@
+"""The actor application: a job's agents and models behind Serve's doors.
+
+    serve run serve_config.yaml        # serves the champion, with `app` below
+
+A training job deploys the same application through `training_application`; the two differ only in where weights come
+from (a registered version, or the trial's weight store) and in whether episodes go to a replay buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+
+from brayx.actor.actor import AgentActorFactory, Codec
+from brayx.actor.agent import ModelHandle, Services
+from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
+from brayx.actor.deployment import ActorRuntime, actor_deployment
+from brayx.actor.directory import NAMESPACE
+from brayx.components import load
+from brayx.engines import build_engine
+from brayx.engines.base import load_weights
+from brayx.errors import ConfigError, TrackingError
+from brayx.hub import HubClient, get_hub
+from brayx.model.config import ModelConfig
+from brayx.model.deployment import model_application
+from brayx.model.local import LocalModel
+from brayx.model.remote import RemoteModel
+from brayx.model.weights import WeightSubscriber, get_weight_store
+from brayx.replay.buffer import RemoteBuffer
+from brayx.tracking import resolve, tracking_uri
+from brayx.types import NestedArray, Weights
+from pipelines.config import JobConfig
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where a model's weights come from: a weight store that publishes, or a checkpoint's folder; neither: as built.
+
+    Attributes:
+        store: name of the weight store's Ray actor.
+        checkpoint: folder with ``weights.npz`` and ``meta.json``.
+    """
+
+    store: str = ""
+    checkpoint: str = ""
+
+    def read(self) -> tuple[int, Weights] | None:
+        """Policy version and weights of the checkpoint; None when there is none."""
+        if not self.checkpoint:
+            return None
+        folder = Path(self.checkpoint)
+        meta = json.loads((folder / "meta.json").read_text())
+        return int(meta["counters"]["policy_version"]), load_weights(folder / "weights.npz")
+
+
+@dataclass(frozen=True)
+class ActorSpec:
+    """Everything a replica needs to build its actors; plain values, so that it pickles to any node.
+
+    Attributes:
+        folder: of the job's YAML, where its modules are looked up first.
+        config: the job as plain dicts, for the agents.
+        actor, agents, models: the components by name.
+        weights: source of each model's weights.
+        buffers: Ray actor of each buffer; empty when serving.
+        hub: Ray actor of the trial's hub; empty when serving.
+    """
+
+    folder: str
+    config: Mapping[str, Any]
+    actor: ActorConfig
+    agents: Mapping[str, AgentConfig]
+    models: Mapping[str, ModelConfig]
+    weights: Mapping[str, WeightSource]
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    hub: str = ""
+
+
+async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRuntime:
+    """Builds a replica's models, agents and connections, in its own process.
+
+    Args:
+        spec: what to build.
+        handles: Serve handles of the models that are placed ``remote``.
+    """
+    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else None)
+    runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
+
+    async def close_recorder() -> None:
+        await asyncio.to_thread(recorder.close)
+
+    models: dict[str, ModelHandle] = {}
+    for name, config in spec.models.items():
+        if name in handles:
+            models[name] = await RemoteModel.connect(handles[name], deadline_s=config.deadline_s)
+        else:
+            models[name] = await _local_model(name, spec, runtime)
+    buffers: dict[str, RemoteBuffer] = {}
+    for name, actor_name in spec.buffers.items():
+        buffers[name] = RemoteBuffer(
+            actor_name,
+            namespace=NAMESPACE,
+            on_dropped=lambda reason, n: recorder.add("fragments_dropped", float(n), label=reason),
+        )
+        runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
+    runtime.close.append(close_recorder)
+    agents = {name: load(agent.module, agent.class_name, spec.folder) for name, agent in spec.agents.items()}
+    runtime.make_actor = AgentActorFactory(
+        agents=agents,
+        config=spec.config,
+        services=Services(models=models, buffers=buffers, recorder=recorder),
+        codec=_codec(spec),
+        episode_length=spec.actor.episode_length,
+    )
+    runtime.describe = lambda: {
+        "mode": spec.config["mode"],
+        "policy_versions": {name: model.version for name, model in models.items() if isinstance(model, LocalModel)},
+    }
+    return runtime
+
+
+def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[Any, tuple[NestedArray, ...]]:
+    """The torch module and its example arguments, from a model component's own ``build_model``."""
+    built: tuple[Any, tuple[NestedArray, ...]] = load(module, "build_model", folder)(name, config)
+    return built
+
+
+async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
+    config, source, recorder = spec.models[name], spec.weights[name], runtime.recorder
+    module, example = build_model(spec.folder, config.module, name, spec.config)
+    engine = await asyncio.to_thread(build_engine, config.engine, module, example, threads=config.threads)
+
+    def on_batch(rows: int, seconds: float, waited_s: float) -> None:
+        recorder.add("forward_batch_size", float(rows))
+        recorder.add("forward_seconds", seconds)
+        recorder.add("forward_wait_seconds", waited_s)
+
+    model = LocalModel(
+        engine,
+        max_batch_size=config.max_batch_size,
+        max_wait_s=config.max_wait_ms / 1000,
+        max_queue=config.max_queue,
+        deadline_s=config.deadline_s,
+        buckets=config.buckets,
+        on_batch=on_batch,
+    )
+    if (checkpoint := source.read()) is not None:
+        model.load(*checkpoint)
+    if source.store:
+        subscriber = WeightSubscriber(get_weight_store(source.store, NAMESPACE), model.load)
+        await subscriber.start()
+        runtime.close.append(subscriber.stop)
+    runtime.close.append(model.close)
+    return model
+
+
+def _codec(spec: ActorSpec) -> Codec:
+    def message(config: MessageConfig | None) -> Any:
+        return load(config.module, config.message, spec.folder) if config is not None else None
+
+    return Codec(spec.actor.serialize, message(spec.actor.tick_input_proto), message(spec.actor.tick_output_proto))
+
+
+def _no_actor() -> Any:
+    raise AssertionError("the runtime is not built yet")
+
+
+def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Application:
+    """The Serve application of ``spec``: the actor deployment, and one deployment for each remote model.
+
+    Args:
+        spec: what its replicas build.
+        name: of the actor deployment.
+        directory: name of the session directory's Ray actor.
+    """
+    handles = {
+        model: model_application(
+            functools.partial(build_model, spec.folder, config.module, model, spec.config),
+            config,
+            name=model,
+            weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
+            checkpoint=spec.weights[model].checkpoint or None,
+        )
+        for model, config in spec.models.items()
+        if config.placement == "remote"
+    }
+    build = functools.partial(build_runtime, spec)
+    return actor_deployment(build, spec.actor, name=name, directory=directory, handles=handles)
+
+
+def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
+    """The name of the one component of a kind, or ``name`` if there is one of that name.
+
+    Raises:
+        ConfigError: none, or several to choose from.
+    """
+    if name in components or (not name and len(components) == 1):
+        return name or next(iter(components))
+    which = f"named {name!r}" if name else "to take without being told which"
+    raise ConfigError(f"the job has no {kind} {which}; it has: {', '.join(components) or 'none'}")
+
+
+def pool_name(job: JobConfig, model: str) -> str:
+    """Name in the registry of one of a job's models: the project's, and the model's if there are several."""
+    return job.project if len(job.models) == 1 else f"{job.project}-{model}"
+
+
+def actor_spec(
+    job: JobConfig,
+    actor: str,
+    *,
+    mode: Literal["train", "serve"],
+    weights: Mapping[str, WeightSource],
+    buffers: Mapping[str, str] | None = None,
+    hub: str = "",
+) -> ActorSpec:
+    """The spec of one of a job's actors."""
+    config = job.actors[actor]
+    return ActorSpec(
+        folder=job.folder,
+        config=job.in_mode(mode).as_dict(),
+        actor=config,
+        agents={name: job.agents[name] for name in config.agents},
+        models=job.models,
+        weights=weights,
+        buffers=buffers or {},
+        hub=hub,
+    )
+
+
+class ServeArgs(BaseModel):
+    """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: str
+    """The job's YAML."""
+    actor: str = ""
+    """Which of its actors to serve; it may stay empty when there is one."""
+    models: dict[str, str] = {}
+    """Which version each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
+    tracking: str | None = None
+    """MLflow's tracking URI, or the path of its sqlite file; default: ``mlflow.db`` where Ray was started."""
+    num_workers: int | None = None
+    """Replicas; default: as in the job."""
+
+
+def app(args: ServeArgs) -> serve.Application:
+    """Serves a trained job: the same agents, acting greedily with registered weights.
+
+    A model without a champion is served as built, untrained, and the log says in a line what to run.
+    """
+    job = JobConfig.load(args.config)
+    actor = only("actor", job.actors, args.actor)
+    uri = tracking_uri(args.tracking or job.tracking)
+    weights: dict[str, WeightSource] = {}
+    for name in job.models:
+        reference = args.models.get(name) or f"models:/{pool_name(job, name)}@champion"
+        try:
+            weights[name] = WeightSource(checkpoint=str(resolve(reference, uri)))
+        except TrackingError as error:
+            if name in args.models:
+                raise
+            weights[name] = WeightSource()
+            logger.warning("serving model %r untrained: %s", name, error)
+    spec = actor_spec(job, actor, mode="serve", weights=weights)
+    if args.num_workers is not None:
+        spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": args.num_workers}))
+    return application(spec, name=actor, directory=f"{job.project}/{actor}/sessions")

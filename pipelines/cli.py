@@ -1,0 +1,138 @@
+"""The command line: ``brayx --help``.
+
+Each command imports what it needs when it runs: a gamecore must start fast and load neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from brayx.errors import BrayxError
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; a typed error is one line on standard error and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["gamecore", "gym"]:
+        # Its own parser, so that `python -m brayx.gamecore.gym` and this command cannot drift apart.
+        from brayx.gamecore.gym import main as play
+
+        return play(words[2:])
+    arguments = _parser().parse_args(words)
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except BrayxError as error:
+        if os.environ.get("BRAYX_TRACEBACK"):
+            raise
+        print(f"brayx: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="brayx",
+        description="Train game agents and serve them with one code path.",
+        epilog="Set BRAYX_TRACEBACK=1 to see where an error was raised.",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train CartPole through the door, serve the champion, play 20 games")
+    _training_options(demo)
+    demo.add_argument("--games", type=int, default=20, help="games of the final evaluation (default: 20)")
+    demo.set_defaults(run=_demo, config=str(TEMPLATES / "cartpole.yaml"))
+
+    train = commands.add_parser("train", help="run a job's training")
+    train.add_argument("config", help="the job's YAML")
+    _training_options(train)
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("evaluate", help="play games against a running service")
+    evaluate.add_argument("env_id", help="Gymnasium id")
+    evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    evaluate.add_argument("--games", type=int, default=20, help="how many (default: 20)")
+    evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
+    evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
+    evaluate.set_defaults(run=_evaluate)
+
+    check = commands.add_parser("check", help="validate a job's YAML and print it with every default filled in")
+    check.add_argument("config", help="the job's YAML")
+    check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    check.set_defaults(run=_check)
+
+    gamecore = commands.add_parser("gamecore", help="be a game: `brayx gamecore gym ENV_ID --url URL`")
+    kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
+    kinds.add_parser("gym", help="any Gymnasium environment", add_help=False)
+    return parser
+
+
+def _training_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+        help="override an option: --set trainer.learning_rate=1e-3",
+    )  # fmt: skip
+    parser.add_argument("--trial", help="name of the MLflow run; an interrupted one of that name is resumed")
+    parser.add_argument("--new", action="store_true", help="start a new run even if there is one to resume")
+    parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    parser.add_argument("--address", default="", help="of a running Ray cluster (default: start one)")
+    parser.add_argument(
+        "--ingress", choices=["haproxy", "serve"], default="haproxy",
+        help="Serve's ingress when Ray is started here (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from pipelines.config import JobConfig
+    from pipelines.train import train
+
+    job = JobConfig.load(arguments.config, arguments.overrides)
+    result = train(
+        job,
+        trial_name=arguments.trial,
+        resume=not arguments.new,
+        tracking=arguments.tracking,
+        address=arguments.address,
+        ingress=arguments.ingress,
+    )
+    print(result.summary())
+    return 0 if result.finished else 130
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from pipelines.demo import demo
+
+    return demo(arguments)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from pipelines.evaluate import evaluate
+
+    result = evaluate(
+        arguments.url, arguments.env_id, games=arguments.games, door=arguments.door, seed=arguments.seed
+    )
+    print(result)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    import yaml
+
+    from pipelines.config import JobConfig
+
+    job = JobConfig.load(arguments.config, arguments.overrides)
+    with contextlib.suppress(BrokenPipeError):
+        print(yaml.safe_dump(job.as_dict(), sort_keys=False), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

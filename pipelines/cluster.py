@@ -1,0 +1,183 @@
+"""The Ray cluster and Serve ingress that a job runs on: started here and ended whole, or joined where one runs.
+
+A local cluster takes the HAProxy ingress, because Serve's own proxy passes about 200 requests a second on two cores
+and HAProxy ten times as many (`benchmarks/ticks.py`). It listens on loopback unless the job says otherwise. Knows
+nothing of trials or agents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+import psutil
+
+from brayx.actor.directory import NAMESPACE
+from brayx.errors import StartupError
+from brayx.replay.config import STREAM_ENVIRONMENT
+
+Ingress = Literal["haproxy", "serve"]
+
+_MIN_LOGICAL_CPUS = 4
+"""Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on just now."""
+    with socket.create_server((host, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Makes sure that a door can be opened.
+
+    Raises:
+        StartupError: somebody listens there already; the message names who, if that can be seen.
+    """
+    try:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError as error:
+        raise StartupError(
+            f"port {port} of {host} is taken{_holder(port)} ({error.strerror}): stop that, or choose another with "
+            f"--set ACTOR.port=8001 (0 takes a free one)",
+            port=port,
+        ) from None
+
+
+def _holder(port: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""
+
+
+@dataclass
+class Cluster:
+    """A context: inside it Ray runs, connected in namespace ``brayx``, with Serve's ingress at `url`.
+
+    Attributes:
+        host, port: where the ingress listens; port 0 takes a free one.
+        ingress: ``haproxy``, or Serve's own proxy ``serve``; only for a cluster started here.
+        address: of a running cluster to join (``auto``: the one on this machine); empty starts one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    ingress: Ingress = "haproxy"
+    address: str = ""
+    _node_id: str = ""
+
+    @property
+    def url(self) -> str:
+        """Base URL of the HTTP door."""
+        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+
+    def door(self, kind: str) -> str:
+        """Base URL of a door: ``http`` or ``ws``."""
+        return self.url.replace("http", kind, 1)
+
+    def __enter__(self) -> Cluster:
+        self.port = self.port or free_port(self.host)
+        if not self.address:
+            check_port(self.host, self.port)
+            self._set_environment()
+        import ray
+        from ray import serve
+
+        options = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+        if self.address:
+            ray.init(address=self.address, **options)
+        else:
+            cpus = max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1)
+            try:
+                ray.init(num_cpus=cpus, include_dashboard=False, **options)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise StartupError(f"Ray did not start: {error}") from error
+        self._node_id = ray.get_runtime_context().get_node_id()
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        try:
+            serve.start(http_options={"host": self.host, "port": self.port, "location": "HeadOnly"})
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _set_environment(self) -> None:
+        """What Ray and Serve read from the environment when they start; what the user has set stays."""
+        defaults = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+        if self.ingress == "haproxy":
+            defaults |= {
+                "RAY_SERVE_ENABLE_HA_PROXY": "1",
+                "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+                "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+                "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+                "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+            }
+        defaults |= STREAM_ENVIRONMENT
+        for name, value in defaults.items():
+            os.environ.setdefault(name, value)
+
+    def _end(self) -> None:
+        """Ends what was started here; a cluster that was joined keeps running.
+
+        Serve's orderly shutdown is skipped: its applications are deleted by who deployed them, and waiting for the
+        controller takes longer than ending the cluster. HAProxy is no child of Ray's and is ended by its process id.
+        """
+        import ray
+
+        if self.address:
+            ray.shutdown()
+            return
+        ray.shutdown()
+        _end_processes(_haproxies(self._node_id), 2.0)
+
+
+def _haproxies(node_id: str) -> list[psutil.Process]:
+    """HAProxy processes of one Ray node: their configuration lies in a folder named after it."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and words[0].endswith("haproxy") and any(node_id in word for word in words):
+            found.append(process)
+    return found
+
+
+def _end_processes(processes: list[psutil.Process], timeout_s: float) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs(processes, timeout=timeout_s)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def delete_application(name: str, timeout_s: float) -> bool:
+    """Deletes a Serve application so that its replicas end their sessions and hand over what they hold.
+
+    Returns:
+        False when that took longer than ``timeout_s``.
+    """
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+    deadline = time.monotonic() + timeout_s
+    while name in serve.status().applications:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

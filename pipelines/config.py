@@ -1,0 +1,268 @@
+"""A job as one YAML file: read, overridden, validated, and refused with file, line, key and the nearest right name.
+
+The top of the file says which trial of which project; every other key is a component whose ``kind`` says what it is.
+The options of a kind are a pydantic model beside the code they configure; this file only joins them. Knows nothing of
+running a job, and imports none of the modules that a job names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.components import check_module
+from brayx.errors import ConfigError
+from brayx.model.config import ModelConfig
+from brayx.replay.config import BufferConfig
+from brayx.trainer.config import TrainerConfig
+from pipelines.document import Document, Loc, dotted, nearest, nearest_file, short
+
+
+class SourceConfig(BaseModel):
+    """Data at rest that feeds a buffer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["source"] = "source"
+    module: str
+    """Import path of the module, looked up beside the YAML file first."""
+    func: str = "build_source"
+    """Function in it, ``(name, config)``, that returns an iterator of fragments."""
+    buffer: str
+    """Name of the buffer component it feeds."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """How many times the function is called and its iterator read to the end."""
+
+
+class RenderConfig(BaseModel):
+    """A function that draws an episode."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["render"] = "render"
+    module: str
+    """Import path of the module, looked up beside the YAML file first."""
+    func: str = "render"
+    """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them."""
+
+
+class FreeConfig(BaseModel):
+    """Values of the user's own that agents and models read from the job; any keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    kind: Literal["config"] = "config"
+
+
+KINDS: dict[str, type[BaseModel]] = {
+    "model": ModelConfig,
+    "agent": AgentConfig,
+    "buffer": BufferConfig,
+    "source": SourceConfig,
+    "actor": ActorConfig,
+    "trainer": TrainerConfig,
+    "render": RenderConfig,
+    "config": FreeConfig,
+}
+
+
+class JobConfig(BaseModel):
+    """A validated job. Components are in dicts by their names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    project: Annotated[str, Field(min_length=1)]
+    """Name of the MLflow experiment."""
+    trial: Annotated[str, Field(min_length=1)]
+    """Name of the MLflow run; an interrupted one of that name is resumed."""
+    mode: Literal["train", "serve"] = "train"
+    """What agents read as ``config["mode"]``: whether they explore."""
+    seed: int = 0
+    """Seed of everything random."""
+    tracking: str | None = None
+    """MLflow URI, or path of a sqlite file or its folder; null: ``mlflow.db`` in the current folder."""
+
+    models: dict[str, ModelConfig] = {}
+    agents: dict[str, AgentConfig] = {}
+    buffers: dict[str, BufferConfig] = {}
+    sources: dict[str, SourceConfig] = {}
+    actors: dict[str, ActorConfig] = {}
+    trainers: dict[str, TrainerConfig] = {}
+    renders: dict[str, RenderConfig] = {}
+    configs: dict[str, FreeConfig] = {}
+
+    file: str
+    """Absolute path of the YAML file."""
+    folder: str
+    """Absolute path of its folder, where modules are looked up first."""
+
+    @staticmethod
+    def load(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+        """Reads a job.
+
+        Args:
+            path: of the YAML file.
+            overrides: ``component.key=value`` each, with the value as YAML; an integer indexes a list
+                (``actor.gamecores.0.num=4``).
+
+        Raises:
+            ConfigError: the file, a key or a value cannot be used. ``details["errors"]`` has one line for each thing
+                that is wrong; the message is the first of them.
+        """
+        file = Path(path).expanduser().absolute()
+        try:
+            document = Document.parse(file.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}{nearest_file(file)}", file=str(path)) from None
+        for override in overrides:
+            document.override(override)
+        return _Validation(document, file).job()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
+        plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})
+        components = {name: part for group in _GROUPS.values() for name, part in plain.pop(group).items()}
+        return {**plain, **components}
+
+    def in_mode(self, mode: Literal["train", "serve"]) -> JobConfig:
+        """The same job in another mode."""
+        return self.model_copy(update={"mode": mode})
+
+
+_GROUPS = {kind: f"{kind}s" for kind in KINDS}
+_TOP = ("project", "trial", "mode", "seed", "tracking")
+
+
+class _Validation:
+    """One pass over a document that gathers everything wrong with it."""
+
+    def __init__(self, document: Document, file: Path) -> None:
+        self.document = document
+        self.path = file
+        self.folder = str(file.parent)
+        self.errors: list[str] = []
+
+    def job(self) -> JobConfig:
+        groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
+        top: dict[str, Any] = {}
+        for name, value in self.document.values.items():
+            if name in _TOP:
+                top[name] = value
+            else:
+                self._component(name, value, groups)
+        self._references(groups)
+        place = {"file": str(self.path), "folder": self.folder}
+        job = self._validate(JobConfig, {**top, **place}, ())
+        self._raise()
+        assert isinstance(job, JobConfig)
+        return job.model_copy(update=groups)
+
+    def _component(self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]]) -> None:
+        if not isinstance(value, dict):
+            self._add((name,), f"unknown key{nearest(name, _TOP)}; components are mappings with a `kind`")
+            return
+        kind = value.get("kind")
+        if kind not in KINDS:
+            told = "has no `kind`" if kind is None else f"`kind` is {short(kind)}"
+            self._add((name, "kind"), f"{told}, expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+            return
+        if not name.isidentifier():
+            self._add((name,), "a component's name has letters, digits and underscores only")
+        component = self._validate(KINDS[kind], value, (name,))
+        if component is not None:
+            groups[_GROUPS[kind]][name] = component
+            self._modules(component, (name,))
+
+    def _validate(self, model: type[BaseModel], value: Any, loc: Loc) -> BaseModel | None:
+        try:
+            # Through JSON, because that is strict about types and yet takes a list for a tuple.
+            return model.model_validate_json(json.dumps(value), strict=True)
+        except TypeError as error:
+            self._add(loc, str(error))
+        except ValidationError as error:
+            # Unknown keys first: a key that is missing is often there under another name.
+            problems = error.errors(include_url=False)
+            for problem in sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden"):
+                self._add((*loc, *problem["loc"]), _told(model, problem))
+        return None
+
+    def _modules(self, part: BaseModel, loc: Loc) -> None:
+        """Every ``module`` in a component has to be there."""
+        for name in type(part).model_fields:
+            value = getattr(part, name)
+            if isinstance(value, BaseModel):
+                self._modules(value, (*loc, name))
+            elif name == "module" and isinstance(value, str):
+                try:
+                    check_module(value, self.folder)
+                except ConfigError as error:
+                    self._add((*loc, name), error.message)
+
+    def _references(self, groups: dict[str, dict[str, BaseModel]]) -> None:
+        def check(group: str, loc: Loc, name: str) -> None:
+            if name not in groups[group] and name not in self._broken(group):
+                kind = group.removesuffix("s")
+                self._add(loc, f"there is no {kind} {name!r}{nearest(name, groups[group])}")
+
+        for name, actor in groups["actors"].items():
+            assert isinstance(actor, ActorConfig)
+            for index, agent in enumerate(actor.agents):
+                check("agents", (name, "agents", index), agent)
+        for name, trainer in groups["trainers"].items():
+            assert isinstance(trainer, TrainerConfig)
+            check("models", (name, "model"), trainer.model)
+            for index, buffer in enumerate(trainer.buffers):
+                check("buffers", (name, "buffers", index), buffer)
+        for name, source in groups["sources"].items():
+            assert isinstance(source, SourceConfig)
+            check("buffers", (name, "buffer"), source.buffer)
+
+    def _broken(self, group: str) -> set[str]:
+        """Components of a group by what the file says, valid or not: what is wrong with one is told once."""
+        values = self.document.values.items()
+        return {name for name, value in values if isinstance(value, dict) and f"{value.get('kind')}s" == group}
+
+    def _add(self, loc: Loc, what: str) -> None:
+        self.errors.append(f"{self.document.where(loc)}: {dotted(loc)}: {what}")
+
+    def _raise(self) -> None:
+        if self.errors:
+            more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+            raise ConfigError(self.errors[0] + more, file=self.document.file, errors=self.errors)
+
+
+def _told(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    """One of pydantic's findings in this project's words."""
+    loc: Loc = problem["loc"]
+    if problem["type"] == "extra_forbidden":
+        near = nearest(str(loc[-1]), _fields(model, loc[:-1]))
+        return f"unknown key{near}"
+    if problem["type"] == "missing":
+        return "is missing"
+    message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"is {short(problem['input'])}, expected {message}"
+
+
+def _fields(model: type[BaseModel], loc: Loc) -> list[str]:
+    """Keys that are right at ``loc`` inside ``model``; empty where that cannot be told from its annotations."""
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        found = [field for name, field in model.model_fields.items() if part in (name, field.alias)]
+        inner = [t for field in found for t in _models_in(field.annotation)]
+        if len(inner) != 1:
+            return []
+        model = inner[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)

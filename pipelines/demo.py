@@ -1,0 +1,61 @@
+"""``make demo``: the main job from nothing to a champion that is served and played against.
+
+Trains CartPole through the door, registers the champion, serves it as ``serve run serve_config.yaml`` would, plays
+games against it through the HTTP door, and says what to type next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from brayx.tracking import initialise, tracking_uri
+from deployments.actor import ServeArgs, app, only
+from pipelines.cluster import Cluster
+from pipelines.config import JobConfig
+from pipelines.evaluate import draw_curve, evaluate
+from pipelines.train import CURVE_FILE, train_on
+
+PASSING_RETURN = 475.0
+"""What Gymnasium registers as solved for CartPole-v1."""
+_ENV_ID = "CartPole-v1"
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Runs the demo; exit code 0 only if the champion's mean return reached `PASSING_RETURN`."""
+    console = Console(file=sys.stderr, highlight=False)
+    began = time.monotonic()
+    job = JobConfig.load(arguments.config, arguments.overrides)
+    uri = initialise(tracking_uri(arguments.tracking or job.tracking))
+    actor = only("actor", job.actors)
+    options = job.actors[actor]
+    with Cluster(options.host, options.port, arguments.ingress, arguments.address) as cluster:
+        result = train_on(cluster, job, uri, trial_name=arguments.trial, resume=not arguments.new)
+        print(result.summary())
+        if not result.finished:
+            return 130
+        if result.version is None:
+            console.print("[red]no checkpoint saw enough finished games: there is no champion[/red]")
+            return 1
+        from ray import serve
+
+        console.print("[dim]serving the champion[/dim]")
+        serve.run(app(ServeArgs(config=arguments.config, tracking=uri)), name=actor, route_prefix="/")
+        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=job.seed)
+    curve = Path(CURVE_FILE).absolute()
+    draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)
+    passed = played.mean >= PASSING_RETURN
+    print(f"  champion, greedy, through the HTTP door: {played}")
+    print(f"  curve: {curve}, and in MLflow")
+    print(f"  {time.monotonic() - began:.0f} s in all\n")
+    if not passed:
+        print(f"the champion's mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
+        return 1
+    print("next:")
+    print(f"  mlflow ui --backend-store-uri {uri} --workers 1")
+    print("  serve run serve_config.yaml")
+    return 0

@@ -1,0 +1,154 @@
+"""A YAML file with the place of every key, and the ``--set`` overrides laid over it. Knows nothing of jobs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from brayx.errors import ConfigError
+
+Loc = tuple[str | int, ...]
+"""Keys and indices that lead to a value."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: ``1e-3`` is a number, a date is text, a key given twice is an error."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
+    """A float; but ``1e6``, which people write for a count, is the integer."""
+    value = float(loader.construct_yaml_float(node))
+    return int(value) if _EXPONENT.match(str(node.value)) and value.is_integer() else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
+class Document:
+    """The parsed file, with where each value came from."""
+
+    def __init__(self, values: dict[str, Any], lines: dict[Loc, int], file: str) -> None:
+        self.values = values
+        self.lines = lines
+        self.file = file
+        self.overridden: dict[Loc, str] = {}
+
+    @classmethod
+    def parse(cls, text: str, file: str) -> Document:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            lines = dict(_lines(node, ())) if node is not None else {}
+            values = loader.construct_document(node) if node is not None else {}
+        except _RepeatedKey as error:
+            raise ConfigError(f"{file}:{error.line}: key {dotted(error.loc)!r} is given twice", file=file) from None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{file}:{mark.line + 1}" if mark else file
+            raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', error)}", file=file) from None
+        finally:
+            loader.dispose()
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+            raise ConfigError(f"{file}: expected keys such as 'project' and components, got {short(values)}", file=file)
+        return cls(values, lines, file)
+
+    def override(self, text: str) -> None:
+        path, equals, value = text.partition("=")
+        loc: Loc = tuple(int(part) if part.isdigit() else part for part in path.strip().split("."))
+        if not equals or "" in loc:
+            raise ConfigError(f"--set {text}: expected NAME.KEY=VALUE, such as trainer.learning_rate=1e-3")
+        try:
+            parsed = yaml.load(value, Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {text}: the value is not YAML: {getattr(error, 'problem', error)}") from None
+        if len(loc) > 1 and loc[0] not in self.values:
+            raise ConfigError(f"--set {text}: there is no component {loc[0]!r}{nearest(str(loc[0]), self.values)}")
+        target: Any = self.values
+        for depth, part in enumerate(loc):
+            last = depth == len(loc) - 1
+            if isinstance(target, list):
+                if not isinstance(part, int) or part >= len(target):
+                    what = f"{dotted(loc[:depth])!r} is a list of {len(target)}"
+                    raise ConfigError(f"--set {text}: {what}, {part!r} is no index of it")
+            elif not isinstance(target, dict):
+                raise ConfigError(f"--set {text}: {dotted(loc[:depth])!r} is {short(target)}, which has no keys")
+            elif not last and target.get(str(part)) is None:
+                target[str(part)] = {}
+            key = part if isinstance(target, list) else str(part)
+            if last:
+                target[key] = parsed
+            else:
+                target = target[key]
+        self.overridden[loc] = text
+
+    def where(self, loc: Loc) -> str:
+        """``file:line`` or the ``--set`` that the value at ``loc`` came from."""
+        inside = [text for path, text in self.overridden.items() if path[: len(loc)] == loc]
+        if loc and inside:
+            return f"--set {inside[-1]}"
+        for end in range(len(loc), 0, -1):
+            if loc[:end] in self.overridden:
+                return f"--set {self.overridden[loc[:end]]}"
+            if loc[:end] in self.lines:
+                return f"{self.file}:{self.lines[loc[:end]]}"
+        return self.file
+
+
+class _RepeatedKey(Exception):
+    def __init__(self, loc: Loc, line: int) -> None:
+        super().__init__(loc, line)
+        self.loc, self.line = loc, line
+
+
+def _lines(node: yaml.Node, loc: Loc) -> Iterator[tuple[Loc, int]]:
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            here = (*loc, str(key.value))
+            if here in seen and key.value != "<<":
+                raise _RepeatedKey(here, key.start_mark.line + 1)
+            seen.add(here)
+            yield here, key.start_mark.line + 1
+            yield from _lines(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*loc, index), value.start_mark.line + 1
+            yield from _lines(value, (*loc, index))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if near:
+        return f"; nearest is {near[0]!r}"
+    return f"; there is {', '.join(repr(name) for name in names)}" if 0 < len(names) <= 12 else ""
+
+
+def nearest_file(file: Path) -> str:
+    try:
+        return nearest(file.name, [entry.name for entry in file.parent.iterdir() if entry.suffix in (".yaml", ".yml")])
+    except OSError:
+        return ""
+
+
+def dotted(loc: Loc) -> str:
+    return ".".join(map(str, loc)) or "the job"
+
+
+def short(value: Any) -> str:
+    text = "null" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,187 @@
+"""Game processes of a training job: started, watched, started again when they die, and all gone at the end.
+
+Any command that speaks to a door will do; this file knows nothing of what it plays. What a game writes to its
+standard error is kept for the progress display, because that is where a gamecore says what went wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from brayx.actor.config import GamecoreConfig
+from brayx.errors import StartupError
+
+_FIRST_RESTART_S = 0.5
+_LAST_RESTART_S = 15.0
+_LONGEST_LINE = 500
+
+
+@dataclass
+class _Game:
+    argv: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    restart_at: float = 0.0
+    backoff_s: float = _FIRST_RESTART_S
+    tail: bytes = field(default=b"")
+
+
+class Gamecores:
+    """Keeps a set of game processes running, as a context.
+
+    Args:
+        configs: what to run.
+        urls: URL of each door by name, put in place of ``{url}`` in the commands.
+        folder: working directory of the processes.
+
+    Attributes:
+        restarts: how often a process had ended by itself and was started again.
+        messages: the newest lines of the processes' standard error.
+    """
+
+    def __init__(self, configs: Sequence[GamecoreConfig], urls: Mapping[str, str], folder: str | Path) -> None:
+        self._folder = folder
+        self._games = [_Game(argv) for argv in _commands(configs, urls)]
+        self._selector = selectors.DefaultSelector()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
+        self.restarts = 0
+        self.messages: deque[str] = deque(maxlen=20)
+
+    @property
+    def running(self) -> int:
+        """Processes alive now."""
+        return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those alive now."""
+        return [game.process.pid for game in self._games if game.process is not None and game.process.poll() is None]
+
+    def __enter__(self) -> Gamecores:
+        try:
+            for game in self._games:
+                self._start(game)
+        except BaseException:
+            self.stop()
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """Asks every process to end (SIGTERM), and ends those that do not by ``timeout_s`` (SIGKILL)."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2.0)
+        for game in self._games:
+            _signal(game, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        for game in self._games:
+            if game.process is None:
+                continue
+            try:
+                game.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(game, signal.SIGKILL)
+                game.process.wait(timeout=5.0)
+            if game.process.stderr is not None:
+                game.process.stderr.close()
+        self._selector.close()
+
+    def _start(self, game: _Game) -> None:
+        try:
+            game.process = subprocess.Popen(
+                game.argv,
+                cwd=self._folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StartupError(f"gamecore {shlex.join(game.argv)!r} did not start: {error.strerror}") from error
+        game.started_at = time.monotonic()
+        assert game.process.stderr is not None
+        os.set_blocking(game.process.stderr.fileno(), False)
+        self._selector.register(game.process.stderr, selectors.EVENT_READ, game)
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            for key, _ in self._selector.select(timeout=0.2):
+                self._read(key.data)
+            now = time.monotonic()
+            for game in self._games:
+                if game.process is not None and game.process.poll() is not None:
+                    self._ended(game, now)
+                elif game.process is None and now >= game.restart_at:
+                    with contextlib.suppress(StartupError):
+                        self.restarts += 1
+                        self._start(game)
+
+    def _read(self, game: _Game) -> None:
+        assert game.process is not None
+        assert game.process.stderr is not None
+        data = game.process.stderr.read(65536)
+        if data == b"":
+            self._selector.unregister(game.process.stderr)
+            return
+        *lines, game.tail = (game.tail + (data or b"")).split(b"\n")
+        game.tail = game.tail[-_LONGEST_LINE:]
+        self.messages.extend(line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines if line.strip())
+
+    def _ended(self, game: _Game, now: float) -> None:
+        """A game that ran for a while starts again at once; one that keeps dying waits longer each time."""
+        assert game.process is not None
+        assert game.process.stderr is not None
+        with contextlib.suppress(KeyError):
+            self._read(game)
+            self._selector.unregister(game.process.stderr)
+        game.process.stderr.close()
+        lived_s = now - game.started_at
+        game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
+        game.restart_at = now + game.backoff_s
+        self.messages.append(f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s")
+        game.process = None
+
+
+def _commands(configs: Sequence[GamecoreConfig], urls: Mapping[str, str]) -> list[list[str]]:
+    """One argument list a process; ``{url}`` and ``{index}`` are filled in after splitting, so values need no quotes."""
+    commands, index = [], 0
+    for config in configs:
+        for _ in range(config.num):
+            words = shlex.split(config.command)
+            values = {"{url}": urls[config.door], "{index}": str(index)}
+            for mark, value in values.items():
+                words = [word.replace(mark, value) for word in words]
+            commands.append(words)
+            index += 1
+    return commands
+
+
+def _environment() -> dict[str, str]:
+    """The environment with this interpreter's scripts (``brayx`` among them) first on the path, one thread a game."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _signal(game: _Game, number: signal.Signals) -> None:
+    """Signals the process and whatever it started: it leads a process group of its own."""
+    if game.process is not None and game.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(game.process.pid, number)

@@ -1,0 +1,118 @@
+"""The live display of a training job: a panel on a terminal, a line every few seconds elsewhere.
+
+Draws what it is given; knows nothing of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_LINE_EVERY_S = 5.0
+
+
+def _number(value: float | None, form: str = ",.0f") -> str:
+    return "–" if value is None or math.isnan(value) else format(value, form)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:.2f}"
+
+
+class Progress:
+    """Shows a job's progress, as a context.
+
+    Args:
+        title: first line.
+        num_steps: env steps that make the bar full.
+        target: return that training aims at; None for none.
+        console: where to draw; default: standard error, so that standard output stays for results.
+    """
+
+    def __init__(
+        self, title: str, *, num_steps: int, target: float | None = None, console: Console | None = None
+    ) -> None:
+        self._title = title
+        self._num_steps = num_steps
+        self._target = target
+        self._console = console or Console(file=sys.stderr)
+        self._live: Live | None = None
+        self._last_line = 0.0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {text}", highlight=False)
+
+    def update(self, numbers: Mapping[str, float], *, gamecores: int = 0, note: str = "") -> None:
+        """Shows the newest numbers.
+
+        Args:
+            numbers: as `brayx.hub.Hub.snapshot` gives them.
+            gamecores: game processes alive.
+            note: one line to show below.
+        """
+        if self._live is not None:
+            self._live.update(self._panel(numbers, gamecores, note))
+        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self.say(self._line(numbers))
+
+    def _line(self, numbers: Mapping[str, float]) -> str:
+        get = numbers.get
+        return (
+            f"{_number(get('env_steps', 0.0))} env steps  return {_number(get('episode_return.last100'), '.1f')}  "
+            f"{_number(get('ticks_per_s'))} ticks/s  version {_number(get('policy_version'))}  "
+            f"lag {_number(get('lag_versions'), '.1f')}"
+        )
+
+    def _panel(self, numbers: Mapping[str, float], gamecores: int, note: str) -> Group:
+        get = numbers.get
+        steps = get("env_steps", 0.0)
+        table = Table.grid(padding=(0, 2), expand=False)
+        for _ in range(4):
+            table.add_column(justify="right", style="dim")
+            table.add_column(justify="left", min_width=9)
+        target = f" / {self._target:g}" if self._target is not None else ""
+        table.add_row(
+            "return", f"[bold]{_number(get('episode_return.last100'), '.1f')}[/bold]{target}",
+            "env steps", _number(steps),
+            "ticks/s", _number(get("ticks_per_s")),
+            "tick p50/p99 ms", f"{_milliseconds(get('tick_seconds.p50'))} / {_milliseconds(get('tick_seconds.p99'))}",
+        )  # fmt: skip
+        table.add_row(
+            "games", _number(get("games", 0.0)),
+            "policy version", _number(get("policy_version")),
+            "lag (versions)", _number(get("lag_versions"), ".1f"),
+            "sessions", f"{_number(get('sessions_active'))} of {gamecores} gamecores",
+        )  # fmt: skip
+        table.add_row(
+            "entropy", _number(get("entropy"), ".3f"),
+            "update ms", _milliseconds(get("update_seconds.p50")),
+            "learner waits", _number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
+            "dropped", _number(get("replay_dropped", 0.0)),
+        )  # fmt: skip
+        bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
+        lines = [Text.from_markup(f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"), bar, table]
+        if note:
+            lines.append(Text(note[:160], style="yellow"))
+        return Group(*lines)

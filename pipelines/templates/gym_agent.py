@@ -1,0 +1,64 @@
+"""An agent for any Gymnasium environment with discrete actions that `brayx gamecore gym` plays.
+
+It speaks that gamecore's JSON: a tick is ``{"obs": …, "reward": r}`` where ``r`` is what the last action earned, the
+reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "truncated": …}``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from brayx import Agent, Fragment, State, Step, forward, push, record, sample_categorical
+from brayx.errors import BadBody
+
+
+class GymAgent(Agent):
+    """Samples from the policy while training, takes the most probable action when serving."""
+
+    def __init__(self, name: str, config: Mapping[str, Any], state: State) -> None:
+        super().__init__(name, config, state)
+        options = config[name]["options"]
+        self.model = options.get("model", "model")
+        self.buffer = options.get("buffer", "buffer")
+        self.greedy = config["mode"] == "serve"
+        self.rng = random.Random(f"{config['seed']}/{state.session}")
+        self.total_reward = 0.0
+        self.length = 0
+
+    async def on_tick(self, state: State) -> None:
+        obs = _field(state, "obs")
+        outputs, version = await forward(self.model, obs)
+        action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)
+        state.value = float(outputs["value"])
+        state.step = Step(obs, np.asarray(action), log_prob, version)
+        state.output["action"] = action
+
+    async def on_episode(self, episode: list[State], done: bool) -> None:
+        last = episode[-1]
+        steps = [state.step for state in episode[:-1]]
+        rewards = [float(_field(state, "reward")) for state in episode[1:]]
+        stopped = last.kind == "stop"
+        terminated = stopped and bool(last.input.get("terminated"))
+        if steps:
+            last_obs = _field(last, "obs") if stopped else last.step.obs
+            truncated = done and not terminated
+            push(
+                self.buffer,
+                Fragment.from_steps(steps, rewards, last_obs, terminated=terminated, truncated=truncated),
+            )
+        self.total_reward += sum(rewards)
+        self.length += len(steps)
+        if stopped:
+            record("episode_return", self.total_reward)
+            record("episode_length", self.length)
+
+
+def _field(state: State, name: str) -> np.ndarray:
+    try:
+        return np.asarray(state.input[name], np.float32)
+    except (KeyError, TypeError, ValueError):
+        raise BadBody(f'a {state.kind} is {{"obs": numbers, "reward": number}}, got {str(state.input)[:80]}') from None

@@ -1,0 +1,264 @@
+"""A training job from its first process to its last: reads top to bottom.
+
+Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, lets the learner and the actor
+deployment come up side by side, starts the gamecores once both are there, shows progress, and takes everything down in
+the order in which nothing is lost: games first, then the learner with a last checkpoint, then the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from brayx.actor.directory import NAMESPACE, stop_directory
+from brayx.errors import BrayxError, StartupError
+from brayx.tracking import Trial, initialise, register, tracking_uri
+from deployments.actor import WeightSource, actor_spec, application, build_model, only, pool_name
+from pipelines.cluster import Cluster, Ingress, delete_application
+from pipelines.config import JobConfig
+from pipelines.evaluate import draw_curve
+from pipelines.gamecores import Gamecores
+from pipelines.progress import Progress
+
+if TYPE_CHECKING:
+    from brayx.trainer.launch import Learner
+
+CURVE_METRIC = "episode_return.last100"
+CURVE_FILE = "curve.png"
+
+_READY_TIMEOUT_S = 180.0
+_INTERRUPTED_END_TIMEOUT_S = 6.0
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training job came to.
+
+    Attributes:
+        trial: its books.
+        numbers: the last snapshot of every metric.
+        finished: False when it was interrupted; it can be resumed.
+        pool_name, version: the registered champion; version None if no checkpoint was good enough to register.
+        seconds: while games were played and learned from.
+        curve: ``(env steps, mean return of the last 100 games)``.
+    """
+
+    trial: Trial
+    numbers: dict[str, float]
+    finished: bool
+    pool_name: str
+    version: int | None
+    seconds: float
+    curve: list[tuple[int, float]]
+
+    def summary(self) -> str:
+        """What there is to say, for people."""
+        get = self.numbers.get
+        nan = float("nan")
+        state = "finished" if self.finished else "interrupted (the same command resumes it)"
+        lines = [
+            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {self.seconds:.0f} s",
+            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
+            f"return {get(CURVE_METRIC, nan):.1f} (mean of the last 100 games)",
+            f"  {get('ticks', 0) / max(self.seconds, 1e-9):,.0f} ticks/s through the door, "
+            f"p50 {1e3 * get('tick_seconds.p50', nan):.2f} ms, p99 {1e3 * get('tick_seconds.p99', nan):.2f} ms; "
+            f"policy lag {get('lag_versions', nan):.1f} versions",
+        ]
+        if self.version is not None:
+            lines.append(f"  champion: {self.pool_name} version {self.version}")
+        return "\n".join(lines)
+
+
+def train(
+    job: JobConfig,
+    *,
+    trial_name: str | None = None,
+    resume: bool = True,
+    tracking: str | None = None,
+    address: str = "",
+    ingress: Ingress = "haproxy",
+) -> TrainResult:
+    """Runs a training job to its end, on a Ray of its own or a running one.
+
+    Args:
+        job: what to train.
+        trial_name: of the MLflow run; default: the job's.
+        resume: go on with an interrupted trial of that name.
+        tracking: MLflow URI or path; default: the job's.
+        address: of a Ray cluster to join; empty starts one.
+        ingress: of Serve, when Ray is started here.
+
+    Raises:
+        BrayxError: the job could not be started, or its learner failed for good.
+    """
+    uri = initialise(tracking_uri(tracking or job.tracking))
+    actor = job.actors[only("actor", job.actors)]
+    with Cluster(host=actor.host, port=actor.port, ingress=ingress, address=address) as cluster:
+        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
+
+
+def train_on(
+    cluster: Cluster, job: JobConfig, uri: str, *, trial_name: str | None = None, resume: bool = True
+) -> TrainResult:
+    """Runs a training job on a cluster that is up; arguments and errors as `train`."""
+    import ray
+
+    from brayx.hub import create_hub
+    from brayx.model.weights import create_weight_store
+    from brayx.replay.buffer import create_buffer
+    from brayx.trainer.launch import Learner, LearnerSpec
+
+    actor = only("actor", job.actors)
+    config = job.trainers[only("trainer", job.trainers)]
+    (buffer_name,) = config.buffers
+    trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
+    progress = Progress(
+        f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
+        num_steps=config.num_steps,
+        target=config.target_return,
+    )
+    names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "buffer", "sessions")}
+    began, finished = time.monotonic(), False
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(progress)
+        trial.log_params(job.as_dict())
+        hub = create_hub(names["hub"], NAMESPACE, trial)
+        store = create_weight_store(names["weights"], NAMESPACE)
+        buffer = create_buffer(names["buffer"], job.buffers[buffer_name], namespace=NAMESPACE, hub=hub)
+        stack.callback(_kill, [hub, store, buffer])
+        storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
+
+        progress.say("Ray is up; the learner and the actors are starting")
+        spec = LearnerSpec(
+            config=config,
+            model_name=config.model,
+            model_module=job.models[config.model].module,
+            model_folder=job.folder,
+            model_config=job.as_dict(),
+            namespace=NAMESPACE,
+            buffer=names["buffer"],
+            weight_store=names["weights"],
+            hub=names["hub"],
+            trial=trial,
+            seed=job.seed,
+            about={"job": job.as_dict()},
+        )
+        learner = Learner(spec, storage)
+        try:
+            stack.callback(stop_directory, names["sessions"])
+            stack.callback(delete_application, actor, 4.0)
+            _deploy(job, actor, config.model, names, {buffer_name: names["buffer"]})
+            _wait_for_weights(cluster.url, learner, config.model, progress)
+            urls = {door: cluster.door(door) for door in ("http", "ws")}
+            began = time.monotonic()
+            with Gamecores(job.actors[actor].gamecores, urls, job.folder) as games:
+                progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
+                _watch(progress, hub, learner, games)
+            learner.result()
+            finished = True
+        except KeyboardInterrupt:
+            progress.say("interrupted: saving a last checkpoint; the same command resumes this trial")
+            learner.stop()
+            with contextlib.suppress(BrayxError):
+                learner.result(_INTERRUPTED_END_TIMEOUT_S)
+        except BaseException:
+            trial.finish("FAILED")
+            raise
+        seconds = time.monotonic() - began
+        numbers = _last_numbers(hub)
+        version = _promote(job, trial, config.model) if finished else None
+        curve = trial.history(CURVE_METRIC)
+        if curve:
+            trial.log_figure(draw_curve(curve, title=job.project, target=config.target_return), CURVE_FILE)
+        trial.finish("FINISHED" if finished else "KILLED")
+    return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve)
+
+
+def _deploy(job: JobConfig, actor: str, learned: str, names: Mapping[str, str], buffers: Mapping[str, str]) -> None:
+    """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
+    from ray import serve
+
+    weights = {name: WeightSource(store=names["weights"] if name == learned else "") for name in job.models}
+    spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"])
+    try:
+        serve.run(application(spec, name=actor, directory=names["sessions"]), name=actor, route_prefix="/")
+    except RuntimeError as error:
+        raise StartupError(f"the actor {actor!r} did not start: {_last_line(error)}") from error
+
+
+def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> None:
+    """Waits until the door answers and acts with weights that the learner has published."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    said = "nothing"
+    while time.monotonic() < deadline:
+        if not learner.running:
+            learner.result()
+            return
+        try:
+            with urllib.request.urlopen(f"{url}/", timeout=5.0) as reply:
+                versions = json.load(reply)["policy_versions"]
+            if versions.get(model, 1) >= 1:
+                return
+            said = "that it has no weights yet"
+        except (OSError, ValueError, KeyError) as error:
+            said = str(error)
+        progress.update({}, note="waiting for the learner's first weights")
+        time.sleep(0.1)
+    raise StartupError(f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}")
+
+
+def _watch(progress: Progress, hub: Any, learner: Learner, games: Gamecores) -> None:
+    """Shows progress until the learner is done."""
+    import ray
+
+    while learner.running:
+        with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
+            numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
+            progress.update(numbers, gamecores=games.running, note=games.messages[-1] if games.messages else "")
+        time.sleep(0.25)
+
+
+def _last_numbers(hub: Any) -> dict[str, float]:
+    import ray
+
+    try:
+        numbers: dict[str, float] = ray.get(hub.close.remote(), timeout=10.0)
+        return numbers
+    except ray.exceptions.RayError:
+        return {}
+
+
+def _promote(job: JobConfig, trial: Trial, model: str) -> int | None:
+    """Registers the trial's best checkpoint as champion; None when no checkpoint saw a finished game."""
+    import torch
+
+    from brayx.engines.base import load_weights
+    from brayx.engines.export import to_onnx
+    from brayx.trainer.loop import BEST_METRIC
+
+    best = trial.best_checkpoint(BEST_METRIC)
+    if best is None:
+        return None
+    module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
+    weights = load_weights(trial.local(best) / "weights.npz")
+    module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    onnx = to_onnx(module, example, weights_as_inputs=False).proto
+    tags = {"return": f"{best.metrics[BEST_METRIC]:.1f}", "env_steps": str(best.step), "project": job.project}
+    return register(trial, best, pool_name(job, model), alias="champion", tags=tags, onnx=onnx).version
+
+
+def _kill(actors: Sequence[Any]) -> None:
+    import ray
+
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -1,0 +1,121 @@
+"""Fixtures every test may use: one local Ray for the session, a fresh tracking database, and the check for leftovers.
+
+The environment is set here, before anything imports Ray. A new local cluster of Ray's would write an auth token into
+the home folder; a token of this session's own keeps the cluster shut to others and the home as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brayx.replay.config import STREAM_ENVIRONMENT
+
+SESSION_MARK = "BRAYX_TEST_SESSION"
+NAMESPACE = "brayx-test"
+LEFTOVER_WAIT_S = 15.0
+
+os.environ[SESSION_MARK] = secrets.token_hex(8)
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", MLFLOW_DISABLE_TELEMETRY="true", RAY_DEDUP_LOGS="0")
+os.environ.update(STREAM_ENVIRONMENT)
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+os.environ.pop("RAY_ADDRESS", None)
+for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+_leftovers: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """One local Ray that all tests of the session share; the value is its namespace.
+
+    It claims four CPUs whatever the machine has, since most actors here only wait. Tests clean up what they name.
+    """
+    import ray
+
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=NAMESPACE,
+        object_store_memory=512 * 1024 * 1024,
+    )
+    yield NAMESPACE
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def _migrated_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from brayx.tracking import initialise, tracking_uri
+
+    path = tmp_path_factory.mktemp("migrated") / "mlflow.db"
+    initialise(tracking_uri(path))
+    return path
+
+
+@pytest.fixture
+def tracking_db(_migrated_db: Path, tmp_path: Path) -> str:
+    """URI of a fresh, migrated sqlite store in ``tmp_path``: a copy, since MLflow's migrations take seconds."""
+    from brayx.tracking import initialise, tracking_uri
+
+    path = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(_migrated_db)) as source, contextlib.closing(sqlite3.connect(path)) as copy:
+        source.backup(copy)
+    return initialise(tracking_uri(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the session if a process it started is still there: nothing may outlive the tests, ports included."""
+    deadline = time.monotonic() + LEFTOVER_WAIT_S
+    while (left := _our_processes()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            ports = sorted({c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN})
+            listening = f", listening on {ports}" if ports else ""
+            _leftovers.append(f"{process.pid}: {' '.join(process.cmdline())[:160]}{listening}")
+            process.kill()
+    if _leftovers:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _leftovers:
+        terminalreporter.section("processes left by the tests (killed now)", red=True)
+        terminalreporter.write_line("\n".join(_leftovers))
+
+
+def _our_processes() -> list[psutil.Process]:
+    """Processes started by this session, by the mark in their environment: an orphan has another parent by now."""
+    ours = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(SESSION_MARK) == os.environ[SESSION_MARK]:
+                ours.append(process)
+    return ours

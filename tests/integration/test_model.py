@@ -1,0 +1,249 @@
+"""Weights and the model deployment on a real Ray: ownership, restarts, swaps while serving, typed errors across it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import uuid
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray import serve
+
+from brayx.engines.base import save_weights
+from brayx.errors import BadWeights, DeadlineExceeded, ShapeMismatch, StartupError
+from brayx.model.config import ModelConfig
+from brayx.model.deployment import model_application
+from brayx.model.remote import RemoteModel
+from brayx.model.weights import WeightPublisher, WeightSubscriber, create_weight_store, get_weight_store
+
+# Workers cannot import this file: what it defines travels by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Scale(torch.nn.Module):
+    """Answers with its one weight, so that a result tells which weights made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, obs):
+        return {"scaled": obs * self.factor, "factor": obs[:, 0] * 0 + self.factor}
+
+
+class Telltale(Scale):
+    """Also answers with the process it runs in."""
+
+    def forward(self, obs):
+        return {**super().forward(obs), "pid": torch.full((len(obs),), os.getpid())}
+
+
+def build_telltale():
+    return Telltale(), (np.zeros((1, 3), np.float32),)
+
+
+def build():
+    return Scale(), (np.zeros((1, 3), np.float32),)
+
+
+def factor(value, size=1):
+    return {"factor": np.full(size, value, np.float32)}
+
+
+@pytest.fixture
+def store(ray_cluster):
+    handle = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}")
+    yield handle
+    ray.kill(handle)
+
+
+async def until(condition, timeout_s=40.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens in other processes)
+            await asyncio.sleep(0.01)
+
+
+def test_store_is_found_by_name_and_made_once(ray_cluster):
+    name = f"weights-{uuid.uuid4().hex[:8]}"
+    with pytest.raises(StartupError, match=name):
+        get_weight_store(name)
+    first = create_weight_store(name)
+    assert WeightPublisher(first).publish(factor(1), 1) == 1
+    assert WeightPublisher(create_weight_store(name)).publish(factor(1), 2) == 2
+    assert ray.get(get_weight_store(name).newest.remote())[:2] == (2, 2)
+    ray.kill(first)
+
+
+@ray.remote(num_cpus=0)
+class Learner:
+    def publish(self, handle, value, size):
+        return WeightPublisher(handle).publish(factor(value, size), 1)
+
+    def pid(self):
+        return os.getpid()
+
+
+async def test_weights_outlive_the_learner_that_published_them(store):
+    size = 1_000_000  # far above what Ray sends inline
+    learner = Learner.remote()
+    assert await learner.publish.remote(store, 3, size) == 1
+    os.kill(await learner.pid.remote(), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        await learner.pid.remote()
+    seen = {}
+    subscriber = WeightSubscriber(store, seen.__setitem__)
+    assert await subscriber.start() == 1
+    assert seen[1]["factor"].shape == (size,)
+    assert (seen[1]["factor"] == 3).all()
+    assert not seen[1]["factor"].flags.writeable, "a view of shared memory, not a copy"
+    await subscriber.stop()
+
+
+async def test_subscribers_get_the_newest_and_versions_only_grow(store):
+    publisher = WeightPublisher(store)
+    seen = [[], []]
+    subscribers = [WeightSubscriber(store, lambda v, w, s=s: s.append((v, float(w["factor"][0])))) for s in seen]
+    for subscriber in subscribers:
+        assert await subscriber.start() == 0
+    for step in range(1, 51):
+        await asyncio.to_thread(publisher.publish, factor(step), step)
+    await until(lambda: all(s and s[-1][0] == 50 for s in seen))
+    for s in seen:
+        versions = [version for version, _ in s]
+        assert versions == sorted(set(versions))
+        assert all(version == value for version, value in s)
+    for subscriber in subscribers:
+        await subscriber.stop()
+        assert not subscriber.running
+
+
+def test_nan_is_refused_at_publish_and_nothing_changes(store):
+    publisher = WeightPublisher(store)
+    publisher.publish(factor(1), 1)
+    with pytest.raises(BadWeights, match="'factor' holds 1 values"):
+        publisher.publish(factor(np.nan), 2)
+    assert ray.get(store.newest.remote())[:2] == (1, 1)
+    assert publisher.publish(factor(2), 3) == 2
+
+
+async def test_a_refusing_subscriber_goes_on(store):
+    publisher, seen = WeightPublisher(store), []
+
+    def take(version, weights):
+        if weights["factor"][0] == 2:
+            raise BadWeights("not these")
+        seen.append(version)
+
+    subscriber = WeightSubscriber(store, take)
+    await subscriber.start()
+    for value in (1, 2, 3):
+        version = await asyncio.to_thread(publisher.publish, factor(value), value)
+        await until(lambda version=version: subscriber.version == version)
+    assert seen == [1, 3]
+    assert subscriber.running
+    await subscriber.stop()
+
+
+async def test_a_killed_store_comes_back_and_versions_go_on(store):
+    publisher, seen = WeightPublisher(store), []
+    subscriber = WeightSubscriber(store, lambda version, weights: seen.append((version, float(weights["factor"][0]))))
+    await subscriber.start()
+    for value in (1, 2, 3):
+        await asyncio.to_thread(publisher.publish, factor(value), value)
+    await until(lambda: subscriber.version == 3)
+    ray.kill(store, no_restart=False)
+    assert await asyncio.to_thread(publisher.publish, factor(4), 4) >= 4
+    await until(lambda: seen[-1][1] == 4)
+    versions = [version for version, _ in seen]
+    assert versions == sorted(set(versions))
+    assert subscriber.running
+    await subscriber.stop()
+
+
+def test_a_publish_to_a_dead_store_ends(ray_cluster):
+    handle = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}")
+    WeightPublisher(handle).publish(factor(1), 1)
+    publisher = WeightPublisher(handle, timeout_s=0.5)
+    ray.kill(handle)
+    with pytest.raises(DeadlineExceeded):
+        publisher.publish(factor(2), 2)
+
+
+@contextlib.asynccontextmanager
+async def served(config, build=build, **options):
+    app = model_application(build, config, name="model", **options)
+    handle = await asyncio.to_thread(serve.run, app, name="model-test", route_prefix=None)
+    model = await RemoteModel.connect(handle, deadline_s=20)
+    try:
+        yield handle, model
+    finally:
+        await model.close()
+        await asyncio.to_thread(serve.delete, "model-test")
+
+
+@pytest.fixture(scope="module")
+def serve_instance(ray_cluster):
+    serve.start(proxy_location="Disabled")
+    yield
+    serve.shutdown()
+
+
+OBS = np.array([1, 2, 3], np.float32)
+
+
+async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_instance, ray_cluster):
+    name = f"weights-{uuid.uuid4().hex[:8]}"
+    store = create_weight_store(name)
+    publisher = WeightPublisher(store)
+    await asyncio.to_thread(publisher.publish, factor(1), 1)
+    config = ModelConfig(module="unused", engine="onnx", placement="remote", num_workers=1)
+    async with served(config, weight_store=(name, ray_cluster)) as (handle, model):
+        first = await model.forward(OBS)
+        assert first.policy_version == model.version == 1, "a replica that starts late has the newest weights at once"
+        np.testing.assert_array_equal(first.outputs["scaled"], OBS)
+
+        async def act():
+            last = 0
+            while last < 20:
+                forward = await model.forward(OBS)
+                assert forward.outputs["factor"] == forward.policy_version >= last
+                last = forward.policy_version
+
+        async def learn():
+            for value in range(2, 21):
+                await asyncio.to_thread(publisher.publish, factor(value), value)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(learn(), *[act() for _ in range(16)])
+
+        with pytest.raises(ShapeMismatch, match=r"expected \[obs: \[3\] float32\]"):
+            await model.forward(np.zeros(4))  # refused here
+        with pytest.raises(ShapeMismatch, match=r"obs: \[N, 3\] float32"):
+            await model._call([[np.zeros(4, np.float32)]])  # refused there, and comes back as what it is
+        assert (await model.forward(OBS)).policy_version == 20
+
+        hurried = RemoteModel(handle, model.spec, deadline_s=1e-4)
+        with pytest.raises(DeadlineExceeded):
+            await hurried.forward(OBS)
+        await hurried.close()
+        assert (await model.forward(OBS)).policy_version == 20
+    ray.kill(store)
+
+
+@pytest.mark.chaos
+async def test_a_replica_that_dies_is_replaced_and_forwards_are_sent_again(serve_instance, tmp_path):
+    save_weights(tmp_path / "weights.npz", factor(5))
+    config = ModelConfig(module="unused", engine="torch", placement="remote")
+    async with served(config, build_telltale, checkpoint=str(tmp_path)) as (_, model):
+        first = (await model.forward(OBS)).outputs
+        assert first["factor"] == 5
+        os.kill(int(first["pid"]), signal.SIGKILL)
+        forwards = await asyncio.gather(*[model.forward(OBS) for _ in range(8)])
+        assert all(forward.outputs["factor"] == 5 for forward in forwards)
+        assert all(forward.outputs["pid"] != first["pid"] for forward in forwards)

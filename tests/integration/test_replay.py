@@ -1,0 +1,247 @@
+"""The replay buffer as an actor and as a Ray Data stream, on a real Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+
+import numpy as np
+import pytest
+import ray
+
+from brayx.errors import ReplayError
+from brayx.replay.buffer import RemoteBuffer, create_buffer, get_buffer
+from brayx.replay.config import BufferConfig
+from brayx.replay.source import batches_of, read_buffer, replay_dataset
+from brayx.types import Fragment
+
+WHOLE = 64
+"""Transitions of one batch."""
+CONFIG = BufferConfig(size=1000, batch_size=4, unroll_length=16, max_in_flight=2)
+
+
+def fragment(number: float, length: int = WHOLE) -> Fragment:
+    return Fragment(
+        obs=np.full((length + 1, 4), number, np.float32),
+        action=np.zeros(length, np.int64),
+        log_prob=np.zeros(length, np.float32),
+        reward=np.full(length, number, np.float32),
+        terminated=True,
+        truncated=False,
+        policy_version=np.zeros(length, np.int64),
+    )
+
+
+@contextlib.contextmanager
+def running_buffer(namespace, config=CONFIG, name=None):
+    name = name or f"buffer-{uuid.uuid4().hex[:8]}"
+    actor = create_buffer(name, config, namespace=namespace)
+    try:
+        yield name, actor
+    finally:
+        ray.kill(actor)
+
+
+def take(stream, actor, got, times=None):
+    for batch in stream:
+        got.append(batch)
+        if times is not None:
+            times.append(time.monotonic())
+        actor.ack.remote(1)
+
+
+def wait_until(condition, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true in time"
+        time.sleep(0.02)
+
+
+def read_in_background(stream, actor):
+    got, times, failed = [], [], []
+
+    def read():
+        try:
+            take(stream, actor, got, times)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread, got, times, failed
+
+
+def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+
+        @ray.remote(num_cpus=0)
+        def push(count):
+            remote = RemoteBuffer(name, namespace=ray_cluster)
+            for number in range(count):
+                remote.push(fragment(number, WHOLE // 2), fragment(number, WHOLE // 2))
+            assert remote.flush(20)
+            ray.get(actor.end.remote(drain=True))
+
+        done = push.remote(50)
+        got = []
+        take(batches_of(replay_dataset(name, namespace=ray_cluster)), actor, got)
+        ray.get(done)
+    assert [float(batch["reward"][0, 0]) for batch in got] == list(range(50))
+    assert {batch["obs"].shape for batch in got} == {(4, 17, 4)}
+    assert len({sum(array.nbytes for array in batch.values()) for batch in got}) == 1
+    assert sum(batch["mask"].sum() for batch in got) == 50 * WHOLE
+    assert {key: array.dtype.name for key, array in got[0].items()} == {
+        "obs": "float32",
+        "action": "int64",
+        "log_prob": "float32",
+        "reward": "float32",
+        "terminated": "bool",
+        "truncated": "bool",
+        "mask": "float32",
+        "policy_version": "int64",
+    }
+
+
+def test_push_to_batch_takes_less_than_150_ms(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        thread, got, times, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        remote = RemoteBuffer(name, namespace=ray_cluster)
+        remote.push(fragment(0))
+        wait_until(lambda: got, 60)
+        pushed = []
+        for number in range(1, 31):
+            pushed.append(time.monotonic())
+            remote.push(fragment(number))
+            time.sleep(0.05)
+        ray.get(actor.end.remote(drain=True))
+        thread.join(10)
+    assert not failed
+    latencies = np.asarray(times[1:]) - np.asarray(pushed)
+    print(f"push to batch: p50 {np.median(latencies) * 1e3:.0f} ms, max {latencies.max() * 1e3:.0f} ms")
+    assert np.median(latencies) < 0.150
+
+
+def test_credits_bound_what_is_in_flight(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        ray.get(actor.push.remote([fragment(number) for number in range(10)]))
+        stream = batches_of(replay_dataset(name, namespace=ray_cluster))
+        next(stream)
+        time.sleep(1.0)
+        stats = ray.get(actor.stats.remote())
+        assert (stats["batches"], stats["in_flight"]) == (8, 2), "the first was taken but not acknowledged"
+        ray.get(actor.ack.remote(1))
+        wait_until(lambda: ray.get(actor.stats.remote())["batches"] == 7)
+        stream.close()
+
+
+def test_a_stream_nothing_was_ever_pushed_to_ends_within_two_seconds(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        thread, got, _, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        time.sleep(2.0)
+        start = time.monotonic()
+        ray.get(actor.end.remote())
+        thread.join(10)
+        assert time.monotonic() - start < 2.0
+        assert (got, failed) == ([], [])
+
+
+def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        dataset = replay_dataset(name, namespace=ray_cluster)
+        thread, got, _, failed = read_in_background(batches_of(dataset), actor)
+        ray.get(actor.push.remote([fragment(0)]))
+        wait_until(lambda: got, 60)
+        victims = _read_task_pids()
+        assert victims
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        thread.join(30)
+        assert not thread.is_alive(), "a dead reader must not hang the stream"
+        assert failed
+        thread, got, _, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+
+        def another():  # what was on its way to the dead reader is lost
+            ray.get(actor.push.remote([fragment(1)]))
+            return len(got) >= 2
+
+        wait_until(another, 60)
+        ray.get(actor.end.remote())
+        thread.join(10)
+        assert not failed
+
+
+def _read_task_pids():
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "ReadReplay" in " ".join(process.cmdline()) and process.environ().get("BRAYX_TEST_SESSION") == (
+                os.environ.get("BRAYX_TEST_SESSION")
+            ):
+                found.append(process.pid)
+    return found
+
+
+def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        thread, got, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
+        remote = RemoteBuffer(name, namespace=ray_cluster)
+        remote.push(fragment(0))
+        wait_until(lambda: got)
+        ray.kill(actor, no_restart=False)
+        number = 0
+
+        def another():
+            nonlocal number
+            number += 1
+            remote.push(fragment(number))
+            return len(got) >= 2
+
+        wait_until(another, 60)
+        assert remote.dropped["buffer_lost"] % WHOLE == 0
+        ray.get(actor.end.remote())
+        thread.join(10)
+        assert not failed
+
+
+def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        thread, _, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
+        time.sleep(0.5)
+        ray.kill(actor)
+        thread.join(20)
+        assert [type(error) for error in failed] == [ReplayError]
+    with pytest.raises(ReplayError, match=name):
+        get_buffer(name, namespace=ray_cluster)
+
+
+def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cluster):
+    with running_buffer(ray_cluster) as (name, actor):
+        dropped = []
+        remote = RemoteBuffer(
+            name, namespace=ray_cluster, max_pending=5, on_dropped=lambda *reason: dropped.append(reason)
+        )
+        pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            for number in range(20):
+                remote.push(fragment(number))
+            assert time.monotonic() - start < 0.5
+            assert not remote.flush(0.2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert remote.flush(10)
+        assert remote.dropped == {"full": 14 * WHOLE}
+        assert sum(count for _, count in dropped) == 14 * WHOLE
+        assert ray.get(actor.stats.remote())["pushed"] == 6 * WHOLE
+
+
+def test_a_taken_name_is_refused(ray_cluster):
+    with running_buffer(ray_cluster) as (name, _), pytest.raises(ReplayError, match=name):
+        create_buffer(name, CONFIG, namespace=ray_cluster)

@@ -1,0 +1,208 @@
+"""The learner against real actors, a real trial and a real `TorchTrainer`: in process, in Ray Train, killed, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import textwrap
+import threading
+import time
+import uuid
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from brayx.algorithms.ppo import PPOConfig
+from brayx.errors import ConfigError
+from brayx.hub import HubClient, create_hub
+from brayx.model.weights import create_weight_store
+from brayx.replay.buffer import RemoteBuffer, create_buffer
+from brayx.replay.config import BufferConfig
+from brayx.tracking import Trial
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.launch import Learner, LearnerSpec
+from brayx.types import Fragment
+
+MODEL = """
+    from __future__ import annotations
+    import torch
+    from brayx.nets.mlp import ActorCritic
+
+    def build_model(name, config):
+        return ActorCritic(2, 2, hidden=(8,)), (torch.zeros(1, 2),)
+"""
+STEPS = 32
+
+
+def fragment():
+    rng = np.random.default_rng()
+    action = rng.integers(0, 2, STEPS)
+    return Fragment(
+        obs=np.ones((STEPS + 1, 2), np.float32),
+        action=action,
+        log_prob=np.full(STEPS, -math.log(2), np.float32),
+        reward=action.astype(np.float32),
+        terminated=True,
+        truncated=False,
+        policy_version=np.ones(STEPS, np.int64),
+    )
+
+
+class Job:
+    """Everything around a learner, and somebody who plays."""
+
+    def __init__(self, namespace, tracking_db, folder, **options):
+        name = uuid.uuid4().hex[:8]
+        module = f"bandit_{name}"
+        (folder / f"{module}.py").write_text(textwrap.dedent(MODEL))
+        self.trial = Trial.open("trainer", name, tracking_db)
+        self.hub = create_hub(f"hub-{name}", namespace, self.trial)
+        self.store = create_weight_store(f"store-{name}", namespace)
+        buffer = BufferConfig(size=4, batch_size=2, unroll_length=16, max_in_flight=2)
+        self.buffer = create_buffer(f"buffer-{name}", buffer, namespace=namespace, hub=self.hub)
+        self.spec = LearnerSpec(
+            config=TrainerConfig(
+                model="model",
+                buffers=["buffer"],
+                algorithm=PPOConfig(gamma=0.0, epochs=2, minibatch_size=16),
+                **options,
+            ),
+            model_name="model",
+            model_module=module,
+            model_folder=str(folder),
+            namespace=namespace,
+            buffer=f"buffer-{name}",
+            weight_store=f"store-{name}",
+            hub=f"hub-{name}",
+            trial=self.trial,
+        )
+        self.storage = str(folder / "ray")
+        self._playing = threading.Event()
+        self._player = threading.Thread(target=self._play, daemon=True)
+        self._player.start()
+
+    def _play(self):
+        remote = RemoteBuffer(self.spec.buffer, namespace=self.spec.namespace)
+        while not self._playing.wait(0.02):
+            remote.push(fragment())
+
+    def learner(self):
+        return Learner(self.spec, self.storage)
+
+    def newest(self):
+        found = ray.get(self.store.newest.remote())
+        return 0 if found is None else found[0]
+
+    def close(self):
+        self._playing.set()
+        self._player.join(5)
+        ray.get(self.hub.close.remote())
+        for actor in (self.buffer, self.store, self.hub):
+            ray.kill(actor)
+
+
+@pytest.fixture
+def job(ray_cluster, tracking_db, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(**options):
+            made = Job(ray_cluster, tracking_db, tmp_path, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def wait_until(condition, timeout_s=90.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true in time"
+        time.sleep(0.05)
+
+
+def test_in_process_to_the_end(job):
+    job = job(where="process", num_steps=20 * STEPS)
+    summary = job.learner().result(60)
+    assert (summary.reason, summary.env_steps, summary.updates) == ("num_steps", 20 * STEPS, 20)
+    assert job.newest() == summary.policy_version == 22
+    (checkpoint,) = job.trial.checkpoints()
+    assert checkpoint.step == 20 * STEPS
+    snapshot = ray.get(job.hub.snapshot.remote())
+    assert snapshot["env_steps"] >= 20 * STEPS
+    assert snapshot["policy_version"] == 21
+    assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
+
+
+def test_stopped_and_resumed_in_process(job):
+    job = job(where="process", num_steps=10**9)
+    learner = job.learner()
+    wait_until(lambda: job.newest() > 5)
+    start = time.monotonic()
+    learner.stop()
+    first = learner.result(10)
+    assert time.monotonic() - start < 5
+    assert first.reason == "stream_ended"
+    assert [checkpoint.step for checkpoint in job.trial.checkpoints()] == [first.env_steps]
+    again = job.learner()  # the buffer has ended: it saves at once
+    second = again.result(30)
+    assert (second.resumed, second.env_steps) == (True, first.env_steps)
+    assert second.policy_version > first.policy_version
+
+
+def test_the_target_return_ends_it_and_marks_the_checkpoint(job):
+    job = job(where="process", num_steps=10**9, target_return=10.0, target_games=3)
+    games = HubClient(job.hub)
+    for _ in range(5):
+        games.add("episode_return", 12.0)
+    games.close()
+    summary = job.learner().result(60)
+    assert (summary.reason, summary.return_mean) == ("target_return", 12.0)
+    assert job.trial.best_checkpoint("episode_return").metrics == {"episode_return": 12.0}
+
+
+def test_a_module_that_is_no_model_is_named(job, tmp_path):
+    job = job(where="process")
+    (tmp_path / f"{job.spec.model_module}.py").write_text("def build_model(name, config):\n    return 1\n")
+    with pytest.raises(ConfigError, match="build_model must return"):
+        job.learner().result(30)
+
+
+def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
+    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5)
+    learner = job.learner()
+    wait_until(lambda: len(job.trial.checkpoints()) >= 2 or not learner.running, 120)
+    before = job.trial.checkpoints()[-1].step
+    (victim,) = _train_workers()
+    version = job.newest()
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: job.newest() > version + 20 or not learner.running, 120)
+    learner.stop()
+    summary = learner.result(60)
+    assert summary.resumed
+    assert summary.reason == "stream_ended"
+    assert summary.env_steps > before
+    assert summary.policy_version > version + 20
+    assert job.trial.checkpoints()[-1].step == summary.env_steps
+    assert len(job.trial.checkpoints()) <= 3
+
+
+def test_two_ranks_learn_as_one(job):
+    job = job(where="train", num_workers=2, num_steps=40 * STEPS)
+    summary = job.learner().result(180)
+    assert summary.reason == "num_steps"
+    assert summary.env_steps == 40 * STEPS
+    assert summary.updates == 20, "each update learns from a batch of either rank"
+
+
+def _train_workers():
+    mark = os.environ.get("BRAYX_TEST_SESSION")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(process.cmdline()) and process.environ().get("BRAYX_TEST_SESSION") == mark:
+                found.append(process.pid)
+    return found

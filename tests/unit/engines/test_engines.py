@@ -1,0 +1,238 @@
+"""Both engines on the same models: equal outputs, any number of weight sets, threads, and a verification that bites."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines import build_engine
+from brayx.engines.export import to_onnx, verify
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.torch import TorchEngine, module_weights
+from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
+from brayx.nets.mlp import ActorCritic
+
+
+class Awkward(torch.nn.Module):
+    """What exporters get wrong: expressions of weights alone, batch norm, tied weights, passed-through and double
+    outputs, a state that goes in and out, an unused input, outputs that are not floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.zeros(3))
+        self.mix = torch.nn.Parameter(torch.randn(3, 3))
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.first = torch.nn.Linear(3, 3)
+        self.again = self.first
+        self.embed = torch.nn.Embedding(5, 3)
+        self.cell = torch.nn.GRUCell(3, 3)
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, obs, h, unused):
+        x = obs["x"] * (1 + self.scale) @ torch.softmax(self.mix, -1) + self.embed(obs["id"])
+        x = self.dropout(self.again(self.first(self.norm(x))))
+        h = self.cell(x, h)
+        return {"h": h, "obs": obs["x"], "twice": (x, x), "best": x.argmax(-1), "positive": h > 0}
+
+
+def awkward():
+    example = (
+        {"x": np.zeros((1, 3), np.float32), "id": np.zeros(1, np.int64)},
+        np.zeros((1, 3), np.float32),
+        np.zeros((1, 2), np.float32),
+    )
+    return Awkward(), example
+
+
+def cartpole(hidden=(64, 64)):
+    torch.manual_seed(0)
+    return ActorCritic(4, 2, hidden), (np.zeros((1, 4), np.float32),)
+
+
+@pytest.fixture(scope="module")
+def onnx():
+    return OnnxEngine(*cartpole())
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return TorchEngine(*cartpole())
+
+
+def observations(batch_size, seed=0):
+    return [np.random.default_rng(seed).standard_normal((batch_size, 4)).astype(np.float32)]
+
+
+def changed(engine, seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (array + rng.standard_normal(array.shape)).astype(array.dtype) for name, array in engine.initial.items()
+    }
+
+
+def assert_same(got, want):
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_engines_agree_at_every_batch_size_and_weight_set(onnx, reference):
+    assert onnx.spec == reference.spec
+    assert onnx.layout == reference.layout
+    versions = [changed(onnx, seed) for seed in range(8)]
+    bound = [(onnx.bind(weights), reference.bind(weights)) for weights in versions]
+    for batch_size in (1, 7, 2, 64, 1, 5):  # sizes go up and down: buffers must not be those of the size before
+        inputs = observations(batch_size)
+        for ours, theirs in bound:
+            assert_same(onnx.run(ours, inputs), reference.run(theirs, inputs))
+
+
+def test_outputs_are_the_callers_own(onnx):
+    bound = onnx.bind(onnx.initial)
+    first = onnx.run(bound, observations(3))
+    kept = [leaf.copy() for leaf in first]
+    onnx.run(bound, observations(3, seed=1))
+    assert_same(first, kept)
+    first[0][:] = 7
+    assert_same(onnx.run(bound, observations(3)), kept)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_bound_weights_do_not_follow_the_callers_arrays(kind, onnx, reference):
+    engine = onnx if kind == "onnx" else reference
+    weights = changed(engine, 0)
+    bound = engine.bind(weights)
+    before = engine.run(bound, observations(2))
+    for array in weights.values():
+        array += 1
+    assert_same(engine.run(bound, observations(2)), before)
+
+
+def test_read_only_weights_are_used_in_place(onnx):
+    weights = changed(onnx, 0)
+    want = onnx.run(onnx.bind(weights), observations(2))
+    for array in weights.values():
+        array.flags.writeable = False
+    bound = onnx.bind(weights)
+    assert any(np.shares_memory(array, weights["policy.layers.0.weight"]) for array, _ in bound.values)
+    del weights
+    assert_same(onnx.run(bound, observations(2)), want)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_bind_refuses_weights_of_another_model(kind, onnx, reference):
+    engine = onnx if kind == "onnx" else reference
+    other = module_weights(cartpole(hidden=(8, 8))[0])
+    with pytest.raises(BadWeights, match=r"policy\.layers\.0\.weight: \[64, 4\] float32, got \[8, 4\] float32"):
+        engine.bind(other)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_run_from_many_threads(kind, onnx, reference):
+    engine = onnx if kind == "onnx" else reference
+    shared, other = engine.bind(engine.initial), engine.bind(changed(engine, 1))
+
+    def work(seed):
+        inputs = observations(1 + seed % 5, seed)
+        bound = shared if seed % 2 else other
+        return all(
+            np.allclose(got, want, atol=1e-6)
+            for _ in range(20)
+            for got, want in zip(
+                engine.run(bound, inputs), engine.run(engine.bind(weights[bound is other]), inputs), strict=True
+            )
+        )
+
+    weights = [engine.initial, changed(engine, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(16)))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind, onnx, reference):
+    engine = onnx if kind == "onnx" else reference
+    bound = engine.bind(engine.initial)
+    with pytest.raises(ModelError, match="batch of 2"):
+        engine.run(bound, [np.zeros((2, 5), np.float32)])
+    assert len(engine.run(bound, observations(2))[0]) == 2
+
+
+def test_awkward_model_is_exported_right_and_in_silence(capfd):
+    module, example = awkward()
+    module.train()
+    engine = OnnxEngine(module, example)  # compares with torch itself, with other weights too
+    assert module.training, "the caller's module is left alone"
+    assert [leaf.path for leaf in engine.spec.outputs] == ["best", "h", "obs", "positive", "twice/0", "twice/1"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_verify_reports_the_worst_error_of_each_output(onnx):
+    agreement = verify(onnx, *cartpole(), batch_sizes=(1, 3))
+    assert set(agreement.worst_abs) == {"logits", "value"}
+    assert all(0 <= worst < 1e-5 for worst in agreement.worst_abs.values())
+
+
+class _Stale(TorchEngine):
+    """Answers with the weights of its build, whatever is bound: an export with folded weights does this."""
+
+    def run(self, bound, inputs):
+        return super().run(super().bind(self.initial), inputs)
+
+
+class _FrozenBatch(TorchEngine):
+    """Right at batch 2 only: an export whose batch axis was frozen does this."""
+
+    def run(self, bound, inputs):
+        outputs = super().run(bound, inputs)
+        return [outputs[0], outputs[1] * (1 if len(inputs[0]) == 2 else np.float32(1.01))]
+
+
+class _Nan(TorchEngine):
+    def run(self, bound, inputs):
+        logits, value = super().run(bound, inputs)
+        return [logits, np.full_like(value, np.nan)]
+
+
+class _WrongShape(TorchEngine):
+    def run(self, bound, inputs):
+        logits, value = super().run(bound, inputs)
+        return [logits, value[:, None]]
+
+
+@pytest.mark.parametrize(
+    ("engine", "leaf"), [(_Stale, None), (_FrozenBatch, "value"), (_Nan, "value"), (_WrongShape, "value")]
+)
+def test_verify_catches_engines_that_differ(engine, leaf):
+    with pytest.raises(EngineMismatch, match="worst leaf") as caught:
+        verify(engine(*cartpole()), *cartpole())
+    assert leaf is None or caught.value.details["leaf"] == leaf
+    assert engine is not _Stale or caught.value.details["weights"] == "other"
+
+
+class FixedBatch(torch.nn.Module):
+    def forward(self, obs):
+        return obs.reshape(2, 4) * 2
+
+
+def test_a_model_with_a_frozen_batch_axis_is_refused():
+    with pytest.raises(ModelError, match="cannot be exported"):
+        OnnxEngine(FixedBatch(), (np.zeros((1, 4), np.float32),))
+
+
+def test_standalone_export_runs_without_bound_weights():
+    import onnxruntime
+
+    module, example = cartpole()
+    graph = to_onnx(module, example, weights_as_inputs=False)
+    assert (graph.inputs, graph.outputs, graph.weights) == (("obs",), ("logits", "value"), {})
+    session = onnxruntime.InferenceSession(graph.proto, providers=["CPUExecutionProvider"])
+    inputs = observations(3)
+    engine = TorchEngine(module, example)
+    assert_same(session.run(None, {"obs": inputs[0]}), engine.run(engine.bind(engine.initial), inputs))
+
+
+def test_unknown_engine_is_a_config_error():
+    with pytest.raises(ConfigError, match="'tensorflow' is not one of onnx, torch"):
+        build_engine("tensorflow", *cartpole())

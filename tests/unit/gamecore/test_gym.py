@@ -1,0 +1,320 @@
+"""Gymnasium gamecores: real CartPole games through real doors, and what happens when the service fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import pytest
+
+from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed
+from brayx.gamecore import Client, StepKind, gym
+from tests.unit.gamecore.echo_server import EchoApp, serving
+
+NO_OP = b'{"action":0}'
+
+
+class CountingEnv(gymnasium.Env[Any, Any]):
+    """Observations that tell the step; rewards 1, 2, 3; terminates after three steps."""
+
+    def __init__(self, observation: Any = None, action_space: gymnasium.Space[Any] | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1, 10, (1,))
+        self.action_space = action_space or gymnasium.spaces.Discrete(2, start=3)
+        self.observation = observation
+        self.actions: list[Any] = []
+
+    def _obs(self) -> Any:
+        return np.array([len(self.actions)], np.float32) if self.observation is None else self.observation
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.actions.clear()
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        return self._obs(), float(len(self.actions)), len(self.actions) == 3, False, {}
+
+
+@pytest.fixture
+def app() -> EchoApp:
+    return EchoApp(lambda body: NO_OP)
+
+
+@pytest.fixture
+def address(app: EchoApp) -> Iterator[str]:
+    with serving(app) as address:
+        yield address
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_cartpole_games(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
+    told: list[gym.GameResult] = []
+    results = gym.run_games("CartPole-v1", f"http://{address}", games=3, door=door, seed=5, on_game=told.append)
+    assert results == told
+    assert len(results) == 3
+    for result in results:
+        assert 8 <= result.length <= 11  # pushing left only, the pole falls so soon
+        assert result.total_reward == result.length
+        assert result.ended == "terminated"
+    assert not app.running
+    kinds = [request.kind for request in app.requests]
+    assert kinds.count(StepKind.START) == kinds.count(StepKind.STOP) == 3
+    assert kinds.count(StepKind.TICK) == sum(result.length for result in results)
+    assert gym.run_games("CartPole-v1", f"http://{address}", games=3, door=door, seed=5) == results
+    starts = [json.loads(request.body) for request in app.requests if request.kind is StepKind.START]
+    assert starts[:3] == starts[3:]
+    assert len({start["seed"] for start in starts}) == 3
+
+
+def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
+    app.answer = lambda body: b'{"action": 4}'
+    env = CountingEnv()
+    with Client(f"http://{address}") as client:
+        assert gym.play_game(env, client, seed=7) == gym.GameResult(6.0, 3, "terminated")
+        assert env.actions == [4, 4, 4]
+        assert gym.play_game(env, client, max_ticks=2) == gym.GameResult(3.0, 2, "truncated")
+    assert [request.body for request in app.requests] == [
+        b'{"env_id":"","seed":7}',
+        b'{"obs":[0.0],"reward":0.0}',
+        b'{"obs":[1.0],"reward":1.0}',
+        b'{"obs":[2.0],"reward":2.0}',
+        b'{"obs":[3.0],"reward":3.0,"terminated":true,"truncated":false}',
+        b'{"env_id":"","seed":null}',
+        b'{"obs":[0.0],"reward":0.0}',
+        b'{"obs":[1.0],"reward":1.0}',
+        b'{"obs":[2.0],"reward":2.0,"terminated":false,"truncated":true}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        (3, b"3"),
+        (np.int64(3), b"3"),
+        (np.zeros((2, 1), np.uint8), b"[[0],[0]]"),
+        ({"a": np.array([1]), "b": (np.float32(0.5), 2)}, b'{"a":[1],"b":[0.5,2]}'),
+    ],
+)
+def test_observations_of_every_space(app: EchoApp, address: str, observation: Any, text: bytes) -> None:
+    app.answer = lambda body: b'{"action": 3}'
+    with Client(f"http://{address}") as client:
+        gym.play_game(CountingEnv(observation), client)
+    assert app.requests[1].body == b'{"obs":%s,"reward":0.0}' % text
+
+
+@pytest.mark.parametrize(
+    ("space", "reply", "action"),
+    [
+        (gymnasium.spaces.Box(-1, 1, (2,)), b'{"action": [0.5, -1]}', np.array([0.5, -1], np.float32)),
+        (gymnasium.spaces.MultiDiscrete([3, 3]), b'{"action": [0, 2]}', np.array([0, 2])),
+        (gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)] * 2), b'{"action": [0, 1]}', (0, 1)),
+    ],
+)
+def test_actions_of_other_spaces(app: EchoApp, address: str, space: Any, reply: bytes, action: Any) -> None:
+    app.answer = lambda body: reply
+    env = CountingEnv(action_space=space)
+    with Client(f"http://{address}") as client:
+        gym.play_game(env, client)
+    assert type(env.actions[0]) is type(action)
+    assert np.array_equal(env.actions[0], action)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b'{"act": 0}', "no field 'action'"),
+        (b"[0]", "list indices"),
+        (b'{"action": 2}', "not an integer from 0 to 1"),
+        (b'{"action": true}', "not an integer"),
+        (b'{"action": "0"}', "not an integer"),
+        (b"\xff", "decode"),
+    ],
+)
+def test_a_reply_without_an_action_ends_the_run(app: EchoApp, address: str, reply: bytes, reason: str) -> None:
+    app.answer = lambda body: reply
+    with pytest.raises(BadBody, match=reason):
+        gym.run_games("CartPole-v1", f"http://{address}", games=1, give_up_after_s=0)
+
+
+def test_a_box_action_of_another_shape(app: EchoApp, address: str) -> None:
+    env = CountingEnv(action_space=gymnasium.spaces.Box(-1, 1, (2,)))
+    with Client(f"http://{address}") as client, pytest.raises(BadBody, match="Box"):
+        gym.play_game(env, client)
+
+
+def test_an_observation_that_is_not_finite(address: str) -> None:
+    with Client(f"http://{address}") as client, pytest.raises(BadBody, match="NaN"):
+        gym.play_game(CountingEnv(np.array([np.nan])), client)
+
+
+@pytest.mark.parametrize("env_id", ["CartPol-v1", "CartPole-v7"])
+def test_an_unknown_environment_names_the_nearest(env_id: str) -> None:
+    with pytest.raises(ConfigError, match="CartPole-v1"):
+        gym.run_games(env_id, "http://127.0.0.1:1", games=1)
+
+
+def test_a_wrong_environment_argument() -> None:
+    with pytest.raises(ConfigError, match="no_such"):
+        gym.run_games("CartPole-v1", "http://127.0.0.1:1", games=1, env_kwargs={"no_such": 1})
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_a_failed_game_is_told_and_another_started(
+    app: EchoApp, address: str, door: Literal["http", "ws"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = 0
+
+    def answer(body: bytes) -> bytes:
+        nonlocal ticks
+        ticks += 1
+        if ticks in (3, 4):
+            raise AgentError("the agent raised ValueError")
+        return NO_OP
+
+    app.answer = answer
+    assert len(gym.run_games("CartPole-v1", f"http://{address}", games=2, door=door)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("agent_error: the agent raised ValueError" in line for line in lines)
+
+
+def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(ConnectFailed):
+        gym.run_games("CartPole-v1", f"http://127.0.0.1:{port}", games=1, give_up_after_s=0.6)
+    assert time.monotonic() - began < 3
+    assert 2 <= len(capsys.readouterr().err.splitlines()) <= 6
+
+
+# The command
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "brayx.gamecore.gym", *arguments]
+
+
+def test_the_command(address: str) -> None:
+    done = subprocess.run(
+        _command("CartPole-v1", "--url", f"http://{address}", "--games", "2", "--door", "ws", "--max-ticks", "4"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *games, summary = done.stdout.splitlines()
+    assert games == [f"game {number}: return 4, 4 ticks, truncated" for number in (1, 2)]
+    assert summary.startswith("2 games, mean return 4, 8 ticks")
+
+
+def test_the_command_with_a_bad_environment_and_no_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gym.main(["CartPol-v1", "--url", "http://127.0.0.1:1"]) == 2
+    assert "CartPole-v1" in capsys.readouterr().err
+    assert gym.main(["CartPole-v1", "--url", "http://127.0.0.1:1", "--give-up-after-s", "0"]) == 1
+    assert "is the service running" in capsys.readouterr().err
+    assert gym.main(["CartPole-v1", "--url", "localhost"]) == 2
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_cleanly(app: EchoApp, address: str, number: signal.Signals, door: str) -> None:
+    command = _command("CartPole-v1", "--url", f"http://{address}", "--door", door)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("game 1:")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "mean return" in output.splitlines()[-1]
+    assert not app.running  # the game on was stopped
+
+
+def test_a_signal_ends_a_gamecore_whose_service_is_away() -> None:
+    command = _command("CartPole-v1", "--url", "http://127.0.0.1:1")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "connect_failed" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_gamecore_does_not_outlive_its_parent(app: EchoApp, address: str) -> None:
+    arguments = ["CartPole-v1", "--url", f"http://{address}", "--die-with-parent", "--quiet"]
+    parent_code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'brayx.gamecore.gym', *{arguments!r}])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        _until(lambda: len(app.requests) > 20)
+        parent.kill()
+        parent.wait(10)
+        _until(lambda: not _alive(child))
+    finally:
+        parent.kill()
+        parent.communicate()
+        if _alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_gamecore_outlives_the_thread_that_started_it(app: EchoApp, address: str) -> None:
+    """The kernel's parent-death signal is of the thread; a job often starts gamecores from a thread that ends."""
+    arguments = ["CartPole-v1", "--url", f"http://{address}", "--die-with-parent", "--quiet"]
+    parent_code = (
+        "import subprocess, sys, threading, time\n"
+        "def start():\n"
+        f"    child = subprocess.Popen([sys.executable, '-m', 'brayx.gamecore.gym', *{arguments!r}])\n"
+        "    time.sleep(1.5)\n"
+        "thread = threading.Thread(target=start)\n"
+        "thread.start(); thread.join(); print('thread ended', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "thread ended\n"
+        time.sleep(0.2)
+        before = len(app.requests)
+        _until(lambda: len(app.requests) > before + 20)
+    finally:
+        parent.kill()
+        parent.communicate()
+        _until(lambda: not app.running)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _until(condition: Any, timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

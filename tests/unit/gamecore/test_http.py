@@ -1,0 +1,213 @@
+"""The HTTP transports against servers that close, stall, die and babble."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+
+from brayx.errors import BodyTooLarge, ConnectionLost, DeadlineExceeded, ServiceFull, TransportError
+from brayx.gamecore import AsyncClient, Client
+from tests.unit.gamecore.scripted_server import read_request, reply, reset, scripted
+
+
+def _answer_one(sock: socket.socket) -> None:
+    read_request(sock)
+    sock.sendall(reply(b"one"))
+
+
+def _answer_all(sock: socket.socket) -> None:
+    while read_request(sock):
+        sock.sendall(reply(b"again"))
+
+
+def test_connection_is_kept_alive() -> None:
+    with scripted(_answer_all) as (address, connections), Client(f"http://{address}") as client:
+        assert [client.call(b"") for _ in range(5)] == [b"again"] * 5
+        assert connections == [0]
+
+
+def test_a_connection_closed_while_idle_is_replaced_before_sending() -> None:
+    scripts = (_answer_one, _answer_one, _answer_all)
+    with scripted(*scripts) as (address, connections), Client(f"http://{address}") as client:
+        for _ in range(3):
+            client.call(b"")
+            time.sleep(0.05)  # for the service's close to arrive
+        assert connections == [0, 1, 2]
+
+
+async def test_a_connection_closed_while_idle_is_replaced_before_sending_awaited() -> None:
+    with scripted(_answer_one, _answer_one, _answer_all) as (address, connections):
+        async with AsyncClient(f"http://{address}") as client:
+            for _ in range(3):
+                await client.call(b"")
+                await asyncio.sleep(0.05)
+            assert connections == [0, 1, 2]
+
+
+def test_connection_close_header_is_respected() -> None:
+    def closing(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.sendall(reply(b"bye", extra="connection: close\r\n"))
+        sock.recv(1)  # until the client closes: it must not wait for us
+
+    with scripted(closing, _answer_all) as (address, _), Client(f"http://{address}") as client:
+        assert [client.call(b""), client.call(b"")] == [b"bye", b"again"]
+
+
+def _die_before_the_reply(sock: socket.socket) -> None:
+    read_request(sock)
+
+
+def _die_within_the_reply(sock: socket.socket) -> None:
+    read_request(sock)
+    sock.sendall(reply(b"whole")[:-2])
+
+
+def _reset_before_the_reply(sock: socket.socket) -> None:
+    read_request(sock)
+    reset(sock)
+
+
+@pytest.mark.parametrize("die", [_die_before_the_reply, _die_within_the_reply, _reset_before_the_reply])
+async def test_a_tick_is_never_sent_twice(die: object) -> None:
+    ticks: list[bytes] = []
+
+    def script(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.sendall(reply(b""))
+        ticks.append(sock.recv(10, socket.MSG_PEEK))
+        die(sock)  # type: ignore[operator]
+
+    with scripted(script, _answer_all) as (address, connections), Client(f"http://{address}") as client:
+        client.start()
+        with pytest.raises(ConnectionLost, match="may have been applied"):
+            client.tick(b"x")
+        assert (len(ticks), connections) == (1, [0])
+        assert client.tick(b"by the game's own decision") == b"again"
+        assert connections == [0, 1]
+
+    with scripted(script, _answer_all) as (address, connections):
+        async with AsyncClient(f"http://{address}") as awaited:
+            await awaited.start()
+            with pytest.raises(ConnectionLost, match="may have been applied"):
+                await awaited.tick(b"x")
+            assert (len(ticks), connections) == (2, [0])
+            assert await awaited.tick(b"by the game's own decision") == b"again"
+            await awaited.stop()
+
+
+def _stall(sock: socket.socket) -> None:
+    read_request(sock)
+    sock.sendall(b"HTTP/1.1 200 OK\r\n")
+    sock.recv(1)
+
+
+def _trickle(sock: socket.socket) -> None:
+    read_request(sock)
+    for byte in reply(b"x" * 1000):
+        sock.sendall(bytes([byte]))
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("script", [_stall, _trickle])
+async def test_deadline_is_of_the_whole_request(script: object) -> None:
+    for _ in range(2):
+        with scripted(script, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.3) as client:  # type: ignore[arg-type]
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match=r"no reply to the stateless call within 0\.3 s") as caught:
+                client.call(b"")
+            assert 0.25 < time.monotonic() - began < 2
+            assert caught.value.details["layer"] == "http"
+    with scripted(script, _answer_all) as (address, _):  # type: ignore[arg-type]
+        async with AsyncClient(f"http://{address}", timeout_s=0.3) as awaited:
+            with pytest.raises(DeadlineExceeded, match="no reply to the stateless call"):
+                await awaited.call(b"")
+
+
+def test_a_late_reply_is_not_taken_for_the_next() -> None:
+    def late(sock: socket.socket) -> None:
+        read_request(sock)
+        time.sleep(0.4)
+        sock.sendall(reply(b"late"))
+
+    with scripted(late, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.2) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.call(b"")
+        time.sleep(0.4)
+        assert client.call(b"") == b"again"
+
+
+async def test_connecting_has_a_deadline() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    port = listener.getsockname()[1]
+    fillers = [socket.socket() for _ in range(4)]
+    try:
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        with Client(f"http://127.0.0.1:{port}", timeout_s=0.3) as client:
+            with pytest.raises(DeadlineExceeded, match="no connection within") as caught:
+                client.call(b"")
+            assert caught.value.details["layer"] == "connect"
+        async with AsyncClient(f"http://127.0.0.1:{port}", timeout_s=0.3) as awaited:
+            with pytest.raises(DeadlineExceeded, match="no connection within"):
+                await awaited.call(b"")
+    finally:
+        for sock in (listener, *fillers):
+            sock.close()
+
+
+async def test_not_http() -> None:
+    def babble(sock: socket.socket) -> None:
+        sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+        sock.recv(1000)
+
+    with scripted(babble, babble) as (address, _):
+        with Client(f"http://{address}") as client, pytest.raises(TransportError, match=r"SSH-2\.0"):
+            client.call(b"")
+        async with AsyncClient(f"http://{address}") as awaited:
+            with pytest.raises(TransportError):
+                await awaited.call(b"")
+
+
+def test_typed_errors_and_a_proxys_page() -> None:
+    def script(sock: socket.socket) -> None:
+        read_request(sock)
+        sock.sendall(reply(ServiceFull("no room", sessions=9).to_wire(), status="503 Service Unavailable"))
+        read_request(sock)
+        sock.sendall(reply(b"<html>Bad Gateway</html>", status="502 Bad Gateway"))
+
+    with scripted(script) as (address, _), Client(f"http://{address}") as client:
+        with pytest.raises(ServiceFull, match="no room") as caught:
+            client.start()
+        assert caught.value.details == {"sessions": 9}
+        with pytest.raises(TransportError, match=r"status 502.*Bad Gateway"):
+            client.start()
+
+
+def test_an_answer_given_while_the_body_is_still_on_its_way() -> None:
+    def refuse(sock: socket.socket) -> None:
+        sock.recv(100)
+        sock.sendall(reply(BodyTooLarge("too much").to_wire(), status="413 Content Too Large"))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 20):
+            pass
+
+    with scripted(refuse) as (address, _), Client(f"http://{address}") as client, pytest.raises(BodyTooLarge):
+        client.call(bytes(8 << 20))
+
+
+def test_threads_of_one_client_take_turns() -> None:
+    with scripted(_answer_all) as (address, connections), Client(f"http://{address}") as client:
+        replies: list[bytes] = []
+        threads = [threading.Thread(target=lambda: replies.append(client.call(b""))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert replies == [b"again"] * 8
+        assert connections == [0]

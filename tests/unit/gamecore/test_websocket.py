@@ -1,0 +1,237 @@
+"""The WebSocket transports against applications that close, refuse, stall and ping."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from websockets.frames import Close
+
+from brayx.errors import (
+    BodyTooLarge,
+    BrayxError,
+    ConnectionLost,
+    DeadlineExceeded,
+    ProtocolError,
+    ServiceFull,
+    SessionExists,
+    SessionLost,
+    TransportError,
+)
+from brayx.gamecore import AsyncClient, Client
+from brayx.gamecore.transports import websocket
+from brayx.gamecore.transports.frames import closed
+from tests.unit.gamecore.echo_server import EchoApp, Message, Receive, Send, serving
+from tests.unit.gamecore.scripted_server import reply, scripted
+
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def _app(*steps: Message | float) -> App:
+    """Accept, then before each step but a pause take one message; a step is an ASGI message or a pause in s."""
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept", "subprotocol": "brayx.v1"})
+        for step in steps:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                if step.pop("after_a_message", True):
+                    await receive()
+                await send(step)
+        await receive()
+
+    return app
+
+
+def _message(data: bytes) -> Message:
+    return {"type": "websocket.send", "bytes": data}
+
+
+def _close(code: int, reason: str) -> Message:
+    return {"type": "websocket.close", "code": code, "reason": reason}
+
+
+async def _both(app: Callable[[], App], use: Callable[[Any], Any], **options: Any) -> list[BrayxError]:
+    """The errors that ``use`` (which gives awaitables for the asyncio client) ends in, with either client."""
+
+    def play(client: Client) -> None:
+        for request in use(client):
+            request()
+
+    async def play_awaited(client: AsyncClient) -> None:
+        for request in use(client):
+            await request()
+
+    with (
+        serving(app()) as address,
+        Client(f"ws://{address}", **options) as client,
+        pytest.raises(BrayxError) as first,
+    ):
+        play(client)
+    with serving(app()) as address:
+        async with AsyncClient(f"ws://{address}", **options) as awaited:
+            with pytest.raises(BrayxError) as second:
+                await play_awaited(awaited)
+    return [first.value, second.value]
+
+
+async def test_an_error_message_before_the_close_is_told_in_full() -> None:
+    error = SessionExists("x" * 300, session="s")
+    cut = error.to_wire()[:123].decode()
+    app = lambda: _app(_message(b"E" + error.to_wire()), {**_close(4409, cut), "after_a_message": False})  # noqa: E731
+    for told in await _both(app, lambda client: [client.start]):
+        assert type(told) is SessionExists
+        assert told.message == "x" * 300
+
+
+async def test_a_close_with_an_error_document() -> None:
+    app = lambda: _app(_close(4410, SessionLost("owner died", reason="lost").to_wire().decode()))  # noqa: E731
+    for told in await _both(app, lambda client: [client.start]):
+        assert type(told) is SessionLost
+        assert told.details == {"reason": "lost"}
+
+
+def test_close_codes() -> None:
+    full = ServiceFull("no room for another session: 4096 of 4096 are running" * 3).to_wire()[:123].decode()
+    cut = closed("ws://h", Close(4503, full))
+    assert type(cut) is ServiceFull
+    assert cut.message.startswith("no room for another session")
+    assert type(closed("ws://h", Close(4502, "bad gateway"))) is TransportError
+    assert type(closed("ws://h", Close(1009, ""))) is BodyTooLarge
+    assert "1012" in closed("ws://h", Close(1012, "")).message
+    assert type(closed("ws://h", Close(1000, "done"))) is ConnectionLost
+
+
+async def test_a_session_ended_between_two_ticks_is_told_at_the_next() -> None:
+    lost = SessionLost("idle for 60 s", reason="idle")
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept", "subprotocol": "brayx.v1"})
+        await receive()
+        await send(_message(b"R"))
+        await send(_message(b"E" + lost.to_wire()))
+        await send(_close(4410, ""))
+
+    with serving(app) as address:
+        with Client(f"ws://{address}") as client:
+            client.start()
+            await asyncio.sleep(0.1)
+            with pytest.raises(SessionLost, match="idle for 60 s"):
+                client.tick(b"")
+            assert client.session is None
+        async with AsyncClient(f"ws://{address}") as awaited:
+            await awaited.start()
+            await asyncio.sleep(0.1)
+            with pytest.raises(SessionLost, match="idle for 60 s"):
+                await awaited.tick(b"")
+            assert awaited.session is None
+
+
+async def test_timeout_gives_the_connection_up() -> None:
+    app = lambda: _app(_message(b"R"), 0.5, _message(b"Rlate"))  # noqa: E731
+    for told in await _both(app, lambda client: [client.start, lambda: client.tick(b"")], timeout_s=0.2):
+        assert type(told) is DeadlineExceeded
+        assert "no reply to the tick of session" in told.message
+        assert told.details["layer"] == "websocket"
+
+
+async def test_handshake_has_a_deadline() -> None:
+    stall = lambda sock: sock.recv(1 << 16) and sock.recv(1)  # noqa: E731
+    with scripted(stall, stall) as (address, _):
+        with (
+            Client(f"ws://{address}", timeout_s=0.2) as client,
+            pytest.raises(DeadlineExceeded, match="no WebSocket handshake within"),
+        ):
+            client.start()
+        async with AsyncClient(f"ws://{address}", timeout_s=0.2) as awaited:
+            with pytest.raises(DeadlineExceeded, match="no WebSocket handshake within"):
+                await awaited.start()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "match"),
+    [
+        (reply(ServiceFull("no room").to_wire(), status="503 Busy"), ServiceFull, "no room"),
+        (reply(b"<html>Bad Gateway", status="502 Bad Gateway"), TransportError, "status 502.*Bad Gateway"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\nuntil the end", TransportError, "status 403.*until the end"),
+        (reply(b"hello"), TransportError, "status 200.*hello"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", TransportError, "does not answer as a WebSocket"),
+        (b"", ConnectionLost, "closed by the service"),
+    ],
+)
+async def test_refused_handshakes(answer: bytes, expected: type[BrayxError], match: str) -> None:
+    def script(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(answer)
+
+    with scripted(script, script) as (address, _):
+        with Client(f"ws://{address}") as client, pytest.raises(expected, match=match):
+            client.start()
+        async with AsyncClient(f"ws://{address}") as awaited:
+            with pytest.raises(expected, match=match):
+                await awaited.start()
+
+
+async def test_a_service_without_the_subprotocol() -> None:
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+
+    for told in await _both(lambda: app, lambda client: [client.start]):
+        assert type(told) is ProtocolError
+        assert "brayx.v1" in told.message
+
+
+async def test_a_message_of_no_known_kind() -> None:
+    app = lambda: _app(_message(b"R"), _message(b"?what"))  # noqa: E731
+    for told in await _both(app, lambda client: [client.start, lambda: client.tick(b"")]):
+        assert type(told) is ProtocolError
+        assert "not R or E" in told.message
+
+
+async def test_a_service_that_dies_is_connection_lost() -> None:
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept", "subprotocol": "brayx.v1"})
+        await receive()
+        await send(_message(b"R"))
+        await receive()
+        # returning drops the TCP connection without a close frame
+
+    for told in await _both(lambda: app, lambda client: [client.start, lambda: client.tick(b"")]):
+        assert type(told) is ConnectionLost
+        assert "may have been applied" in told.message
+
+
+async def test_pings_are_answered_while_the_game_thinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "IDLE_CHECK_S", 0.05)
+    with serving(EchoApp(), ws_ping_interval=0.1, ws_ping_timeout=0.2) as address:
+        with Client(f"ws://{address}") as client:
+            client.start()
+            await asyncio.sleep(0.6)
+            assert client.tick(b"still here") == b"still here"
+        async with AsyncClient(f"ws://{address}") as awaited:
+            await awaited.start()
+            await asyncio.sleep(0.6)
+            assert await awaited.tick(b"still here") == b"still here"
+
+
+def test_closing_ends_the_session_at_the_service() -> None:
+    app = EchoApp()
+    with serving(app) as address:
+        client = Client(f"ws://{address}")
+        client.start()
+        assert len(app.running) == 1
+        client.close()
+        deadline = time.monotonic() + 5
+        while app.running:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

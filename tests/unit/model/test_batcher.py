@@ -1,0 +1,343 @@
+"""The batcher with plain functions as its engine: composition, bounds, deadlines, cancellation, errors, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from brayx.errors import DeadlineExceeded, ModelError, QueueFull
+from brayx.model.batcher import Batcher
+
+
+class Engine:
+    """Doubles rows; records batches and where they ran; blocks while `gate` is shut."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def __call__(self, rows):
+        self.batches.append(list(rows))
+        self.threads.append(threading.current_thread().name)
+        self.entered.set()
+        assert self.gate.wait(10)
+        if "bad" in rows:
+            raise RuntimeError("engine broke")
+        return [row * 2 for row in rows]
+
+    async def wait_entered(self):
+        assert await asyncio.to_thread(self.entered.wait, 5)
+        self.entered.clear()
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    yield engine
+    engine.gate.set()
+
+
+@pytest.fixture
+async def make(engine):
+    made = []
+
+    def build(run=engine, **options):
+        made.append(Batcher(run, **options))
+        return made[-1]
+
+    yield build
+    engine.gate.set()
+    for batcher in made:
+        await batcher.close()
+
+
+async def shut(engine, batcher, row=0):
+    """Gets the engine stuck in a call with one row; returns the caller."""
+    engine.gate.clear()
+    engine.entered.clear()
+    caller = asyncio.create_task(batcher.submit(row))
+    await engine.wait_entered()
+    return caller
+
+
+async def test_rows_of_one_loop_iteration_share_a_batch_and_get_their_own_results(make, engine):
+    batcher = make()
+    assert await asyncio.gather(*[batcher.submit(i) for i in range(5)]) == [0, 2, 4, 6, 8]
+    assert engine.batches == [[0, 1, 2, 3, 4]]
+
+
+async def test_batches_are_cut_at_max_size_in_order_of_arrival(make, engine):
+    batcher = make(max_batch_size=4)
+    await asyncio.gather(*[batcher.submit(i) for i in range(10)])
+    assert engine.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+async def test_rows_gather_while_a_call_runs(make, engine):
+    batcher = make()
+    first = await shut(engine, batcher)
+    others = []
+    for i in range(1, 4):
+        others.append(asyncio.create_task(batcher.submit(i)))
+        await asyncio.sleep(0.002)
+    assert engine.batches == [[0]], "one call at a time"
+    engine.gate.set()
+    assert await asyncio.gather(first, *others) == [0, 2, 4, 6]
+    assert engine.batches == [[0], [1, 2, 3]]
+
+
+async def test_max_wait_holds_an_incomplete_batch_for_company(make, engine):
+    batcher = make(max_batch_size=8, max_wait_s=0.05)
+    started = time.perf_counter()
+    first = asyncio.create_task(batcher.submit(1))
+    await asyncio.sleep(0.01)
+    await asyncio.gather(first, batcher.submit(2))
+    assert engine.batches == [[1, 2]]
+    assert 0.045 < time.perf_counter() - started < 1
+
+
+async def test_max_wait_ends_when_the_batch_is_full(make, engine):
+    batcher = make(max_batch_size=2, max_wait_s=30)
+    async with asyncio.timeout(5):
+        await asyncio.gather(batcher.submit(1), batcher.submit(2))
+    assert engine.batches == [[1, 2]]
+
+
+async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine):
+    batcher = make(max_wait_s=0.3)
+    first = await shut(engine, batcher)
+    second = asyncio.create_task(batcher.submit(1))
+    await asyncio.sleep(0.35)
+    engine.gate.set()
+    await first
+    started = time.perf_counter()
+    await second
+    assert time.perf_counter() - started < 0.25
+
+
+async def test_queue_is_bounded_and_frees_up(make, engine):
+    batcher = make(max_queue=2)
+    first = await shut(engine, batcher)
+    waiting = [asyncio.create_task(batcher.submit(i)) for i in (1, 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="2 forwards wait"):
+        await batcher.submit(3)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    late = asyncio.create_task(batcher.submit(4))
+    await asyncio.sleep(0)
+    engine.gate.set()
+    assert await asyncio.gather(first, waiting[1], late) == [0, 4, 8]
+    assert engine.batches == [[0], [2, 4]]
+
+
+async def test_deadline_while_waiting_keeps_the_row_out_of_the_batch(make, engine):
+    batcher = make()
+    first = await shut(engine, batcher)
+    other = asyncio.create_task(batcher.submit(2))
+    with pytest.raises(DeadlineExceeded, match="for its batch"):
+        await batcher.submit(1, deadline_s=0.02)
+    engine.gate.set()
+    assert await asyncio.gather(first, other) == [0, 4]
+    assert engine.batches == [[0], [2]]
+
+
+async def test_deadline_holds_against_an_engine_that_hangs(make, engine):
+    batcher = make(deadline_s=0.03)
+    engine.gate.clear()
+    with pytest.raises(DeadlineExceeded, match="in its call"):
+        await batcher.submit(1)
+    with pytest.raises(DeadlineExceeded, match="for its batch"):
+        await batcher.submit(2)
+    engine.gate.set()
+    await batcher._call
+    assert await batcher.submit(3) == 6
+
+
+async def test_deadlines_of_rows_are_their_own(make, engine):
+    batcher = make(deadline_s=10)
+    first = await shut(engine, batcher)
+    order = []
+
+    async def wait(name, deadline_s):
+        with pytest.raises(DeadlineExceeded):
+            await batcher.submit(name, deadline_s=deadline_s)
+        order.append(name)
+
+    await asyncio.gather(wait(1, 0.09), wait(2, 0.03), wait(3, 0.06))
+    assert order == [2, 3, 1]
+    engine.gate.set()
+    await first
+
+
+async def test_a_cancelled_caller_leaves_the_others_alone(make, engine):
+    batcher = make()
+    first = await shut(engine, batcher)
+    tasks = [asyncio.create_task(batcher.submit(i)) for i in (1, 2, 3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    first.cancel()  # this one's call is running
+    await asyncio.sleep(0)
+    engine.gate.set()
+    assert await asyncio.gather(tasks[0], tasks[2]) == [2, 6]
+    assert engine.batches == [[0], [1, 3]]
+
+
+async def test_an_engine_error_reaches_every_caller_of_that_batch_and_no_other(make, engine):
+    batcher = make(max_batch_size=2)
+    rows = [1, "bad", 3, 4]
+    results = await asyncio.gather(*[batcher.submit(row) for row in rows], return_exceptions=True)
+    assert [str(result) for result in results] == ["engine broke", "engine broke", "6", "8"]
+    assert await batcher.submit(5) == 10
+
+
+async def test_an_engine_error_on_the_loop_is_no_different(make, engine):
+    batcher = make(inline_below_s=10)
+    assert await batcher.submit(1) == 2
+    with pytest.raises(RuntimeError, match="engine broke"):
+        await batcher.submit("bad")
+    assert await batcher.submit(2) == 4
+
+
+async def test_an_engine_that_loses_rows_is_an_error(make):
+    batcher = make(lambda rows: rows[:-1])
+    with pytest.raises(ModelError, match="2 rows came back as 1 results"):
+        await asyncio.gather(batcher.submit(1), batcher.submit(2))
+
+
+async def test_fast_calls_move_to_the_loop_and_slow_ones_stay_in_the_thread(make, engine):
+    loop_thread = threading.current_thread().name
+    fast = make(inline_below_s=10)
+    for i in range(3):
+        await fast.submit(i)
+    assert engine.threads[0].startswith("brayx-batcher")
+    assert engine.threads[1:] == [loop_thread] * 2
+    engine.threads.clear()
+    slow = make(inline_below_s=0)
+    for i in range(3):
+        await slow.submit(i)
+    assert all(name.startswith("brayx-batcher") for name in engine.threads)
+
+
+async def test_batch_sizes_are_judged_apart(make, engine):
+    batcher = make(inline_below_s=10)
+    await batcher.submit(1)
+    await batcher.submit(1)
+    await asyncio.gather(*[batcher.submit(i) for i in range(16)])
+    names = [name.startswith("brayx-batcher") for name in engine.threads]
+    assert names == [True, False, True]
+
+
+async def test_the_loop_goes_on_while_a_slow_call_runs(make, engine):
+    batcher = make()
+    first = await shut(engine, batcher)
+    turns = 0
+    for _ in range(50):
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns == 50
+    assert not first.done()
+    engine.gate.set()
+    await first
+
+
+async def test_coroutine_functions_are_awaited_one_at_a_time(make):
+    running = most = 0
+
+    async def run(rows):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        return [row * 2 for row in rows]
+
+    batcher = make(run, max_batch_size=2)
+    assert await asyncio.gather(*[batcher.submit(i) for i in range(5)]) == [0, 2, 4, 6, 8]
+    assert most == 1
+
+
+async def test_buckets_pad_with_the_last_row_and_drop_its_results(make, engine):
+    batcher = make(max_batch_size=8, buckets=(4, 8, 100))
+    assert await asyncio.gather(*[batcher.submit(i) for i in range(3)]) == [0, 2, 4]
+    assert await asyncio.gather(*[batcher.submit(i) for i in range(5)]) == [0, 2, 4, 6, 8]
+    assert engine.batches == [[0, 1, 2, 2], [0, 1, 2, 3, 4, 4, 4, 4]]
+
+
+async def test_submit_many_is_one_batch_and_all_or_nothing_at_the_bound(make, engine):
+    batcher = make(max_queue=4)
+    assert await batcher.submit_many([1, 2, 3]) == [2, 4, 6]
+    assert engine.batches == [[1, 2, 3]]
+    with pytest.raises(QueueFull):
+        await batcher.submit_many([1, 2, 3, 4, 5])
+    assert len(batcher) == 0
+
+
+async def test_close_fails_what_waits_and_lets_the_running_call_end(make, engine):
+    batcher = make()
+    first = await shut(engine, batcher)
+    waiting = asyncio.create_task(batcher.submit(1))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(batcher.close())
+    with pytest.raises(ModelError, match="closed"):
+        await waiting
+    engine.gate.set()
+    await closing
+    assert await first == 0
+    with pytest.raises(ModelError, match="closed"):
+        await batcher.submit(2)
+    await batcher.close()
+
+
+async def test_close_does_not_wait_for_ever(make, engine):
+    batcher = make(deadline_s=0.05)
+    first = await shut(engine, batcher)
+    async with asyncio.timeout(2):
+        await batcher.close()
+    with pytest.raises(DeadlineExceeded):
+        await first
+
+
+async def test_nothing_is_left_on_the_loop_when_idle(make):
+    batcher = make(deadline_s=0.02)
+    assert await batcher.submit(1) == 2
+    await asyncio.sleep(0.04)
+    assert batcher._deadline_timer is None
+    assert batcher._flush_handle is None
+    assert batcher._call is None
+
+
+async def test_on_batch_is_told_of_rows_time_and_wait(make, engine):
+    told = []
+    batcher = make(max_wait_s=0.02, buckets=(4,), on_batch=lambda *args: told.append(args))
+    await asyncio.gather(batcher.submit(1), batcher.submit(2))
+    [(rows, seconds, waited_s)] = told
+    assert rows == 2
+    assert 0 < seconds < 1
+    assert 0.019 < waited_s < 1
+
+
+async def test_many_callers_under_random_cancellation_never_get_anothers_result(make):
+    batcher = make(max_batch_size=7, inline_below_s=0)
+
+    async def caller(i):
+        for k in range(20):
+            value = i * 1000 + k
+            try:
+                async with asyncio.timeout(0.0003 if (i + k) % 3 == 0 else 5):
+                    assert await batcher.submit(value) == 2 * value
+            except TimeoutError:
+                assert (i + k) % 3 == 0
+
+    await asyncio.gather(*[caller(i) for i in range(40)])
+
+
+@pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_queue": 0}, {"max_wait_s": -1}, {"deadline_s": 0}])
+def test_options_that_make_no_batcher(options):
+    with pytest.raises(ValueError, match="max_batch_size"):
+        Batcher(list, **options)

@@ -1,0 +1,76 @@
+"""A model replica as the ordinary class it is: forwards of many rows, checkpoints, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.base import save_weights
+from brayx.errors import BadWeights, ShapeMismatch
+from brayx.model.config import ModelConfig
+from brayx.model.deployment import ModelReplica
+
+CONFIG = ModelConfig(module="unused", engine="torch", max_batch_size=4)
+
+
+class Affine(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x, bias):
+        return {"y": x * self.factor + bias.unsqueeze(-1)}
+
+
+def build():
+    return Affine(), (np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
+
+
+async def test_rows_of_one_call_come_back_in_order_with_their_versions():
+    replica = ModelReplica(build, CONFIG)
+    await replica.start()
+    x, bias = np.arange(14, dtype=np.float32).reshape(7, 2), np.arange(7, dtype=np.float32)
+    [y], versions = await replica.forward([x, bias])
+    np.testing.assert_array_equal(y, x + bias[:, None])
+    assert versions.dtype == np.int64
+    assert versions.tolist() == [0] * 7
+    await replica.check_health()
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [],
+        [np.zeros((2, 2), np.float32)],
+        [np.zeros((2, 2), np.float32), np.zeros(3, np.float32)],
+        [np.zeros((2, 3), np.float32), np.zeros(2, np.float32)],
+        [np.zeros((2, 2)), np.zeros(2)],
+        [np.zeros((0, 2), np.float32), np.zeros(0, np.float32)],
+        [np.float32(1), np.float32(1)],
+    ],
+)
+async def test_columns_that_do_not_fit_are_refused(columns):
+    replica = ModelReplica(build, CONFIG)
+    with pytest.raises(ShapeMismatch, match=r"x: \[N, 2\] float32', 'bias: \[N\] float32"):
+        await replica.forward(columns)
+    await replica.close()
+
+
+async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
+    save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
+    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+    [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(y, [[3, 3]])
+    await replica.close()
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path):
+    save_weights(tmp_path / "weights.npz", {"other": np.array(3, np.float32)})
+    with pytest.raises(BadWeights, match="factor"):
+        ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+    with pytest.raises(BadWeights, match="nowhere"):
+        ModelReplica(build, CONFIG, checkpoint=str(tmp_path / "nowhere"))

@@ -1,0 +1,43 @@
+"""The weight store's rules, without Ray: versions grow, the newest wins, waits end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from brayx.model.weights import WeightStore
+
+
+async def test_versions_start_at_one_and_grow():
+    store: WeightStore[str] = WeightStore()
+    assert store.newest() is None
+    assert [store.publish(step, f"w{step}") for step in (10, 20)] == [1, 2]
+    assert store.newest() == (2, 20, "w20")
+
+
+async def test_a_store_that_lost_its_memory_goes_on_above_what_the_publisher_saw():
+    store: WeightStore[str] = WeightStore()
+    assert store.publish(1, "w", at_least=41) == 41
+    assert store.publish(2, "w", at_least=2) == 42
+
+
+async def test_wait_newer_returns_at_once_when_there_is_one():
+    store: WeightStore[str] = WeightStore()
+    store.publish(1, "w")
+    assert await store.wait_newer(0, timeout_s=0) == (1, 1, "w")
+    assert await store.wait_newer(1, timeout_s=0) is None
+
+
+async def test_every_waiter_gets_the_newest():
+    store: WeightStore[str] = WeightStore()
+    waiting = [asyncio.create_task(store.wait_newer(1, timeout_s=5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    store.publish(1, "first")
+    await asyncio.sleep(0)
+    store.publish(2, "second")
+    store.publish(3, "third")
+    assert await asyncio.gather(*waiting) == [(3, 3, "third")] * 3
+
+
+async def test_wait_newer_ends_without_news():
+    store: WeightStore[str] = WeightStore()
+    assert await store.wait_newer(0, timeout_s=0.01) is None

@@ -1,0 +1,139 @@
+"""`brayx.replay.packing`: every transition once, in order, with its own next observation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brayx.errors import BadFragment
+from brayx.replay.packing import Layout, Packer, check
+from brayx.types import Fragment
+
+
+def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragment:
+    """Transitions ``start .. start + length - 1`` whose observation, action and reward are their number."""
+    numbers = np.arange(start, start + length + 1)
+    made = Fragment(
+        obs={"x": numbers.astype(np.float32)[:, None], "y": numbers.astype(np.int32)},
+        action=numbers[:-1].astype(np.int64),
+        log_prob=np.full(length, -0.5, np.float32),
+        reward=numbers[:-1].astype(np.float32),
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+        policy_version=np.full(length, 3, np.int64),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def pack(fragments, batch_size=2, unroll_length=4):
+    packer = Packer(batch_size, unroll_length)
+    batches = [batch for one in fragments for batch in packer.add(one)]
+    last = packer.flush()
+    return batches + ([last] if last is not None else [])
+
+
+def steps(batches, key):
+    return [batch[key][b, t] for batch in batches for b, t in zip(*np.nonzero(batch["mask"]), strict=True)]
+
+
+def test_a_column_exactly():
+    (batch,) = pack([fragment(1, 2, "terminated"), fragment(10, 3, "neither")], batch_size=2, unroll_length=4)
+    assert batch["reward"].tolist() == [[1, 2, 10, 11, 0], [12, 0, 0, 0, 0]]
+    assert batch["obs/y"].tolist() == [[1, 2, 10, 11, 12], [12, 13, 0, 0, 0]]
+    assert batch["mask"].tolist() == [[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
+    assert batch["terminated"].tolist() == [[False, True, False, False, False], [False] * 5]
+    assert batch["truncated"].tolist() == [[False] * 5, [True, False, False, False, False]]
+
+
+def test_keys_and_dtypes():
+    (batch,) = pack([fragment(0, 3, extras={"advantage_of": np.ones((3, 2), np.float16)})])
+    assert {key: (array.shape, array.dtype.name) for key, array in batch.items()} == {
+        "obs/x": ((2, 5, 1), "float32"),
+        "obs/y": ((2, 5), "int32"),
+        "action": ((2, 5), "int64"),
+        "log_prob": ((2, 5), "float32"),
+        "reward": ((2, 5), "float32"),
+        "terminated": ((2, 5), "bool"),
+        "truncated": ((2, 5), "bool"),
+        "mask": ((2, 5), "float32"),
+        "policy_version": ((2, 5), "int64"),
+        "advantage_of": ((2, 5, 2), "float16"),
+    }
+
+
+ENDS = st.sampled_from(["terminated", "truncated", "neither"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 13), ENDS), min_size=1, max_size=20),
+    unroll_length=st.integers(1, 9),
+    batch_size=st.integers(1, 4),
+)
+def test_every_transition_once_in_order_with_the_observation_after_it(lengths, unroll_length, batch_size):
+    fragments, start = [], 1
+    for length, end in lengths:
+        fragments.append(fragment(start, length, end))
+        start += length + 1
+    batches = pack(fragments, batch_size, unroll_length)
+    assert steps(batches, "action") == [int(a) for one in fragments for a in one.action]
+    last_of = {int(one.action[-1]): one for one in fragments}
+    for batch in batches:
+        assert not batch["mask"][:, -1].any()
+        assert not (batch["terminated"] & batch["truncated"]).any()
+        for b, t in zip(*np.nonzero(batch["mask"]), strict=True):
+            number = int(batch["action"][b, t])
+            assert batch["obs/x"][b, t, 0] == number
+            ended = last_of.get(number)
+            assert batch["terminated"][b, t] == (ended is not None and ended.terminated)
+            assert batch["truncated"][b, t] == (ended is not None and not ended.terminated)
+            if not batch["terminated"][b, t]:
+                assert batch["obs/x"][b, t + 1, 0] == number + 1
+    assert len({sum(array.nbytes for array in batch.values()) for batch in batches}) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("reward", {"reward": np.zeros(0, np.float32)}),
+        ("log_prob", {"log_prob": np.array([0, np.nan, 0], np.float32)}),
+        ("obs/x", {"obs": {"x": np.full((4, 1), np.inf, np.float32), "y": np.zeros(4, np.int32)}}),
+        ("obs/x", {"obs": {"x": np.zeros((3, 1), np.float32), "y": np.zeros(4, np.int32)}}),
+        ("obs/x", {"obs": {"x": np.zeros((4, 2), np.float32), "y": np.zeros(4, np.int32)}}),
+        ("obs/y", {"obs": {"x": np.zeros((4, 1), np.float32)}}),
+        ("obs/z", {"obs": {"x": np.zeros((4, 1), np.float32), "y": np.zeros(4, np.int32), "z": np.zeros(4)}}),
+        ("obs", {"obs": {}}),
+        ("action", {"action": np.zeros(3, np.float32)}),
+        ("action", {"action": np.zeros(2, np.int64)}),
+        ("action", {"action": np.array(["a", "b", "c"])}),
+        ("policy_version", {"policy_version": np.zeros(3, np.int32)}),
+        ("terminated", {"terminated": True, "truncated": True}),
+        ("mask", {"extras": {"mask": np.zeros(3, np.float32)}}),
+        ("more", {"extras": {"more": np.zeros(3, np.float32)}}),
+    ],
+)
+def test_a_bad_fragment_is_refused_by_name_and_packs_nothing(field, changes):
+    packer = Packer(2, 4)
+    list(packer.add(fragment(0, 3)))
+    with pytest.raises(BadFragment, match=field):
+        packer.add(fragment(0, 3, **changes))
+    assert packer.waiting == 3
+
+
+def test_the_message_says_what_came_and_what_was_expected():
+    with pytest.raises(BadFragment, match=r"obs/x: expected shape \(2,\) of float32 a step, got \(1,\) of float32"):
+        check(fragment(0, 3), Layout.of_example({"x": np.zeros(2, np.float32), "y": np.int32(0)}, np.int64(0)))
+
+
+def test_a_declared_layout_is_the_one_that_fragments_have():
+    declared = Layout.of_example({"x": np.zeros(1, np.float32), "y": np.int32(0)}, np.int64(0))
+    assert declared == Layout.of(fragment(0, 3))
+
+
+def test_something_else_is_refused():
+    with pytest.raises(BadFragment, match="dict"):
+        check({"reward": 1}, None)

@@ -1,0 +1,98 @@
+"""User modules by name, beside a YAML file or installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brayx.components import check_module, load, load_module
+from brayx.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "brayx_test_agent.py").write_text("class Mine:\n    pass\n")
+    (tmp_path / "brayx_test_broken.py").write_text("raise RuntimeError('no luck')\n")
+    (tmp_path / "brayx_test_needy.py").write_text("import not_installed_anywhere\n")
+    package = tmp_path / "brayx_test_package"
+    package.mkdir()
+    (package / "model.py").write_text("from brayx_test_agent import Mine\nvalue = 7\n")
+    path, modules = list(sys.path), set(sys.modules)
+    yield str(tmp_path)
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("brayx_test_"):
+            del sys.modules[name]
+
+
+def test_beside_the_file(folder: str) -> None:
+    assert load("brayx_test_agent", "Mine", folder).__name__ == "Mine"
+    assert load("brayx_test_package.model", "value", folder) == 7
+    assert sys.path[0] == folder
+
+
+def test_on_the_path() -> None:
+    assert load("json", "dumps")({}) == "{}"
+    check_module("brayx.types")
+
+
+@pytest.mark.parametrize("check", [check_module, load_module])
+def test_a_missing_module_names_the_nearest(check: object, folder: str) -> None:
+    assert callable(check)
+    with pytest.raises(ConfigError, match=r"'brayx_test_agnet' is neither in .*nearest is 'brayx_test_agent'"):
+        check("brayx_test_agnet", folder)
+    for name in ("brayx_test_package.absent", "brayx_test_agent.absent", "brayx.absent", "absent.absent"):
+        with pytest.raises(ConfigError, match="is neither in"):
+            check(name, folder)
+    with pytest.raises(ConfigError, match=r"expected an import path such as my_game\.agent"):
+        check("agents/mine.py", folder)
+
+
+def test_a_missing_attribute_names_the_nearest(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no 'mine'; nearest is 'Mine'"):
+        load("brayx_test_agent", "mine", folder)
+
+
+def test_a_module_that_raises_says_what(folder: str) -> None:
+    with pytest.raises(ConfigError, match="raised when imported: RuntimeError: no luck"):
+        load_module("brayx_test_broken", folder)
+    with pytest.raises(ConfigError, match="needs the module 'not_installed_anywhere'"):
+        load_module("brayx_test_needy", folder)
+
+
+def test_checking_runs_nothing(folder: str) -> None:
+    check_module("brayx_test_broken", folder)
+    check_module("brayx_test_package.model", folder)
+    assert not any(name.startswith("brayx_test_") for name in sys.modules)
+
+
+def test_same_name_from_elsewhere_is_refused(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    load_module("brayx_test_agent", folder)
+    other = tmp_path_factory.mktemp("other")
+    (other / "brayx_test_agent.py").write_text("class Other:\n    pass\n")
+    with pytest.raises(ConfigError, match=r"another module 'brayx_test_agent' was loaded before from .*; rename one"):
+        load("brayx_test_agent", "Other", str(other))
+    (other / "json.py").write_text("")
+    with pytest.raises(ConfigError, match="another module 'json'"):
+        load_module("json", str(other))
+
+
+def test_last_folder_comes_first(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = str(tmp_path_factory.mktemp("other"))
+    load_module("brayx_test_agent", folder)
+    with pytest.raises(ConfigError):
+        load_module("nothing_here", other)
+    assert sys.path[:2] == [other, folder]
+    load_module("brayx_test_agent", folder)
+    assert sys.path[:2] == [folder, other]
+
+
+def test_another_process_loads_it_the_same_way(folder: str) -> None:
+    code = "import sys; from brayx.components import load; print(load(*sys.argv[1:]).__module__)"
+    command = [sys.executable, "-c", code, "brayx_test_package.model", "Mine", folder]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "brayx_test_agent\n"

@@ -1,0 +1,148 @@
+"""The hub's arithmetic and its writer thread, without Ray."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+
+from brayx.hub import Books, Drained, Hub, HubClient, timed
+from brayx.metrics import Kind, Recorder
+from brayx.tracking import Trial
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def part(*samples: tuple[str, float], label: str = "") -> Drained:
+    recorder = Recorder()
+    for name, value in samples:
+        recorder.add(name, value, label=label)
+    return recorder.drain()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+class TestBooks:
+    def test_sums_are_totals_and_means_are_of_the_interval(self) -> None:
+        books = Books()
+        books.merge(part(("env_steps", 100), ("loss", 1.0)))
+        assert books.take_interval()["env_steps"] == 100
+        books.merge(part(("env_steps", 50), ("loss", 3.0)))
+        books.merge(part(("loss", 5.0)))
+        numbers = books.take_interval()
+        assert (numbers["env_steps"], numbers["loss"], books.step) == (150, 4.0, 150)
+
+    def test_nothing_new_gives_nothing_to_write(self) -> None:
+        books = Books()
+        books.merge(part(("loss", 1.0)))
+        assert books.take_interval()
+        assert books.take_interval() == {}
+        assert books.snapshot()["loss"] == 1.0
+
+    def test_totals_go_on_from_an_interrupted_trial(self) -> None:
+        books = Books({"env_steps": 1000, "sessions_ended.stop": 3, "games": 7})
+        books.merge(part(("env_steps", 1), ("episode_return", 5.0)))
+        books.merge(part(("sessions_ended", 1), label="stop"))
+        assert (books.step, books.snapshot()["sessions_ended.stop"], books.snapshot()["games"]) == (1001, 4, 8)
+
+    def test_window_holds_about_the_last_games(self) -> None:
+        books = Books(window_games=10)
+        for value in range(100):
+            books.merge(part(("episode_return", value), ("episode_return", value)))
+        assert books.snapshot()["episode_return.last100"] == pytest.approx(sum(range(95, 100)) / 5)
+        assert books.snapshot()["games"] == 200
+
+    def test_window_before_it_is_full_is_of_what_there_is(self) -> None:
+        books = Books()
+        assert "episode_return.last100" not in books.snapshot()
+        books.merge(part(("episode_return", 2.0), ("episode_return", 4.0)))
+        assert books.snapshot()["episode_return.last100"] == 3.0
+
+    def test_rate_looks_back_its_window(self) -> None:
+        clock = Clock()
+        books = Books(clock=clock, rate_window_s=5.0)
+        for _ in range(20):
+            clock.now += 1.0
+            books.merge(part(("ticks", 30)))
+        assert books.snapshot()["ticks_per_s"] == pytest.approx(36.0)
+        clock.now += 10.0
+        assert books.snapshot()["ticks_per_s"] == 0.0
+
+    def test_own_metrics_keep_their_kind(self) -> None:
+        books = Books()
+        for _ in range(2):
+            recorder = Recorder()
+            recorder.add("enemies", 2, kind=Kind.SUM)
+            books.merge(recorder.drain())
+        assert books.take_interval()["enemies"] == 4
+
+
+class TestHub:
+    def test_writer_writes_to_mlflow_at_env_steps(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        hub = Hub(trial, interval_s=0.02)
+        hub.push(part(("env_steps", 128), ("episode_return", 9.0)))
+        wait_for(lambda: trial.history("episode_return") == [(128, 9.0)])
+        hub.push(part(("env_steps", 128), ("episode_return", 11.0)))
+        last = hub.close()
+        assert trial.history("episode_return") == [(128, 9.0), (256, 11.0)]
+        assert trial.metrics()["episode_return.last100"] == last["episode_return.last100"] == 10.0
+
+    def test_next_hub_of_the_trial_goes_on(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        for expected in (10, 20):
+            hub = Hub(trial)
+            hub.push(part(("env_steps", 10), ("loss", 1.0)))
+            assert hub.close()["env_steps"] == expected
+        assert trial.history("env_steps") == [(10, 10.0), (20, 20.0)]
+
+    def test_failed_write_is_counted_and_survived(self, tracking_db: str, caplog: pytest.LogCaptureFixture) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        hub = Hub(trial, interval_s=60)
+
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_db)
+        client.delete_run(trial.run_id)  # writing to a deleted run is refused
+        for _ in range(2):
+            hub.push(part(("env_steps", 10)))
+            hub.flush()
+        assert hub.snapshot()["hub_write_failures"] == 2
+        assert len([r for r in caplog.records if "not written" in r.message]) == 1
+        client.restore_run(trial.run_id)
+        hub.push(part(("env_steps", 10)))
+        assert hub.close()["env_steps"] == 30
+        assert trial.history("env_steps") == [(30, 30.0)]
+
+    def test_without_a_trial_it_keeps_books_only(self) -> None:
+        hub = Hub(None, interval_s=0.01)
+        hub.push(part(("ticks", 5)))
+        assert hub.close()["ticks"] == 5
+        assert hub.close()["ticks"] == 5
+
+
+class TestClientWithoutHub:
+    def test_it_gathers(self) -> None:
+        client = HubClient(None)
+        client.add("ticks", 2)
+        recorder = Recorder()
+        recorder.add("ticks", 3)
+        client.merge(recorder.drain())
+        with timed(client, "update_seconds"):
+            pass
+        assert client.summary()["ticks"] == 5
+        assert math.isfinite(client.summary()["update_seconds.p50"])
+        client.close()

@@ -1,0 +1,49 @@
+"""pyproject.toml's pins and requirements.lock are one set of facts."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins(lines: list[str]) -> dict[str, str]:
+    """Version by normalised name (PEP 503), of lines that each pin one."""
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)(\[[a-z,]+\])?==([0-9][0-9a-z.]*)", line)
+        assert match, f"{line!r} is not a plain pin"
+        found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[3]
+    return found
+
+
+def lock() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return pins([line for line in lines if line and not line.startswith("#")])
+
+
+def test_every_direct_dependency_is_locked_to_its_pin() -> None:
+    meta = project()["project"]
+    direct = pins([*meta["dependencies"], *meta["optional-dependencies"]["dev"]])
+    locked = lock()
+    assert direct == {name: locked.get(name) for name in direct}
+
+
+def test_the_build_backend_is_the_locked_one() -> None:
+    assert pins(project()["build-system"]["requires"]).items() <= lock().items()
+
+
+def test_the_other_extras_are_pinned() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    assert pins(extras["bench"] + extras["tensorrt"])
+
+
+def test_the_lock_brings_no_cuda() -> None:
+    assert not [name for name in lock() if name.startswith(("nvidia", "cuda", "triton", "tensorrt"))]

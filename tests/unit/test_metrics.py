@@ -1,0 +1,125 @@
+"""Metrics are declared once, and parts of them merge exactly."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from brayx.errors import ConfigError
+from brayx.metrics import METRICS, Kind, Recorder
+
+
+def test_every_metric_is_declared_whole() -> None:
+    for name, metric in METRICS.items():
+        assert name == metric.name
+        assert name.islower()
+        assert metric.unit
+        assert metric.help
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Kind.MEAN, 2.0), (Kind.SUM, 6.0), (Kind.MAX, 3.0), (Kind.LAST, 2.0)])
+def test_kinds(kind: Kind, expected: float) -> None:
+    recorder = Recorder()
+    for value in (1.0, 3.0, 2.0):
+        recorder.add("own", value, kind=kind)
+    assert recorder.summary() == {"own": expected}
+
+
+def test_maximum_of_negative_numbers() -> None:
+    recorder = Recorder()
+    recorder.add("own", -5.0, kind=Kind.MAX)
+    assert recorder.summary() == {"own": -5.0}
+
+
+def test_weight_counts_as_many_samples() -> None:
+    recorder = Recorder()
+    recorder.add("loss", 1.0, weight=3)
+    recorder.add("loss", 5.0)
+    assert recorder.summary() == {"loss": 2.0}
+
+
+def test_labels_split_a_metric() -> None:
+    recorder = Recorder()
+    recorder.add("sessions_ended", 1, label="stop")
+    recorder.add("sessions_ended", 1, label="idle")
+    recorder.add("sessions_ended", 1, label="idle")
+    assert recorder.summary() == {"sessions_ended.stop": 1, "sessions_ended.idle": 2}
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-2, 1.0, 1e3])
+def test_percentiles_are_right_to_a_bucket(scale: float) -> None:
+    values = np.random.default_rng(0).lognormal(size=5000) * scale
+    recorder = Recorder()
+    for value in values:
+        recorder.add("tick_seconds", value)
+    numbers = recorder.summary()
+    bucket = 10**0.1
+    for name, q in (("tick_seconds.p50", 0.5), ("tick_seconds.p99", 0.99)):
+        exact = float(np.quantile(values, q))
+        assert exact / bucket <= numbers[name] <= exact * bucket
+
+
+def test_percentile_is_never_above_the_maximum() -> None:
+    recorder = Recorder()
+    recorder.add("tick_seconds", 0.0011)
+    assert recorder.summary() == {"tick_seconds.p50": 0.0011, "tick_seconds.p99": 0.0011}
+
+
+def test_percentile_beyond_the_last_bound() -> None:
+    recorder = Recorder()
+    recorder.add("tick_seconds", 5e9)
+    assert recorder.summary()["tick_seconds.p99"] == pytest.approx(1e7)
+
+
+def test_merged_parts_equal_one_recorder_in_any_order() -> None:
+    rng = random.Random(0)
+    names = ["ticks", "tick_seconds", "episode_return", "own"]
+    samples = [(rng.choice(names), float(rng.randint(1, 64)), rng.choice(["", "a"])) for _ in range(500)]
+    whole = Recorder()
+    parts = [Recorder() for _ in range(5)]
+    for index, (name, value, label) in enumerate(samples):
+        for recorder in (whole, parts[index % 5]):
+            recorder.add(name, value, label=label, kind=Kind.MAX if name == "own" else None)
+    drained = [part.drain() for part in parts]
+    for order in (drained, drained[::-1]):
+        merged = Recorder()
+        for part in order:
+            merged.merge(part)
+        assert merged.summary() == whole.summary()
+
+
+def test_merging_does_not_share_cells() -> None:
+    source, one = Recorder(), Recorder()
+    source.add("ticks", 1)
+    part = source.drain()
+    one.merge(part)
+    one.add("ticks", 1)
+    two = Recorder()
+    two.merge(part)
+    assert two.summary() == {"ticks": 1}
+
+
+def test_drain_forgets() -> None:
+    recorder = Recorder()
+    recorder.add("ticks", 1)
+    assert recorder.drain()[0]
+    assert recorder.summary() == {}
+
+
+def test_too_many_names_are_refused() -> None:
+    recorder = Recorder(max_names=3)
+    for index in range(3):
+        recorder.add("sessions_ended", 1, label=str(index))
+    recorder.add("sessions_ended", 1, label="0")
+    with pytest.raises(ConfigError, match="more than 3 distinct"):
+        recorder.add("sessions_ended", 1, label="3")
+
+
+def test_merging_keeps_the_bound() -> None:
+    other, recorder = Recorder(), Recorder(max_names=2)
+    for index in range(5):
+        other.add("sessions_ended", 1, label=str(index))
+    recorder.merge(other.drain())
+    assert len(recorder.summary()) == 2

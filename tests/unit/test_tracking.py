@@ -1,0 +1,291 @@
+"""The books against a real sqlite store."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brayx.errors import ConfigError, TrackingError
+from brayx.tracking import Checkpoint, Trial, find, initialise, register, resolve, tracking_uri
+
+
+def folder_with(tmp_path: Path, text: str) -> Path:
+    folder = tmp_path / f"made-{text}"
+    folder.mkdir()
+    np.savez(folder / "weights.npz", w=np.arange(3, dtype=np.float32))
+    (folder / "meta.json").write_text(json.dumps({"text": text}))
+    return folder
+
+
+def text_of(folder: Path | None) -> str:
+    assert folder is not None
+    return str(json.loads((folder / "meta.json").read_text())["text"])
+
+
+class TestUri:
+    def test_default_is_the_file_in_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
+
+    def test_environment_comes_before_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
+        assert tracking_uri() == "http://localhost:5000"
+
+    def test_a_folder_means_the_file_in_it(self, tmp_path: Path) -> None:
+        assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+        assert tracking_uri(tmp_path / "books.db") == f"sqlite:///{tmp_path}/books.db"
+
+    def test_relative_uri_becomes_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert tracking_uri("sqlite:///books.db") == f"sqlite:///{tmp_path}/books.db"
+        assert tracking_uri("postgresql://host/db") == "postgresql://host/db"
+
+
+class TestInitialise:
+    def test_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        # Below a file, so that root cannot write there either.
+        (tmp_path / "file").write_text("")
+        with pytest.raises(TrackingError, match=r"MLflow folder .*/file/books is not writable"):
+            initialise(tracking_uri(tmp_path / "file" / "books" / "mlflow.db"))
+
+    def test_file_that_is_no_database_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
+        with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used as an MLflow database"):
+            initialise(tracking_uri(tmp_path))
+
+    def test_schema_of_another_mlflow_is_told(self, tracking_db: str) -> None:
+        path = tracking_db.removeprefix("sqlite:///")
+        other = f"{path}.other.db"
+        with sqlite3.connect(path) as source, sqlite3.connect(other) as copy:
+            source.backup(copy)
+            copy.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+        with pytest.raises(TrackingError, match="out-of-date database schema"):
+            initialise(tracking_uri(other))
+
+
+class TestTrial:
+    def test_artifacts_lie_beside_the_database(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.log_file(folder_with(tmp_path, "a") / "meta.json", "notes")
+        assert list((tmp_path / "mlartifacts" / "project").rglob("notes/meta.json"))
+
+    def test_interrupted_trial_goes_on_in_the_same_run(self, tracking_db: str) -> None:
+        first = Trial.open("project", "trial", tracking_db)
+        assert not first.resumed
+        for status in ("KILLED", "FAILED"):
+            first.finish(status)
+            again = Trial.open("project", "trial", tracking_db)
+            assert (again.run_id, again.resumed, again.status) == (first.run_id, True, "RUNNING")
+        # A process that was killed never said so.
+        assert Trial.open("project", "trial", tracking_db).run_id == first.run_id
+
+    def test_finished_trial_is_not_continued_unless_told(self, tracking_db: str) -> None:
+        first = Trial.open("project", "trial", tracking_db)
+        first.finish()
+        assert Trial.open("project", "trial", tracking_db, reopen_finished=True).run_id == first.run_id
+        first.finish()
+        second = Trial.open("project", "trial", tracking_db)
+        assert second.run_id != first.run_id
+        assert not second.resumed
+
+    def test_resume_can_be_refused(self, tracking_db: str) -> None:
+        first = Trial.open("project", "trial", tracking_db)
+        assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
+
+    def test_names_do_not_meet_across_projects(self, tracking_db: str) -> None:
+        assert Trial.open("a", "trial", tracking_db).run_id != Trial.open("b", "trial", tracking_db).run_id
+
+    @pytest.mark.parametrize("name", ["", "it's", "a\nb", "a/b", '"'])
+    def test_names_that_cannot_be_searched_are_refused(self, tracking_db: str, name: str) -> None:
+        with pytest.raises(ConfigError, match="trial is"):
+            Trial.open("project", name, tracking_db)
+
+    def test_attach_and_pickle_give_the_same_trial(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        assert Trial.attach(tracking_db, trial.run_id) == trial
+        assert pickle.loads(pickle.dumps(trial)) == trial
+
+    def test_attach_to_nothing_is_an_error(self, tracking_db: str) -> None:
+        with pytest.raises(TrackingError, match="no trial 'nothing'"):
+            Trial.attach(tracking_db, "nothing")
+
+    def test_metrics_have_a_history(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.log_metrics({"episode_return": 1.5, "sessions_ended.it's odd": 1.0}, 10)
+        trial.log_metrics({"episode_return": 2.5}, 20)
+        assert trial.history("episode_return") == [(10, 1.5), (20, 2.5)]
+        assert trial.metrics() == {"episode_return": 2.5, "sessions_ended.it_s odd": 1.0}
+
+    def test_more_metrics_than_one_transaction_takes(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.log_metrics({f"m{i}": float(i) for i in range(2500)}, 0)
+        assert len(trial.metrics()) == 2500
+
+    def test_changed_params_stand_beside_the_first(self, tracking_db: str) -> None:
+        from mlflow.tracking import MlflowClient
+
+        trial = Trial.open("project", "trial", tracking_db)
+        for rate in (1e-3, 1e-3, 1e-4, 1e-5, 1e-4):
+            trial.log_params({"trainer": {"learning_rate": rate, "model": "net"}, "empty": {}})
+        params = MlflowClient(tracking_db).get_run(trial.run_id).data.params
+        assert params == {
+            "trainer.learning_rate": "0.001",
+            "trainer.learning_rate:2": "0.0001",
+            "trainer.learning_rate:3": "1e-05",
+            "trainer.model": "net",
+            "empty": "{}",
+        }
+
+
+class TestCheckpoints:
+    def test_latest_and_best(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        assert trial.latest_checkpoint() is None
+        assert trial.best_checkpoint("episode_return") is None
+        for step, score in ((100, 5.0), (200, 9.0), (300, 7.0)):
+            trial.save_checkpoint(folder_with(tmp_path, str(step)), step, {"episode_return": score})
+        trial.save_checkpoint(folder_with(tmp_path, "400"), 400, {"episode_return": float("nan")})
+        assert [c.step for c in trial.checkpoints()] == [100, 200, 300, 400]
+        assert text_of(trial.latest_checkpoint()) == "400"
+        best = trial.best_checkpoint("episode_return")
+        assert best is not None
+        assert (best.step, text_of(trial.local(best))) == (200, "200")
+        assert trial.best_checkpoint("unheard_of") is None
+
+    def test_half_a_checkpoint_is_none(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        whole = trial.save_checkpoint(folder_with(tmp_path, "whole"), 1)
+        # What a kill between the files and the record leaves.
+        trial.log_file(folder_with(tmp_path, "half") / "meta.json", "checkpoints/000000000002")
+        assert trial.checkpoints() == [whole]
+
+    def test_same_step_again_replaces(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.save_checkpoint(folder_with(tmp_path, "one"), 5)
+        trial.save_checkpoint(folder_with(tmp_path, "two"), 5)
+        assert len(trial.checkpoints()) == 1
+        assert text_of(trial.latest_checkpoint()) == "two"
+
+    def test_prune_keeps_the_newest_and_the_best(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        for step in range(5):
+            trial.save_checkpoint(folder_with(tmp_path, str(step)), step, {"score": 10.0 if step == 1 else 0.0})
+        trial.prune_checkpoints(keep_last=2, best_by="score")
+        assert [c.step for c in trial.checkpoints()] == [1, 3, 4]
+        assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 3
+
+    def test_folder_that_is_not_there(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        with pytest.raises(TrackingError, match="cannot save a checkpoint of trial 'trial'"):
+            trial.save_checkpoint(tmp_path / "absent", 1)
+        assert trial.checkpoints() == []
+
+
+@pytest.fixture
+def trained(tracking_db: str, tmp_path: Path) -> tuple[Trial, Checkpoint]:
+    trial = Trial.open("project", "trial", tracking_db)
+    return trial, trial.save_checkpoint(folder_with(tmp_path, "best"), 100, {"score": 1.0})
+
+
+class TestRegistry:
+    def test_champion_resolves_to_the_files(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        entry = register(trial, checkpoint, "cartpole", tags={"engine": "onnx"})
+        assert (entry.name, entry.version, entry.run_id) == ("cartpole", 1, trial.run_id)
+        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "best"
+        assert find("models:/cartpole/1", trial.uri).tags == {"engine": "onnx", "brayx.step": "100"}
+
+    def test_registering_again_gives_the_same_version(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        assert register(trial, checkpoint, "cartpole").version == 1
+        assert register(trial, checkpoint, "cartpole", alias="candidate").version == 1
+        assert find("models:/cartpole@candidate", trial.uri).version == 1
+
+    def test_alias_moves_and_versions_stay(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        better = trial.save_checkpoint(folder_with(tmp_path, "better"), 200)
+        register(trial, better, "cartpole")
+        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "better"
+        assert text_of(resolve("models:/cartpole/1", trial.uri)) == "best"
+        assert find("models:/cartpole", trial.uri).version == 2
+
+    def test_pruning_never_touches_the_pool(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        trial.prune_checkpoints(keep_last=0)
+        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "best"
+
+    def test_with_onnx_mlflow_loads_it_itself(
+        self, trained: tuple[Trial, Checkpoint], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import mlflow.onnx
+        from onnx import TensorProto, helper
+
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, 3]) for name in "xy")
+        graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "negate", [x], [y])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole", onnx=model.SerializeToString())
+        source = resolve("models:/cartpole@champion", trial.uri)
+        assert text_of(source) == "best"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", trial.uri)
+        assert mlflow.onnx.load_model("models:/cartpole@champion").graph.name == "negate"
+
+    def test_errors_name_the_nearest(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        with pytest.raises(TrackingError, match=r"no model 'cartpole'.*empty of them.*brayx train"):
+            resolve("models:/cartpole@champion", trial.uri)
+        register(trial, checkpoint, "cartpole")
+        with pytest.raises(TrackingError, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
+            resolve("models:/cart-pole@champion", trial.uri)
+        with pytest.raises(TrackingError, match="no alias 'champoin', nearest is 'champion'"):
+            resolve("models:/cartpole@champoin", trial.uri)
+        with pytest.raises(TrackingError, match=r"no version 7: it has \[1\]"):
+            resolve("models:/cartpole/7", trial.uri)
+        with pytest.raises(ConfigError, match="expected models:/name@alias"):
+            resolve("cartpole", trial.uri)
+
+    def test_asking_makes_no_database(self, tmp_path: Path) -> None:
+        with pytest.raises(TrackingError, match=r"there is no MLflow database .*make demo"):
+            resolve("models:/cartpole@champion", tracking_uri(tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+import sys
+from brayx.tracking import Trial
+trial = Trial.attach(sys.argv[1], sys.argv[2])
+for step in range(30):
+    trial.log_metrics({f"m{sys.argv[3]}.{i}": step for i in range(10)}, step)
+"""
+
+
+@pytest.mark.slow
+def test_processes_write_and_read_at_the_same_time(tracking_db: str) -> None:
+    trial = Trial.open("project", "trial", tracking_db)
+
+    def write(number: int) -> None:
+        command = [sys.executable, "-c", WRITER, tracking_db, trial.run_id, str(number)]
+        subprocess.run(command, check=True, timeout=120)
+
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(write, number) for number in range(3)]
+        while not all(writer.done() for writer in writers):
+            trial.metrics()
+        for writer in writers:
+            writer.result()
+    assert trial.metrics() == {f"m{number}.{i}": 29.0 for number in range(3) for i in range(10)}
+
+
+def test_importing_the_module_loads_no_mlflow() -> None:
+    code = "import sys, brayx.tracking, brayx.hub; assert not {'mlflow', 'ray', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

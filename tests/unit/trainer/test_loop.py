@@ -1,0 +1,246 @@
+"""`brayx.trainer.loop` in process, with small real parts: a chain to learn, lists and folders for the rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.algorithms.ppo import PPOConfig
+from brayx.engines.base import check_finite
+from brayx.errors import BadWeights, ConfigError, TrackingError
+from brayx.nets.mlp import ActorCritic
+from brayx.replay.buffer import ReplayBuffer
+from brayx.replay.config import BufferConfig
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import learn
+from brayx.types import Fragment
+
+BATCH_STEPS = 32
+
+
+class Weights:
+    """Keeps what was published."""
+
+    def __init__(self, newest: int = 0) -> None:
+        self.version = newest
+        self.published = []
+
+    def publish(self, weights, step):
+        check_finite(weights)
+        self.version += 1
+        self.published.append((self.version, step, weights))
+        return self.version
+
+
+class Numbers:
+    """Keeps what was recorded; the games' return is whatever the test says."""
+
+    def __init__(self, newest=None):
+        self.samples = {}
+        self.trial = newest or {}
+
+    def add(self, name, value):
+        self.samples.setdefault(name, []).append(value)
+
+    def newest(self):
+        return self.trial
+
+
+class Folders:
+    """Keeps every checkpoint."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.saved = []
+
+    def save(self, folder, step, metrics):
+        target = self.root / f"{len(self.saved):04d}"
+        shutil.copytree(folder, target)
+        self.saved.append((step, dict(metrics), target))
+
+    def latest(self):
+        return self.saved[-1][2] if self.saved else None
+
+
+def batches(count, act=None, seed=0):
+    """Batches of a bandit: one observation, reward for action 1."""
+    rng = np.random.default_rng(seed)
+    buffer = ReplayBuffer(BufferConfig(size=1000, batch_size=2, unroll_length=16))
+    for _ in range(count * 2):
+        action = rng.integers(0, 2, 16)
+        buffer.push(
+            Fragment(
+                obs=np.ones((17, 3), np.float32),
+                action=action,
+                log_prob=np.full(16, -np.log(2), np.float32),
+                reward=action.astype(np.float32),
+                terminated=True,
+                truncated=False,
+                policy_version=np.full(16, 1, np.int64),
+            )
+        )
+    while (batch := buffer.pop()) is not None:
+        yield batch
+
+
+def run(folder, count=6, newest=None, seed=0, stream=None, **options):
+    torch.manual_seed(seed)
+    config = TrainerConfig(
+        model="model", buffers=["buffer"], algorithm=PPOConfig(gamma=0.0, epochs=4, minibatch_size=16), **options
+    )
+    weights, numbers, taken = Weights(), Numbers(newest), []
+    keeper = folder if isinstance(folder, Folders) else Folders(folder)
+
+    def publisher(newest_version):
+        weights.version = newest_version
+        return weights
+
+    summary = learn(
+        config,
+        ActorCritic(3, 2, hidden=(16,)),
+        (np.zeros((1, 3), np.float32),),
+        batches=stream if stream is not None else batches(count),
+        took=lambda: taken.append(1),
+        publisher=publisher,
+        numbers=numbers,
+        keeper=keeper,
+        about={"project": "test"},
+    )
+    return summary, weights, numbers, keeper, taken
+
+
+def test_it_learns_publishes_records_and_saves(tmp_path):
+    summary, weights, numbers, keeper, taken = run(tmp_path, count=30, learning_rate=1e-2)
+    assert (summary.reason, summary.env_steps, summary.updates) == ("stream_ended", 30 * BATCH_STEPS, 30)
+    assert not summary.resumed
+    assert len(taken) == 30
+    assert [version for version, _, _ in weights.published] == list(range(1, 33))
+    assert weights.published[0][1] == 0, "acting starts from the initial weights"
+    assert len(numbers.samples["loss"]) == 30
+    assert numbers.samples["lag_versions"][:3] == [0, 1, 2]
+    first, last = (
+        torch.func.functional_call(
+            ActorCritic(3, 2, hidden=(16,)),
+            {key: torch.from_numpy(array) for key, array in published.items()},
+            (torch.ones(1, 3),),
+        )["logits"].softmax(-1)[0, 1]
+        for published in (weights.published[0][2], weights.published[-1][2])
+    )
+    assert last > first + 0.2
+    (step, metrics, folder) = keeper.saved[-1]
+    assert (step, metrics) == (summary.env_steps, {})
+    assert {path.name for path in folder.iterdir()} == {"weights.npz", "trainer.pt", "meta.json"}
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["project"] == "test"
+    assert meta["counters"]["policy_version"] == summary.policy_version
+
+
+def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
+    stream = batches(6)
+    summary, *_ = run(tmp_path, stream=stream, num_steps=3 * BATCH_STEPS)
+    assert (summary.reason, summary.updates) == ("num_steps", 3)
+    assert len(list(stream)) == 3
+
+
+def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
+    good = {"episode_return.last100": 480.0, "games": 19}
+    summary, *_ = run(tmp_path, newest=good, target_return=475.0)
+    assert summary.reason == "stream_ended"
+    assert np.isnan(summary.return_mean)
+    summary, _, _, keeper, _ = run(tmp_path / "b", newest={**good, "games": 20}, target_return=475.0)
+    assert (summary.reason, summary.updates, summary.return_mean) == ("target_return", 1, 480.0)
+    assert keeper.saved[-1][1] == {"episode_return": 480.0}
+
+
+def test_publish_interval(tmp_path):
+    _, weights, *_ = run(tmp_path, count=6, weights_publish_interval=3)
+    assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 6 * BATCH_STEPS, 6 * BATCH_STEPS]
+
+
+def test_checkpoints_come_on_their_interval(tmp_path):
+    *_, keeper, _ = run(tmp_path, count=5, checkpoint_interval_s=1e-6)
+    assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS * n for n in (1, 2, 3, 4, 5, 5)]
+
+
+def test_a_resumed_trial_is_the_one_that_was_not_interrupted(tmp_path):
+    """Weights, optimiser, random state and schedule: to the last bit."""
+    whole, whole_weights, *_ = run(tmp_path / "whole", count=6, num_steps=10 * BATCH_STEPS)
+    stream, keeper = list(batches(6)), Folders(tmp_path / "parts")
+    run(keeper, stream=iter(stream[:3]), num_steps=10 * BATCH_STEPS)
+    summary, weights, numbers, *_ = run(keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99)
+    assert summary.resumed
+    assert (summary.env_steps, summary.updates) == (whole.env_steps, whole.updates)
+    assert weights.published[0][0] == 6, "versions go on: 1 + 3 + 1 were published before"
+    for key, array in whole_weights.published[-1][2].items():
+        np.testing.assert_array_equal(weights.published[-1][2][key], array)
+    assert numbers.samples["learning_rate"][0] == pytest.approx(0.7e-3)
+
+
+def test_a_resumed_trial_takes_a_new_learning_rate(tmp_path):
+    keeper = Folders(tmp_path)
+    run(keeper, count=1)
+    *_, numbers, _, _ = run(keeper, count=1, learning_rate=5e-4, num_steps=10**9)
+    assert numbers.samples["learning_rate"][0] == pytest.approx(5e-4, rel=1e-3)
+
+
+def test_a_broken_checkpoint_says_which(tmp_path):
+    keeper = Folders(tmp_path)
+    run(keeper, count=1)
+    (keeper.latest() / "trainer.pt").write_bytes(b"half")
+    with pytest.raises(TrackingError, match=str(keeper.latest())):
+        run(keeper, count=1)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    keeper = Folders(tmp_path)
+    run(keeper, count=1)
+    config = TrainerConfig(model="model", buffers=["buffer"])
+    with pytest.raises(BadWeights, match="policy"):
+        learn(
+            config,
+            ActorCritic(3, 5, hidden=(16,)),
+            (np.zeros((1, 3), np.float32),),
+            batches=batches(1),
+            took=lambda: None,
+            publisher=Weights,
+            numbers=Numbers(),
+            keeper=keeper,
+        )
+
+
+def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path):
+    def poisoned():
+        yield from batches(2)
+        for batch in batches(1):
+            batch["reward"][:] = np.float32(3e38)
+            yield batch
+
+    keeper = Folders(tmp_path)
+    with pytest.raises(BadWeights, match="NaN"):
+        run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6)
+    assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
+
+
+def test_an_observation_that_does_not_fit_the_model_is_named(tmp_path):
+    def renamed():
+        for batch in batches(1):
+            yield {**{key: array for key, array in batch.items() if key != "obs"}, "obs/image": batch["obs"]}
+
+    with pytest.raises(ConfigError, match="obs/image"):
+        run(tmp_path, stream=renamed())
+
+
+def test_read_only_batches_are_fine_and_stay_as_they_are(tmp_path):
+    def frozen():
+        for batch in batches(2):
+            for array in batch.values():
+                array.flags.writeable = False
+            yield batch
+
+    summary, *_ = run(tmp_path, stream=frozen())
+    assert summary.updates == 2
