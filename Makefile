@@ -23,11 +23,13 @@ help: ## this list
 
 setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
 
-# pip settles differences, so an interrupted or outdated environment is mended, not made again.
+# The lock is whole, so pip need not resolve it, which takes minutes; only torch brings more where it is a CUDA build.
+# pip settles differences: an interrupted or outdated environment is mended, not made again.
 $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' requirements.lock)
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

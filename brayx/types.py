@@ -22,7 +22,7 @@ Weights: TypeAlias = dict[str, np.ndarray]
 
 
 def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
-    """Leaves of ``tree`` by path: ``flatten({"a": {"b": x}}, "obs") == {"obs/a/b": x}``; a bare array keeps ``prefix``."""
+    """Leaves of ``tree`` by path: ``flatten({"a": {"b": x}}, "obs")`` has ``obs/a/b``; a bare array has ``prefix``."""
     paths, leaves, _ = optree.tree_flatten_with_path(tree)
     return {
         "/".join([prefix, *map(str, path)] if prefix else map(str, path)): np.asarray(leaf)

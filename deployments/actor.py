@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from ray import serve
 
 from brayx.actor.actor import AgentActorFactory, Codec
-from brayx.actor.agent import ModelHandle, Services
+from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
@@ -33,7 +33,7 @@ from brayx.errors import ConfigError, TrackingError
 from brayx.hub import HubClient, get_hub
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
-from brayx.model.local import LocalModel
+from brayx.model.local import LocalModel, Model
 from brayx.model.remote import RemoteModel
 from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
@@ -101,7 +101,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     async def close_recorder() -> None:
         await asyncio.to_thread(recorder.close)
 
-    models: dict[str, ModelHandle] = {}
+    models: dict[str, Model] = {}
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await RemoteModel.connect(handles[name], deadline_s=config.deadline_s)
@@ -126,7 +126,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     )
     runtime.describe = lambda: {
         "mode": spec.config["mode"],
-        "policy_versions": {name: model.version for name, model in models.items() if isinstance(model, LocalModel)},
+        "policy_versions": {name: model.version for name, model in models.items()},
     }
     return runtime
 

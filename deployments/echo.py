@@ -1,7 +1,7 @@
 """An actor that answers each body with itself: for conformance and load tests.
 
-    serve run deployments.echo:app
-    serve run deployments.echo:app num_workers=2
+serve run deployments.echo:app
+serve run deployments.echo:app num_workers=2
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipelines.evaluate import evaluate
 
-    result = evaluate(
-        arguments.url, arguments.env_id, games=arguments.games, door=arguments.door, seed=arguments.seed
-    )
+    result = evaluate(arguments.url, arguments.env_id, games=arguments.games, door=arguments.door, seed=arguments.seed)
     print(result)
     return 0
 

@@ -15,7 +15,7 @@ import socket
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -56,7 +56,7 @@ def check_port(host: str, port: int) -> None:
 def _holder(port: int) -> str:
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
 
@@ -94,7 +94,7 @@ class Cluster:
         import ray
         from ray import serve
 
-        options = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         if self.address:
             ray.init(address=self.address, **options)
         else:

@@ -43,7 +43,14 @@ class Evaluation:
 
 
 def evaluate(
-    url: str, env_id: str, *, games: int = 20, processes: int = 4, door: str = "http", seed: int = 0, timeout_s: float = 180.0
+    url: str,
+    env_id: str,
+    *,
+    games: int = 20,
+    processes: int = 4,
+    door: str = "http",
+    seed: int = 0,
+    timeout_s: float = 180.0,
 ) -> Evaluation:
     """Plays ``games`` games of a Gymnasium environment against the service at ``url``.
 

@@ -161,7 +161,7 @@ class Gamecores:
 
 
 def _commands(configs: Sequence[GamecoreConfig], urls: Mapping[str, str]) -> list[list[str]]:
-    """One argument list a process; ``{url}`` and ``{index}`` are filled in after splitting, so values need no quotes."""
+    """One argument list a process; ``{url}`` and ``{index}`` are filled in after splitting: they need no quotes."""
     commands, index = [], 0
     for config in configs:
         for _ in range(config.num):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,11 +21,11 @@ _LINE_EVERY_S = 5.0
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:
-    return "–" if value is None or math.isnan(value) else format(value, form)
+    return "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1e3:.2f}"
+    return "-" if value is None else f"{value * 1e3:.2f}"
 
 
 class Progress:
@@ -112,7 +112,8 @@ class Progress:
             "dropped", _number(get("replay_dropped", 0.0)),
         )  # fmt: skip
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
-        lines = [Text.from_markup(f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"), bar, table]
+        heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
+        lines: list[RenderableType] = [Text.from_markup(heading), bar, table]
         if note:
             lines.append(Text(note[:160], style="yellow"))
         return Group(*lines)

@@ -107,8 +107,6 @@ def train_on(
     cluster: Cluster, job: JobConfig, uri: str, *, trial_name: str | None = None, resume: bool = True
 ) -> TrainResult:
     """Runs a training job on a cluster that is up; arguments and errors as `train`."""
-    import ray
-
     from brayx.hub import create_hub
     from brayx.model.weights import create_weight_store
     from brayx.replay.buffer import create_buffer

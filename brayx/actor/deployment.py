@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 import uvicorn
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.schema import LoggingConfig
 
-import ray
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.directory import RENEW_S, Location, create_directory
@@ -72,7 +72,7 @@ class ActorReplica(Service):
         handles: Serve handles for the builder, by name.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
         self, build: RuntimeBuilder, config: ActorConfig, directory: str, handles: Mapping[str, Any]
     ) -> None:
         self._runtime = await build(handles)
@@ -207,7 +207,7 @@ class _PeerDoor:
 
     async def open(self) -> str:
         nodes = await asyncio.to_thread(ray.nodes)
-        host = "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
+        host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         listener = socket.create_server((host, 0), backlog=256)
         config = uvicorn.Config(self._app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=300)
         self._server = uvicorn.Server(config)
@@ -239,7 +239,7 @@ def actor_deployment(
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
     """
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress()(ActorReplica),
         name=name,
         num_replicas=config.num_workers,
@@ -251,4 +251,5 @@ def actor_deployment(
         graceful_shutdown_timeout_s=5.0,
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    return deployment.bind(build, config, directory, dict(handles or {}))
+    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}))
+    return application

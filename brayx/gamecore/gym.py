@@ -7,7 +7,8 @@ The gym profile, as JSON bodies:
     reply  {"action": 1}                                               a number, or lists as the action space has them
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
 
-Arrays are nested lists, dictionary and tuple observations objects and lists. A game that an error of the service ends
+A stop with neither flag is of a game that was broken off because the gamecore was told to end. Arrays are nested
+lists, dictionary and tuple observations objects and lists. A game that an error of the service ends
 is given up, told on standard error in one line, and a new one is started, with a growing pause while errors follow
 each other. Knows nothing of the agent, of Ray or of torch.
 """
@@ -97,7 +98,7 @@ def play_game(
     Args:
         seed: given to the environment's reset and told at start.
         max_ticks: cut the game off, as truncated, after so many ticks.
-        should_stop: asked before each tick; true cuts the game off as truncated, told as ``stopped``.
+        should_stop: asked before each tick; true breaks the game off, told as ``stopped``.
 
     Raises:
         BadBody: a reply holds no action of the action space, or an observation is not finite.
@@ -122,7 +123,9 @@ def play_game(
         if not (terminated or truncated):
             stopped = should_stop()
             truncated = stopped or (max_ticks is not None and length >= max_ticks)
-    last = {"obs": _jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": bool(truncated)}
+    # A game that was broken off ended in neither way, and its return says nothing about the agent.
+    cut = bool(truncated) and not stopped
+    last = {"obs": _jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
     client.stop(_encode(last))
     return GameResult(total, length, "stopped" if stopped else "terminated" if terminated else "truncated")
 

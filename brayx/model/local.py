@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from brayx.engines.base import Engine, ModelSpec
 from brayx.errors import DeadlineExceeded
 from brayx.model.batcher import Batcher
-from brayx.types import NestedArray, Weights
-
-
-class Forward(NamedTuple):
-    """What a model said of one observation, and the version of the weights that said it."""
-
-    outputs: NestedArray
-    policy_version: int
+from brayx.types import Forward, NestedArray, Weights
 
 
 class Model(Protocol):

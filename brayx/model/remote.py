@@ -17,9 +17,8 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
-from brayx.model.local import Forward
 from brayx.model.weights import unwrap
-from brayx.types import NestedArray
+from brayx.types import Forward, NestedArray
 
 
 class _Handle(Protocol):

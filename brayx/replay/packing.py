@@ -7,7 +7,8 @@ real one. Keys: the leaves of the observation (``obs``, or ``obs/...`` by path),
 i64, and the fragment's extras under their own names.
 
 A fragment that does not end in ``terminated`` is followed by a step which holds its last observation with mask 0, and
-its last transition is marked truncated. Hence one rule for every step: it bootstraps from the value of the step
+its last transition is marked truncated; of a fragment with both flags, as Gymnasium gives when the last allowed step
+ends the game, ``terminated`` holds. Hence one rule for every step: it bootstraps from the value of the step
 after it, times ``1 - terminated``; the trace is cut where ``terminated`` or ``truncated``.
 
 Knows nothing of queues, Ray or torch.
@@ -95,8 +96,6 @@ def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
     length = len(np.atleast_1d(fragment.reward))
     if length == 0:
         raise BadFragment("reward: a fragment needs at least one transition, got none")
-    if fragment.terminated and fragment.truncated:
-        raise BadFragment("terminated and truncated are both true: an end is one or the other")
     arrays = {
         **flatten(fragment.obs, "obs"),
         "action": np.asarray(fragment.action),

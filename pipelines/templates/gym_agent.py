@@ -43,6 +43,7 @@ class GymAgent(Agent):
         rewards = [float(_field(state, "reward")) for state in episode[1:]]
         stopped = last.kind == "stop"
         terminated = stopped and bool(last.input.get("terminated"))
+        over = terminated or (stopped and bool(last.input.get("truncated")))
         if steps:
             last_obs = _field(last, "obs") if stopped else last.step.obs
             truncated = done and not terminated
@@ -52,7 +53,7 @@ class GymAgent(Agent):
             )
         self.total_reward += sum(rewards)
         self.length += len(steps)
-        if stopped:
+        if over:  # a game that was broken off says nothing about the policy
             record("episode_return", self.total_reward)
             record("episode_length", self.length)
 

@@ -1,4 +1,4 @@
-"""The learner against real actors, a real trial and a real `TorchTrainer`: in process, in Ray Train, killed, stopped."""
+"""The learner against real actors, a real trial and a real `TorchTrainer`: to the end, killed, stopped, two ranks."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from brayx.gamecore.protocol import STEP_PATH, parse_request
 if TYPE_CHECKING:
     from brayx.actor.doors.asgi import Receive, Scope, Send, Service
 
+
 class _ClientGone(Exception):
     """The client closed the connection before its request was whole."""
 

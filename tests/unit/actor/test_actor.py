@@ -10,6 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 from brayx.actor.actor import AgentActor, AgentActorFactory, Codec
 from brayx.actor.agent import Agent, Services, State
 from brayx.errors import AgentError, BadBody, DeadlineExceeded
+from brayx.metrics import Recorder as MetricsRecorder
 
 
 class Recorder(Agent):
@@ -119,7 +120,7 @@ async def test_a_typed_error_of_an_agent_keeps_its_type() -> None:
 
 
 async def test_a_body_that_is_not_json_reaches_no_agent() -> None:
-    actor, log = make(Recorder, episode_length=None)
+    actor, _ = make(Recorder, episode_length=None)
     await actor.start("s", b"")
     with pytest.raises(BadBody, match=r"not JSON.*b'\{oops'"):
         await actor.tick(b"{oops")
@@ -184,7 +185,9 @@ async def test_an_episode_handler_that_raises_is_counted_and_the_session_goes_on
     actor, log = make(Raises, episode_length=1)
     await play(actor, 3)
     assert log == ["stop"]
-    assert actor._services.recorder.summary()["fragments_dropped.agent_error"] == 3
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()["fragments_dropped.agent_error"] == 3
 
 
 async def test_protobuf_bodies() -> None:

@@ -49,6 +49,12 @@ def test_a_column_exactly():
     assert batch["truncated"].tolist() == [[False] * 5, [True, False, False, False, False]]
 
 
+def test_terminated_holds_when_both_flags_are_set():
+    (batch,) = pack([fragment(1, 2, terminated=True, truncated=True)])
+    assert batch["terminated"][0, 1]
+    assert not batch["truncated"].any()
+
+
 def test_keys_and_dtypes():
     (batch,) = pack([fragment(0, 3, extras={"advantage_of": np.ones((3, 2), np.float16)})])
     assert {key: (array.shape, array.dtype.name) for key, array in batch.items()} == {
@@ -111,7 +117,6 @@ def test_every_transition_once_in_order_with_the_observation_after_it(lengths, u
         ("action", {"action": np.zeros(2, np.int64)}),
         ("action", {"action": np.array(["a", "b", "c"])}),
         ("policy_version", {"policy_version": np.zeros(3, np.int32)}),
-        ("terminated", {"terminated": True, "truncated": True}),
         ("mask", {"extras": {"mask": np.zeros(3, np.float32)}}),
         ("more", {"extras": {"more": np.zeros(3, np.float32)}}),
     ],

@@ -1,0 +1,263 @@
+"""The doors on Serve: compliance, sessions over several replicas, replicas and directories that die, idleness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray import serve
+
+from brayx.actor.directory import NAMESPACE, Location, stop_directory
+from brayx.errors import BrayxError, SessionExists
+from brayx.gamecore.client import AsyncClient, Client
+from brayx.gamecore.compliance import DoorCompliance
+from deployments.actor import WeightSource, actor_spec, application
+from deployments.echo import EchoArgs
+from deployments.echo import app as echo_app
+from pipelines.cluster import free_port
+from pipelines.config import JobConfig
+
+TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
+WAIT_S = 60.0
+DIRECTORY = "echo/sessions"
+
+
+@pytest.fixture(scope="module")
+def door(ray_cluster: str) -> Iterator[str]:
+    """Serve with its default ingress; the value is its URL."""
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def echo(door: str) -> Iterator[str]:
+    """The echo application on two replicas, below a path."""
+    serve.run(echo_app(EchoArgs(num_workers=2)), name="echo", route_prefix="/echo")
+    yield f"{door}/echo"
+    serve.delete("echo")
+    stop_directory(DIRECTORY)
+
+
+class TestEchoOnServe(DoorCompliance):
+    """The suite over two replicas, so that most HTTP ticks are passed on to the owner."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls, echo: str) -> None:
+        cls.url = echo
+
+
+async def play_until(clients: list[AsyncClient], done: Callable[[], bool]) -> int:
+    """Ticks of all clients side by side until ``done``, every reply checked; how many there were."""
+
+    async def play(client: AsyncClient) -> int:
+        count = 0
+        while not done():
+            body = f"{client.session} {count}".encode()
+            assert await client.tick(body) == body
+            count += 1
+        return count
+
+    return sum(await asyncio.gather(*(play(client) for client in clients)))
+
+
+@contextlib.asynccontextmanager
+async def sessions(url: str, count: int) -> Any:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [AsyncClient(url, timeout_s=WAIT_S) for _ in range(count)]
+        for client in clients:
+            stack.push_async_callback(client.close)
+            await client.start()
+        yield clients
+
+
+def locate(session: str) -> Location | None:
+    directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+    location: Location | None = ray.get(directory.locate.remote(session), timeout=WAIT_S)
+    return location
+
+
+def pid_of(address: str) -> int:
+    """The replica that listens at a peer address."""
+    port = int(address.rpartition(":")[2])
+    (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+    return int(pid or 0)
+
+
+def post(url: str, kind: str, session: str, body: bytes = b"x") -> tuple[int, str]:
+    """Status and, of a refusal, the error's code."""
+    request = urllib.request.Request(
+        f"{url}/step", body, {"session": session, "step_kind": kind, "content-type": "application/octet-stream"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
+            return reply.status, ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, str(json.loads(error.read())["error"])
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
+        time.sleep(0.05)
+
+
+async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
+    async with sessions(echo, 24) as clients:
+        owners = {locate(client.session).owner for client in clients}  # type: ignore[union-attr]
+        assert len(owners) == 2, "24 sessions and both replicas free: one replica took them all"
+        asked = iter(range(10 * 24))
+        assert await play_until(clients, lambda: next(asked, None) is None) == 10 * 24
+        for client in clients:
+            await client.stop(b"bye")
+        assert locate(clients[0].session or "gone") is None
+
+
+async def test_a_killed_replica_loses_its_own_sessions_and_each_is_told_once(echo: str) -> None:
+    async with sessions(echo, 16) as clients:
+        where = {client: locate(client.session) for client in clients}
+        victim = next(iter(where.values()))
+        lost = [client for client, at in where.items() if at == victim]
+        kept = [client for client, at in where.items() if at != victim]
+        assert kept, "all sessions are on one replica"
+        ids = [str(client.session) for client in lost]
+        os.kill(pid_of(victim.address), signal.SIGKILL)
+        answers: dict[str, list[tuple[int, str]]] = {}
+
+        def ask() -> None:
+            for session in ids:
+                answers[session] = [post(echo, "tick", session) for _ in range(3)]
+
+        asking = asyncio.create_task(asyncio.to_thread(ask))
+        assert await play_until(kept, asking.done) > 0
+        await asking
+        for session, told in answers.items():
+            assert told == [(410, "session_lost"), (404, "session_unknown"), (404, "session_unknown")], session
+        for session in ids:
+            assert post(echo, "start", session) == (200, "")
+            assert post(echo, "stop", session) == (200, "")
+        await asyncio.to_thread(wait_until, lambda: len(replicas()) == 2, "Serve starting the replica again")
+
+
+def replicas() -> set[str]:
+    directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+    return set(ray.get(directory.owners.remote(), timeout=WAIT_S))
+
+
+async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> None:
+    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    async with sessions(echo, 8) as clients:
+        directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+        before = replicas()
+        ray.kill(directory, no_restart=False)
+        deadline = time.monotonic() + WAIT_S
+
+        def back() -> bool:
+            assert time.monotonic() < deadline, "the directory does not know the replicas again"
+            return replicas() == before
+
+        async def watch() -> None:
+            while not await asyncio.to_thread(back):
+                await asyncio.sleep(0.05)
+
+        watching = asyncio.create_task(watch())
+        assert await play_until(clients, watching.done) > 0
+        await watching
+        for client in clients:
+            async with AsyncClient(echo, timeout_s=WAIT_S) as second:
+                with pytest.raises(SessionExists):
+                    await second.start(session=client.session)
+        assert await play_until(clients[:1], iter([False, True]).__next__) == 1
+
+
+@pytest.fixture(scope="module")
+def cartpole(door: str) -> Iterator[str]:
+    """The template's job, untrained, with its model in a deployment of its own and impatient with idle sessions."""
+    overrides = ["model.placement=remote", "actor.idle_timeout_s=1.0", "actor.num_workers=1"]
+    job = JobConfig.load(TEMPLATE, overrides)
+    spec = actor_spec(job, "actor", mode="serve", weights={"model": WeightSource()})
+    serve.run(application(spec, name="actor", directory="cartpole/sessions"), name="cartpole", route_prefix="/cartpole")
+    yield f"{door}/cartpole"
+    serve.delete("cartpole")
+    stop_directory("cartpole/sessions")
+
+
+def observation(*values: float) -> bytes:
+    return json.dumps({"obs": values, "reward": 0.0}).encode()
+
+
+@pytest.mark.parametrize("protocol", ["http", "ws"])
+def test_a_model_in_a_deployment_of_its_own_answers_ticks(cartpole: str, protocol: str) -> None:
+    with Client(cartpole.replace("http", protocol, 1), timeout_s=WAIT_S) as client:
+        client.start(b"{}")
+        actions = [json.loads(client.tick(observation(0.1, 0.2, angle, 0.4))) for angle in (-0.2, 0.0, 0.2)]
+        assert all(action in ({"action": 0}, {"action": 1}) for action in actions)
+        assert json.loads(client.tick(observation(0.1, 0.2, 0.0, 0.4))) == actions[1], "serving is greedy"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "says"),
+    [
+        (b"\xff{", 400, "bad_body", "body is not JSON"),
+        (b'{"reward": 0.0}', 400, "bad_body", "a tick is"),
+        (observation(1.0, 2.0), 422, "shape_mismatch", "expected"),
+    ],
+)
+def test_bad_ticks_are_told_what_is_wrong(cartpole: str, body: bytes, status: int, code: str, says: str) -> None:
+    session = uuid.uuid4().hex
+    assert post(cartpole, "start", session, b"{}") == (200, "")
+    request = urllib.request.Request(f"{cartpole}/step", body, {"session": session, "step_kind": "tick"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=WAIT_S)
+    with caught.value as error:
+        document = json.loads(error.read())
+    assert (caught.value.code, document["error"]) == (status, code)
+    assert says in document["message"]
+    assert "Traceback" not in document["message"]
+
+
+def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> None:
+    session = uuid.uuid4().hex
+    assert post(cartpole, "start", session, b"{}") == (200, "")
+
+    def active() -> int:
+        with urllib.request.urlopen(f"{cartpole}/", timeout=WAIT_S) as reply:
+            return int(json.load(reply)["sessions"])
+
+    wait_until(lambda: active() == 0, "the reaper")
+    assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (410, "session_lost")
+    assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (404, "session_unknown")
+
+
+def test_an_idle_websocket_is_closed_with_its_reason(cartpole: str) -> None:
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    url = cartpole.replace("http", "ws", 1)
+    with connect(f"{url}/session", open_timeout=WAIT_S, proxy=None) as connection:
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(WAIT_S)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4410, "session ended: idle")
+
+
+def test_an_unreachable_service_is_told_at_once() -> None:
+    with Client(f"http://127.0.0.1:{free_port()}", timeout_s=5.0) as client, pytest.raises(BrayxError, match="127.0.0.1"):
+        client.start()
