@@ -37,8 +37,9 @@ from brayx.model.local import LocalModel, Model
 from brayx.model.remote import RemoteModel
 from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
-from brayx.tracking import resolve, tracking_uri
+from brayx.tracking import Trial, resolve, tracking_uri
 from brayx.types import NestedArray, Weights
+from deployments.render import EpisodeRenderer
 from pipelines.config import JobConfig
 
 logger = logging.getLogger("ray.serve")
@@ -76,6 +77,8 @@ class ActorSpec:
         weights: source of each model's weights.
         buffers: Ray actor of each buffer; empty when serving.
         hub: Ray actor of the trial's hub; empty when serving.
+        renders: render functions by component name, as ``(module, function)``.
+        trial: where pictures of episodes go; None when serving.
     """
 
     folder: str
@@ -86,6 +89,8 @@ class ActorSpec:
     weights: Mapping[str, WeightSource]
     buffers: Mapping[str, str] = field(default_factory=dict)
     hub: str = ""
+    renders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    trial: Trial | None = None
 
 
 async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRuntime:
@@ -112,7 +117,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         buffers[name] = RemoteBuffer(
             actor_name,
             namespace=NAMESPACE,
-            on_dropped=lambda reason, n: recorder.add("fragments_dropped", float(n), label=reason),
+            max_pending=int(spec.config[name]["max_pending"]),
+            on_dropped=lambda reason, count: recorder.add("replay_dropped", float(count), label=reason),
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
@@ -123,6 +129,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         services=Services(models=models, buffers=buffers, recorder=recorder),
         codec=_codec(spec),
         episode_length=spec.actor.episode_length,
+        keeper=_keeper(spec),
     )
     runtime.describe = lambda: {
         "mode": spec.config["mode"],
@@ -164,6 +171,12 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
         runtime.close.append(subscriber.stop)
     runtime.close.append(model.close)
     return model
+
+
+def _keeper(spec: ActorSpec) -> EpisodeRenderer | None:
+    if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
+        return None
+    return EpisodeRenderer(spec.renders, spec.folder, spec.trial, every=spec.actor.episode_save_interval)
 
 
 def _codec(spec: ActorSpec) -> Codec:
@@ -225,6 +238,7 @@ def actor_spec(
     weights: Mapping[str, WeightSource],
     buffers: Mapping[str, str] | None = None,
     hub: str = "",
+    trial: Trial | None = None,
 ) -> ActorSpec:
     """The spec of one of a job's actors."""
     config = job.actors[actor]
@@ -237,6 +251,8 @@ def actor_spec(
         weights=weights,
         buffers=buffers or {},
         hub=hub,
+        renders={name: (render.module, render.func) for name, render in job.renders.items()},
+        trial=trial,
     )
 
 

@@ -25,6 +25,7 @@ from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
+from pipelines.sources import Sources
 
 if TYPE_CHECKING:
     from brayx.trainer.launch import Learner
@@ -151,13 +152,19 @@ def train_on(
         try:
             stack.callback(stop_directory, names["sessions"])
             stack.callback(delete_application, actor, 4.0)
-            _deploy(job, actor, config.model, names, {buffer_name: names["buffer"]})
+            _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
             _wait_for_weights(cluster.url, learner, config.model, progress)
             urls = {door: cluster.door(door) for door in ("http", "ws")}
             began = time.monotonic()
-            with Gamecores(job.actors[actor].gamecores, urls, job.folder) as games:
+            sizes = {buffer_name: job.buffers[buffer_name].size}
+            with (
+                Sources(job, {buffer_name: buffer}, sizes) as sources,
+                Gamecores(job.actors[actor].gamecores, urls, job.folder) as games,
+            ):
                 progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
                 _watch(progress, hub, learner, games)
+                if sources.errors:
+                    raise sources.errors[0]
             learner.result()
             finished = True
         except KeyboardInterrupt:
@@ -178,12 +185,14 @@ def train_on(
     return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve)
 
 
-def _deploy(job: JobConfig, actor: str, learned: str, names: Mapping[str, str], buffers: Mapping[str, str]) -> None:
+def _deploy(
+    job: JobConfig, actor: str, learned: str, trial: Trial, names: Mapping[str, str], buffers: Mapping[str, str]
+) -> None:
     """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
     from ray import serve
 
     weights = {name: WeightSource(store=names["weights"] if name == learned else "") for name in job.models}
-    spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"])
+    spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
     try:
         serve.run(application(spec, name=actor, directory=names["sessions"]), name=actor, route_prefix="/")
     except RuntimeError as error:

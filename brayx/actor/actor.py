@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
 
 logger = logging.getLogger(__name__)
+
+_MOST_KEPT = 10_000
 
 
 class Actor:
@@ -118,6 +121,8 @@ class AgentActorFactory:
         services: the models, buffers and recorder that the agents reach.
         codec: format of tick bodies.
         episode_length: transitions an episode is cut at; None for no cut.
+        keeper: asked at each session's start; what it returns is given the session's states, all of them (the
+            newest `_MOST_KEPT`), when it ends. None keeps nothing.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -125,6 +130,7 @@ class AgentActorFactory:
     services: Services
     codec: Codec = Codec()
     episode_length: int | None = 128
+    keeper: Callable[[], Callable[[list[State]], None] | None] | None = None
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)
@@ -143,6 +149,8 @@ class AgentActor(Actor):
         self._tick = 0
         self._episode: list[State] = []
         self._handed_over: asyncio.Task[None] | None = None
+        self._keep = factory.keeper() if factory.keeper is not None else None
+        self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
@@ -159,6 +167,8 @@ class AgentActor(Actor):
             reply = codec.encode(state.output)
             self._tick += 1
             self._episode.append(state)
+            if self._keep is not None:
+                self._kept.append(state)
             if len(self._episode) == self._cut:
                 episode, self._episode = self._episode, [state]
                 await self._hand_over(episode, done=False)
@@ -182,6 +192,8 @@ class AgentActor(Actor):
                     await agent.on_session_end(reason)
                 except Exception:
                     logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+        if self._keep is not None and self._kept:
+            self._keep(list(self._kept))
         self._agents, self._episode = (), []
 
     async def call(self, body: bytes) -> bytes:

@@ -69,6 +69,8 @@ class ActorConfig(BaseModel):
     """Memory in MiB that Ray reserves for a replica."""
     episode_length: Annotated[int, Field(ge=1)] | None = 128
     """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
+    episode_save_interval: Annotated[int, Field(ge=1)] | None = None
+    """Every so many sessions the whole game is handed to the job's renders; null: never."""
     serialize: Literal["json", "proto"] | None = "json"
     """Format of tick bodies; null: raw bytes."""
     tick_input_proto: MessageConfig | None = None

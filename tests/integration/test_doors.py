@@ -36,7 +36,7 @@ DIRECTORY = "echo/sessions"
 
 
 @pytest.fixture(scope="module")
-def door(ray_cluster: str) -> Iterator[str]:
+def service(ray_cluster: str) -> Iterator[str]:
     """Serve with its default ingress; the value is its URL."""
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
@@ -45,10 +45,10 @@ def door(ray_cluster: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def echo(door: str) -> Iterator[str]:
+def echo(service: str) -> Iterator[str]:
     """The echo application on two replicas, below a path."""
     serve.run(echo_app(EchoArgs(num_workers=2)), name="echo", route_prefix="/echo")
-    yield f"{door}/echo"
+    yield f"{service}/echo"
     serve.delete("echo")
     stop_directory(DIRECTORY)
 
@@ -188,13 +188,13 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
 
 
 @pytest.fixture(scope="module")
-def cartpole(door: str) -> Iterator[str]:
+def cartpole(service: str) -> Iterator[str]:
     """The template's job, untrained, with its model in a deployment of its own and impatient with idle sessions."""
     overrides = ["model.placement=remote", "actor.idle_timeout_s=1.0", "actor.num_workers=1"]
     job = JobConfig.load(TEMPLATE, overrides)
     spec = actor_spec(job, "actor", mode="serve", weights={"model": WeightSource()})
     serve.run(application(spec, name="actor", directory="cartpole/sessions"), name="cartpole", route_prefix="/cartpole")
-    yield f"{door}/cartpole"
+    yield f"{service}/cartpole"
     serve.delete("cartpole")
     stop_directory("cartpole/sessions")
 

@@ -1,0 +1,79 @@
+"""The yardstick of `benchmarks/train.py`: Stable-Baselines3's PPO on CartPole-v1 with rl-zoo's hyperparameters.
+
+A process of its own, so that its start is timed as brayx's is. Prints one JSON document. Knows nothing of brayx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+
+NUM_ENVS = 8
+UNROLL_LENGTH = 32
+INSTALL = ".venv/bin/pip install --constraint requirements.lock '.[bench]'"
+
+
+def _linear(initial: float) -> Callable[[float], float]:
+    return lambda remaining: remaining * initial
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains once; exit code 3 with a line that says what to install when Stable-Baselines3 is missing."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    options = parser.parse_args(argv)
+    try:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.env_util import make_vec_env
+    except ImportError:
+        print(f"Stable-Baselines3 is not installed: {INSTALL}", file=sys.stderr)
+        return 3
+    import torch
+
+    torch.set_num_threads(options.threads)
+
+    class Points(BaseCallback):  # type: ignore[misc]
+        """Time, env steps, games and mean return of the last 100 games after each rollout."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.games = 0
+            self.points: list[tuple[float, int, int, float | None]] = []
+
+        def _on_step(self) -> bool:
+            self.games += sum("episode" in info for info in self.locals["infos"])
+            return True
+
+        def _on_rollout_end(self) -> None:
+            returns = [info["r"] for info in self.model.ep_info_buffer]
+            mean = sum(returns) / len(returns) if returns else None
+            self.points.append((time.time(), self.num_timesteps, self.games, mean))
+
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=options.seed),
+        n_steps=UNROLL_LENGTH,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
+        learning_rate=_linear(1e-3),
+        clip_range=_linear(0.2),
+        seed=options.seed,
+        device="cpu",
+    )
+    points = Points()
+    model.learn(options.steps, callback=points)
+    print(json.dumps({"points": points.points}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
