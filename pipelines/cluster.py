@@ -101,7 +101,7 @@ class Cluster:
             cpus = max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1)
             try:
                 ray.init(num_cpus=cpus, include_dashboard=False, **options)
-            except (OSError, RuntimeError, ValueError) as error:
+            except Exception as error:  # Ray raises the bare class when its node is too slow to come up
                 raise StartupError(f"Ray did not start: {error}") from error
         self._node_id = ray.get_runtime_context().get_node_id()
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -118,7 +118,13 @@ class Cluster:
 
     def _set_environment(self) -> None:
         """What Ray and Serve read from the environment when they start; what the user has set stays."""
-        defaults = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+        defaults = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_SERVE_LOG_TO_STDERR": "0",
+            "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+            # A job has a dozen small actors that start at once, which is no reason to warn.
+            "RAY_worker_maximum_startup_concurrency": "8",
+        }
         if self.ingress == "haproxy":
             defaults |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -36,6 +36,7 @@ class _Game:
     restart_at: float = 0.0
     backoff_s: float = _FIRST_RESTART_S
     tail: bytes = field(default=b"")
+    said: str = ""
 
 
 class Gamecores:
@@ -48,6 +49,7 @@ class Gamecores:
 
     Attributes:
         restarts: how often a process had ended by itself and was started again.
+        failures: how often one had ended with a status that is not 0.
         messages: the newest lines of the processes' standard error.
     """
 
@@ -58,6 +60,7 @@ class Gamecores:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
         self.restarts = 0
+        self.failures = 0
         self.messages: deque[str] = deque(maxlen=20)
 
     @property
@@ -143,7 +146,9 @@ class Gamecores:
             return
         *lines, game.tail = (game.tail + (data or b"")).split(b"\n")
         game.tail = game.tail[-_LONGEST_LINE:]
-        self.messages.extend(line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines if line.strip())
+        said = [line[:_LONGEST_LINE].decode("utf-8", "replace") for line in lines if line.strip()]
+        self.messages.extend(said)
+        game.said = said[-1] if said else game.said
 
     def _ended(self, game: _Game, now: float) -> None:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time."""
@@ -156,8 +161,10 @@ class Gamecores:
         lived_s = now - game.started_at
         game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
         game.restart_at = now + game.backoff_s
-        self.messages.append(f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s")
-        game.process = None
+        last = f"; it said: {game.said}" if game.said else ""
+        self.messages.append(f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s{last}")
+        self.failures += game.process.returncode != 0
+        game.process, game.said = None, ""
 
 
 def _commands(configs: Sequence[GamecoreConfig], urls: Mapping[str, str]) -> list[list[str]]:

@@ -47,6 +47,7 @@ class Progress:
         self._console = console or Console(file=sys.stderr)
         self._live: Live | None = None
         self._last_line = 0.0
+        self._last_note = ""
         self._began = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -76,6 +77,9 @@ class Progress:
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.say(self._line(numbers))
+            if note != self._last_note:
+                self._last_note = note
+                self._console.print(f"          {note}", markup=False, highlight=False, style="dim")
 
     def _line(self, numbers: Mapping[str, float]) -> str:
         get = numbers.get

@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ CURVE_METRIC = "episode_return.last100"
 CURVE_FILE = "curve.png"
 
 _READY_TIMEOUT_S = 180.0
+_FIRST_STEP_TIMEOUT_S = 30.0
+_NEXT_STEP_TIMEOUT_S = 180.0
+"""How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
 _INTERRUPTED_END_TIMEOUT_S = 6.0
 
 
@@ -162,7 +165,7 @@ def train_on(
                 Gamecores(job.actors[actor].gamecores, urls, job.folder) as games,
             ):
                 progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
-                _watch(progress, hub, learner, games)
+                _watch(progress, hub, buffer, learner, games)
                 if sources.errors:
                     raise sources.errors[0]
             learner.result()
@@ -220,15 +223,62 @@ def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress
     raise StartupError(f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}")
 
 
-def _watch(progress: Progress, hub: Any, learner: Learner, games: Gamecores) -> None:
-    """Shows progress until the learner is done."""
+def _watch(progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores) -> None:
+    """Shows progress until the learner is done.
+
+    Raises:
+        StartupError: nothing to learn from arrives, only errors.
+    """
     import ray
 
+    patience = _Patience()
     while learner.running:
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
             numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
             progress.update(numbers, gamecores=games.running, note=games.messages[-1] if games.messages else "")
+            if patience.is_over(numbers, games.failures):
+                refused: str = ray.get(buffer.refusal.remote(), timeout=2.0)
+                raise StartupError(patience.verdict(numbers, refused or (games.messages[-1] if games.messages else "")))
         time.sleep(0.25)
+
+
+_TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
+
+
+class _Patience:
+    """Tells a job that cannot learn from one that is slow: no env steps, and errors all the while.
+
+    Args:
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._steps: float | None = None
+        self._trouble_then = 0.0
+        self._limit_s = _FIRST_STEP_TIMEOUT_S
+
+    def is_over(self, numbers: Mapping[str, float], failures: int) -> bool:
+        """Whether to give up.
+
+        Args:
+            numbers: the hub's newest.
+            failures: how many gamecores have ended in failure so far.
+        """
+        steps = numbers.get("env_steps", 0.0)
+        trouble = failures + sum(value for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        if steps != self._steps:
+            if self._steps is not None:
+                self._limit_s = _NEXT_STEP_TIMEOUT_S
+            self._steps, self._trouble_then, self._since = steps, trouble, self._clock()
+        return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
+
+    def verdict(self, numbers: Mapping[str, float], last: str) -> str:
+        """One line for people: what came instead of env steps, and the newest error."""
+        came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
+        return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log of Ray Serve'}"
 
 
 def _last_numbers(hub: Any) -> dict[str, float]:

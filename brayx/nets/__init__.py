@@ -1,1 +1,1 @@
-"""Networks and the distributions over their outputs. Torch (and NumPy for acting) only."""
+"""Networks. Torch only."""

@@ -15,7 +15,6 @@ import torch
 
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.engines.torch import module_weights
-from brayx.nets.distributions import sample
 from brayx.nets.mlp import ActorCritic
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
@@ -37,7 +36,6 @@ def train(seed: int, lag: int, episode_length: int) -> tuple[int, dict[str, np.n
     """Env steps until the mean of the last 20 games reached 475, and the weights at that time."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    rng = np.random.default_rng(seed)
     module = ActorCritic(4, 2)
     ppo = PPO(module, torch.optim.Adam(module.parameters(), lr=1e-3, eps=1e-5, fused=True), PPOConfig())
     buffer = ReplayBuffer(BufferConfig(size=100))
@@ -48,7 +46,9 @@ def train(seed: int, lag: int, episode_length: int) -> tuple[int, dict[str, np.n
     rewards = [[] for _ in envs]
     score, scores = np.zeros(NUM_ENVS), deque(maxlen=GAMES)
     for count in range(NUM_ENVS, NUM_STEPS + 1, NUM_ENVS):
-        actions, log_probs = sample(logits(acting[0], obs), rng)
+        policy = torch.distributions.Categorical(logits=torch.from_numpy(logits(acting[0], obs)))
+        actions = policy.sample().numpy()
+        log_probs = policy.log_prob(torch.from_numpy(actions)).numpy()
         for index, env in enumerate(envs):
             steps[index].append(Step(obs[index].copy(), actions[index], float(log_probs[index]), 0))
             after, reward, terminated, truncated, _ = env.step(int(actions[index]))

@@ -11,6 +11,7 @@ class Player(nn.Module):
         self.embedding = nn.Embedding(2 * colours, hidden)  # a row for each role and symbol seen
         self.logits = nn.Linear(hidden, colours)
         self.value = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.logits.weight)  # at first every symbol is about as likely: no habits before there is a game
 
     def forward(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         features = torch.tanh(self.embedding(obs["role"] * self.colours + obs["sees"]))

@@ -1,0 +1,130 @@
+"""The services that `benchmarks/ticks.py` loads, each a process that says where it listens and ends with its stdin.
+
+``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
+reads which when it starts, hence a process for each). ``bare`` is Starlette on uvicorn with a handler that returns
+the body: what the same two cores give without brayx.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
+
+
+class Server:
+    """A context: a service in a process of its own, up and answering.
+
+    Args:
+        words: arguments of this module's command line.
+
+    Attributes:
+        urls: base URL by application (``echo``, ``cartpole``).
+    """
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+        self.urls: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.servers", *self._words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self.urls = json.loads(line)
+                return self
+        self._process.wait()
+        raise RuntimeError(f"benchmarks.servers {' '.join(self._words)} ended with {self._process.returncode}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _serve(ingress: str, tracking: str | None) -> None:
+    from ray import serve
+
+    from deployments import actor, echo
+    from pipelines.cluster import Cluster, delete_application
+
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
+        uri = tracking or str(Path(folder) / "mlflow.db")
+        with Cluster(ingress="haproxy" if ingress == "haproxy" else "serve") as cluster:
+            serve.run(echo.app(echo.EchoArgs()), name="echo", route_prefix="/echo")
+            cartpole = actor.app(actor.ServeArgs(config=str(TEMPLATE), tracking=uri))
+            serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
+            _tell_and_wait({name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")})
+            for name in ("echo", "cartpole"):
+                delete_application(name, 10.0)
+
+
+def _bare() -> None:
+    import socket
+
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route, WebSocketRoute
+    from starlette.websockets import WebSocket, WebSocketDisconnect
+
+    async def step(request: Request) -> Response:
+        return Response(await request.body())
+
+    async def session(socket: WebSocket) -> None:
+        await socket.accept()
+        try:
+            while True:
+                await socket.send_bytes(await socket.receive_bytes())
+        except WebSocketDisconnect:
+            return
+
+    app = Starlette(routes=[Route("/step", step, methods=["POST"]), WebSocketRoute("/session", session)])
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    _tell_and_wait({"echo": f"http://127.0.0.1:{listener.getsockname()[1]}"})
+    server.should_exit = True
+    thread.join(5.0)
+
+
+def _tell_and_wait(urls: dict[str, str]) -> None:
+    print(json.dumps(urls), flush=True)
+    sys.stdin.read()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serves until standard input ends."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("kind", choices=["bare", "serve"])
+    parser.add_argument("--ingress", choices=["haproxy", "serve"], default="haproxy")
+    parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: untrained)")
+    options = parser.parse_args(argv)
+    if options.kind == "bare":
+        _bare()
+    else:
+        _serve(options.ingress, options.tracking)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

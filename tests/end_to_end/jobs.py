@@ -1,0 +1,211 @@
+"""Commands of brayx as a user runs them: in processes of their own, in a folder of their own, watched from outside.
+
+Everything such a command starts carries a mark in its environment, so that what it left behind can be told from what
+other tests run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from brayx.tracking import Trial, tracking_uri
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "pipelines" / "templates"
+BIN = Path(sys.executable).parent
+MARK = "BRAYX_TEST_COMMAND"
+START_S = 240.0
+"""For a whole stack to come up, on a machine that does other things too."""
+
+
+def job_folder(folder: Path, **files: str) -> Path:
+    """The CartPole job in a folder of its own, as a user's game is, with further modules; gives its YAML."""
+    for name in ("cartpole.yaml", "gym_agent.py", "gym_model.py"):
+        shutil.copy(TEMPLATES / name, folder)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / "cartpole.yaml"
+
+
+class Command:
+    """A command of this environment (``brayx``, ``serve``), running as a context; ended whole at its end.
+
+    Args:
+        words: the command and its arguments.
+        folder: where it runs; its output is kept there.
+        environment: variables to add.
+    """
+
+    _count = 0
+
+    def __init__(self, words: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+        Command._count += 1
+        self.folder = folder
+        self._mark = secrets.token_hex(8)
+        self._out = folder / f"stdout-{Command._count}.txt"
+        self._err = folder / f"stderr-{Command._count}.txt"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [str(BIN / words[0]), *words[1:]],
+                cwd=folder,
+                env={**os.environ, "COLUMNS": "400", **(environment or {}), MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait(timeout=30)
+
+    @property
+    def out(self) -> str:
+        """What it wrote to standard output so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._err.read_text(errors="replace")
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """What it started and is alive, itself included; only those whose command line has all ``words``."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(MARK) != self._mark:
+                    continue
+                line = " ".join(process.cmdline())
+                if all(word in line for word in words):
+                    found.append(process)
+        return found
+
+    def pids(self, *words: str) -> set[int]:
+        """Process ids of `processes`."""
+        return {process.pid for process in self.processes(*words)}
+
+    def until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
+        """Waits for a condition while the command runs."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            over = "the command ended" if self.process.poll() is not None else f"{timeout_s:g} s were over"
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{over} before {what}; it said:\n{self.err[-4000:]}\n{self.out[-1000:]}")
+            time.sleep(0.1)
+
+    def says(self, text: str) -> Callable[[], bool]:
+        """A condition: it has written ``text``."""
+        return lambda: text in self.err or text in self.out
+
+    def ended(self, timeout_s: float = START_S) -> int:
+        """Waits for its end by itself; gives the exit code."""
+        try:
+            return self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s:g} s; it said:\n{self.err[-4000:]}") from None
+
+    def control_c(self, *, group: bool = True) -> None:
+        """SIGINT as a terminal sends it: to the whole foreground group; or to the command alone."""
+        if group:
+            os.killpg(self.process.pid, signal.SIGINT)
+        else:
+            self.process.send_signal(signal.SIGINT)
+
+    def gone(self, timeout_s: float) -> float:
+        """Waits until neither the command nor anything that it started is alive; seconds that took."""
+        began = time.monotonic()
+        while self.process.poll() is None or self.processes():
+            if time.monotonic() - began > timeout_s:
+                left = [f"{process.pid}: {' '.join(process.cmdline())[:120]}" for process in self.processes()]
+                raise AssertionError(f"left after {timeout_s:.1f} s: {left}; it said:\n{self.err[-4000:]}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+
+def brayx(folder: Path, *words: str) -> Command:
+    """``brayx WORDS`` running in ``folder``."""
+    return Command(["brayx", *words], folder)
+
+
+def alone_for(seconds: float, command: Command) -> float:
+    """What ``seconds`` on an idle machine become on this one: others' share of the CPUs is measured, and allowed for.
+
+    On an idle machine this is ``seconds`` itself, and never more than five times that.
+    """
+    cores = os.cpu_count() or 1
+    busy, ours = _cpu_seconds(), _cpu_seconds(command)
+    began = time.monotonic()
+    time.sleep(0.5)
+    elapsed = time.monotonic() - began
+    others = max(0.0, (_cpu_seconds() - busy) - max(0.0, _cpu_seconds(command) - ours)) / elapsed
+    free = max(cores - others, cores / 5)
+    return seconds * cores / free if others > 0.1 * cores else seconds
+
+
+def _cpu_seconds(command: Command | None = None) -> float:
+    """CPU time used so far by the whole machine, or by a command's processes."""
+    if command is None:
+        times = psutil.cpu_times()
+        return float(times.user + times.system + times.nice)
+    total = 0.0
+    for process in command.processes():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def trials(folder: Path, project: str = "cartpole") -> dict[str, list[Trial]]:
+    """Trials by name, oldest first, of the MLflow store in ``folder``."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri(folder / "mlflow.db"))
+    experiment = client.get_experiment_by_name(project)
+    found: dict[str, list[Trial]] = {}
+    if experiment is not None:
+        for run in client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]):
+            trial = Trial(tracking_uri(folder / "mlflow.db"), run.info.run_id, project, run.info.run_name or "")
+            found.setdefault(trial.name, []).append(trial)
+    return found
+
+
+def listening(command: Command) -> set[int]:
+    """TCP ports that a command's processes listen on."""
+    ports: set[int] = set()
+    for process in command.processes():
+        with contextlib.suppress(psutil.Error):
+            ports |= {c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return ports
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at a port."""
+    return all(c.laddr.port != port or c.status != psutil.CONN_LISTEN for c in psutil.net_connections("tcp"))
+
+
+@contextlib.contextmanager
+def said_on_failure(command: Command) -> Iterator[None]:
+    """Adds what the command said to an assertion that fails."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"the command said:\n{command.err[-4000:]}\n{command.out[-1000:]}")
+        raise

@@ -1,0 +1,235 @@
+"""Training jobs that something happens to: games killed, Ctrl-C at any time, bad surroundings, bad agents and models.
+
+Each job is a `brayx train` of its own, watched from outside: by its processes, its MLflow store and what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brayx.errors import TrackingError
+from brayx.tracking import Trial
+from tests.end_to_end.jobs import Command, alone_for, brayx, is_free, job_folder, listening, said_on_failure, trials
+
+CONTROL_C_S = 10.0
+
+TELLING_AGENT = '''
+"""The template's agent; also records the length of the last episode of each session, by how that session ended."""
+from brayx import record
+from gym_agent import GymAgent
+
+
+class TellingAgent(GymAgent):
+    async def on_episode(self, episode, done):
+        await super().on_episode(episode, done)
+        if done:
+            record("last_episode_steps", len(episode) - 1, label=episode[-1].end, kind="sum")
+'''
+
+RAISING_AGENT = '''
+"""An agent with a bug."""
+from brayx import Agent
+
+
+class RaisingAgent(Agent):
+    async def on_tick(self, state):
+        raise KeyError("velocity")
+'''
+
+
+def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
+    """Words of ``brayx train`` for two CartPole games and a learner without Ray Train, which takes long to start."""
+    yaml = job_folder(folder, **files)
+    options = ["actor.port=0", "actor.gamecores.0.num=2", "trainer.where=process", *overrides]
+    return ["train", str(yaml), *(word for option in options for word in ("--set", option))]
+
+
+def one_line(command: Command) -> str:
+    """The error that the command ended with: its last line, and no traceback."""
+    assert "Traceback" not in command.err, command.err
+    last = command.err.strip().splitlines()[-1]
+    assert last.startswith("brayx: "), command.err
+    return last
+
+
+def metrics_of(folder: Path, name: str = "main") -> dict[str, float]:
+    """Newest metrics of a trial; empty while there is none."""
+    try:
+        return trials(folder)[name][-1].metrics()
+    except (KeyError, TrackingError):
+        return {}
+
+
+@dataclass
+class Interrupted:
+    """A job that lost a gamecore and was then interrupted."""
+
+    folder: Path
+    words: list[str]
+    games: set[int]
+    games_after: set[int]
+    metrics: dict[str, float]
+    code: int
+    gone_s: float
+    limit_s: float
+    ports: set[int]
+    said: str
+    trial: Trial
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
+    """Kills a gamecore of a training job, waits until another plays in its place, and presses Ctrl-C."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    words = small_job(
+        folder, "agent.module=telling_agent", "agent.class=TellingAgent", telling_agent=TELLING_AGENT
+    )  # fmt: skip
+    with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
+        command.until(lambda: metrics_of(folder).get("env_steps", 0) > 256, "the first env steps")
+        games = command.pids("brayx", "gamecore", "gym")
+        os.kill(min(games), signal.SIGKILL)
+
+        def played_on() -> bool:
+            now = metrics_of(folder)
+            restarted = command.pids("brayx", "gamecore", "gym") - games
+            return bool(restarted) and now.get("sessions_ended.disconnect", 0) >= 1 and now["sessions_active"] >= 2
+
+        command.until(played_on, "the killed gamecore's session ended and another gamecore played")
+        games_after = command.pids("brayx", "gamecore", "gym")
+        metrics = metrics_of(folder)
+        ports = listening(command)
+        limit_s = alone_for(CONTROL_C_S, command)
+        command.control_c()
+        gone_s = command.gone(3 * limit_s)
+        (trial,) = trials(folder)["main"]
+        yield Interrupted(
+            folder, words, games, games_after, metrics, command.process.returncode, gone_s, limit_s, ports,
+            command.err + command.out, trial,
+        )  # fmt: skip
+
+
+def test_a_killed_gamecore_ends_its_own_session_only(interrupted: Interrupted) -> None:
+    assert interrupted.metrics["sessions_ended.disconnect"] == 1
+    assert len(interrupted.games) == len(interrupted.games_after) == 2
+    assert len(interrupted.games & interrupted.games_after) == 1, "the other gamecore plays on"
+    assert "sessions_ended.error" not in interrupted.metrics
+
+
+def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
+    assert interrupted.metrics["last_episode_steps.disconnect"] > 0
+    assert not [name for name in interrupted.metrics if name.startswith("fragments_dropped")]
+
+
+def test_ctrl_c_leaves_nothing_running(interrupted: Interrupted) -> None:
+    assert interrupted.gone_s < interrupted.limit_s
+    assert interrupted.ports
+    assert all(is_free(port) for port in interrupted.ports)
+
+
+def test_ctrl_c_is_told_in_words(interrupted: Interrupted) -> None:
+    assert interrupted.code == 130
+    assert "the same command resumes this trial" in interrupted.said
+    assert "Traceback" not in interrupted.said
+
+
+def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interrupted) -> None:
+    assert interrupted.trial.status == "KILLED"
+    saved = interrupted.trial.checkpoints()[-1].step
+    assert saved > 0
+    target = saved + 2048
+    with brayx(interrupted.folder, *interrupted.words, "--set", f"trainer.num_steps={target}") as command:
+        assert command.ended() == 0, command.err
+        command.gone(10.0)
+        assert "(resumed)" in command.err or "finished after" in command.out
+    (trial,) = trials(interrupted.folder)["main"]
+    assert (trial.run_id, trial.status) == (interrupted.trial.run_id, "FINISHED")
+    assert trial.metrics()["env_steps"] >= target
+    assert trial.checkpoints()[-1].step >= target
+    assert trial.checkpoints()[-1].step < target + 2048, "it counted on from the checkpoint, not from 0"
+    steps = [step for step, _ in trial.history("policy_version")]
+    assert steps == sorted(steps), "the curve goes on where it was"
+
+
+@pytest.mark.parametrize(
+    ("moment", "started"), [("gcs_server", False), ("ServeController", False), ("ServeReplica", True)]
+)
+def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str, started: bool) -> None:
+    with brayx(tmp_path, *small_job(tmp_path), "--trial", "early") as command, said_on_failure(command):
+        command.until(lambda: bool(command.pids(moment)), f"{moment} was there")
+        limit_s = alone_for(CONTROL_C_S, command)
+        command.control_c(group=not started)
+        assert command.gone(3 * limit_s) < limit_s
+        assert command.process.returncode == 130
+        assert "Traceback" not in command.err
+    if started:
+        (trial,) = trials(tmp_path)["early"]
+        assert trial.status == "KILLED"
+
+
+def test_another_trial_name_is_another_run(interrupted: Interrupted) -> None:
+    words = [*interrupted.words, "--set", "trainer.num_steps=512", "--trial", "second"]
+    with brayx(interrupted.folder, *words) as command:
+        assert command.ended() == 0, command.err
+        command.gone(10.0)
+    found = trials(interrupted.folder)
+    assert [len(found["main"]), len(found["second"])] == [1, 1]
+    assert found["second"][0].run_id != interrupted.trial.run_id
+    assert found["second"][0].metrics()["env_steps"] < 4096
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with brayx(tmp_path, *small_job(tmp_path, f"actor.port={port}")) as command:
+            assert command.ended() == 2
+            said = one_line(command)
+            assert f"port {port} of 127.0.0.1 is taken by" in said
+            assert f"pid {os.getpid()}" in said
+            assert not command.processes()
+
+
+def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = Path("/proc/mlflow") if os.geteuid() == 0 else tmp_path / "shut"  # nothing else is shut to root
+    if os.geteuid() != 0:
+        folder.mkdir(mode=0o500)
+    with brayx(tmp_path, *small_job(tmp_path), "--tracking", str(folder)) as command:
+        assert command.ended() == 2
+        assert f"MLflow folder {folder} is not writable" in one_line(command)
+        assert not command.processes()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["network.obs_size=5"], "expected float32[5]"),
+        (["agent.module=raising_agent", "agent.class=RaisingAgent"], "agent 'agent' raised in on_tick at tick 0"),
+    ],
+    ids=["model that does not fit", "agent that raises"],
+)
+def test_a_job_that_cannot_learn_gives_up_and_says_why(tmp_path: Path, overrides: list[str], says: str) -> None:
+    words = small_job(tmp_path, *overrides, raising_agent=RAISING_AGENT)
+    with brayx(tmp_path, *words) as command:
+        assert command.ended() == 2
+        said = one_line(command)
+        assert "no env step has arrived" in said
+        assert says in said
+        command.gone(10.0)
+    (trial,) = trials(tmp_path)["main"]
+    assert trial.status == "FAILED"
+
+
+def test_an_agent_that_is_not_there_is_told_before_ray_starts(tmp_path: Path) -> None:
+    with brayx(tmp_path, *small_job(tmp_path, "agent.module=gym_agnet")) as command:
+        assert command.ended() == 2
+        said = one_line(command)
+        assert "gym_agnet" in said
+        assert "gym_agent" in said, "the nearest right name"
+        assert not [p for p in psutil.process_iter() if p.pid in command.pids("raylet")]
