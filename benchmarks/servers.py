@@ -2,7 +2,7 @@
 
 ``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
 reads which when it starts, hence a process for each). ``bare`` is Starlette on uvicorn with a handler that returns
-the body: what the same two cores give without brayx.
+the body: what the same two cores give without brayx. ``door`` is brayx's door on uvicorn without Serve.
 """
 
 from __future__ import annotations
@@ -115,12 +115,16 @@ def _tell_and_wait(urls: dict[str, str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Serves until standard input ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("kind", choices=["bare", "serve"])
+    parser.add_argument("kind", choices=["bare", "door", "serve"])
     parser.add_argument("--ingress", choices=["haproxy", "serve"], default="haproxy")
     parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: untrained)")
     options = parser.parse_args(argv)
     if options.kind == "bare":
         _bare()
+    elif options.kind == "door":
+        from benchmarks.layers import serve_door
+
+        serve_door()
     else:
         _serve(options.ingress, options.tracking)
     return 0

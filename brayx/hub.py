@@ -277,12 +277,18 @@ class HubClient:
             time.sleep(min(0.02, left_s))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Hands over what is left and ends the thread. Further samples stay here."""
+        """Hands over what is left and ends the thread; a hub too slow to say so gets it all the same."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=timeout_s)
-            with contextlib.suppress(Exception):
-                self.flush(timeout_s)
+        if self._thread is None or self._handle is None:
+            return
+        self._thread.join(timeout=timeout_s)
+        # Whatever Ray raises here, there is nobody left to tell and nothing left to try.
+        with contextlib.suppress(Exception):
+            if not self.flush(timeout_s):
+                with self._lock:
+                    part = self._recorder.drain()
+                if part[0]:
+                    self._handle.push.remote(part)
 
     def _has_samples(self) -> bool:
         with self._lock:

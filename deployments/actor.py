@@ -6,7 +6,7 @@ A training job deploys the same application through `training_application`; the 
 from (a registered version, or the trial's weight store) and in whether episodes go to a replay buffer.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
 
 import asyncio
 import dataclasses
@@ -122,7 +122,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
-    agents = {name: load(agent.module, agent.class_name, spec.folder) for name, agent in spec.agents.items()}
+    agents = _agents(spec)
     runtime.make_actor = AgentActorFactory(
         agents=agents,
         config=spec.config,
@@ -177,6 +177,22 @@ def _keeper(spec: ActorSpec) -> EpisodeRenderer | None:
     if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
         return None
     return EpisodeRenderer(spec.renders, spec.folder, spec.trial, every=spec.actor.episode_save_interval)
+
+
+def _agents(spec: ActorSpec) -> dict[str, Any]:
+    return {name: load(agent.module, agent.class_name, spec.folder) for name, agent in spec.agents.items()}
+
+
+def check_code(spec: ActorSpec) -> None:
+    """Loads a spec's agents, models and messages here, because what a replica raises is far from who reads it.
+
+    Raises:
+        ConfigError: names the module, class or function that is not there.
+    """
+    _agents(spec)
+    _codec(spec)
+    for config in spec.models.values():
+        load(config.module, "build_model", spec.folder)
 
 
 def _codec(spec: ActorSpec) -> Codec:
@@ -292,6 +308,7 @@ def app(args: ServeArgs) -> serve.Application:
             weights[name] = WeightSource()
             logger.warning("serving model %r untrained: %s", name, error)
     spec = actor_spec(job, actor, mode="serve", weights=weights)
+    check_code(spec)
     if args.num_workers is not None:
         spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": args.num_workers}))
     return application(spec, name=actor, directory=f"{job.project}/{actor}/sessions")

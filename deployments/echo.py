@@ -4,7 +4,7 @@ serve run deployments.echo:app
 serve run deployments.echo:app num_workers=2
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from brayx.errors import BrayxError
 
@@ -26,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return play(words[2:])
     arguments = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         code: int = arguments.run(arguments)
         return code
@@ -36,6 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the command in order, once: what is pressed again while it cleans up, within its deadlines, is ignored."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,9 +7,11 @@ nothing of trials or agents.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -116,6 +118,17 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()
 
+    def start(self) -> Cluster:
+        """Enters it where there is no block, as between a notebook's cells; `stop`, or the interpreter's end, leaves."""
+        self.__enter__()
+        atexit.register(self._end)
+        return self
+
+    def stop(self) -> None:
+        """Leaves it."""
+        atexit.unregister(self._end)
+        self._end()
+
     def _set_environment(self) -> None:
         """What Ray and Serve read from the environment when they start; what the user has set stays."""
         defaults = {
@@ -125,6 +138,9 @@ class Cluster:
             # A job has a dozen small actors that start at once, which is no reason to warn.
             "RAY_worker_maximum_startup_concurrency": "8",
         }
+        if "RAY_AUTH_MODE" not in os.environ:
+            # A token of the job's own: by default Ray writes one into the home folder.
+            defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         if self.ingress == "haproxy":
             defaults |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -1,4 +1,4 @@
-"""The live display of a training job: a panel on a terminal, a line every few seconds elsewhere.
+"""The live display of a training job: a panel on a terminal or in a notebook, a line every few seconds elsewhere.
 
 Draws what it is given; knows nothing of where the numbers come from.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -46,14 +47,18 @@ class Progress:
         self._target = target
         self._console = console or Console(file=sys.stderr)
         self._live: Live | None = None
+        self._show: Callable[[Padding], object] | None = None
         self._last_line = 0.0
         self._last_note = ""
         self._began = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal:
+        if self._console.is_jupyter:
+            self._show = _notebook_cell()
+        elif self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=False)
             self._live.start()
+            self._show = self._live.update
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -72,8 +77,8 @@ class Progress:
             gamecores: game processes alive.
             note: one line to show below.
         """
-        if self._live is not None:
-            self._live.update(self._panel(numbers, gamecores, note))
+        if self._show is not None:
+            self._show(Padding(self._panel(numbers, gamecores, note), 0))
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.say(self._line(numbers))
@@ -121,3 +126,11 @@ class Progress:
         if note:
             lines.append(Text(note[:160], style="yellow"))
         return Group(*lines)
+
+
+def _notebook_cell() -> Callable[[Padding], object]:
+    """Draws over what it drew before in the cell that runs now; `Live` would need ipywidgets for that."""
+    from IPython.display import display
+
+    update: Callable[[Padding], object] = display(Padding("", 0), display_id=True).update
+    return update

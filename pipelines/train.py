@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, StartupError
 from brayx.tracking import Trial, initialise, register, tracking_uri
-from deployments.actor import WeightSource, actor_spec, application, build_model, only, pool_name
+from deployments.actor import WeightSource, actor_spec, application, build_model, check_code, only, pool_name
 from pipelines.cluster import Cluster, Ingress, delete_application
 from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve
@@ -119,6 +119,7 @@ def train_on(
     actor = only("actor", job.actors)
     config = job.trainers[only("trainer", job.trainers)]
     (buffer_name,) = config.buffers
+    check_code(actor_spec(job, actor, mode="train", weights={}))
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),

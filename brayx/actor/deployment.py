@@ -19,15 +19,15 @@ from typing import Any
 import ray
 import uvicorn
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve.schema import LoggingConfig
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.directory import RENEW_S, Location, create_directory
+from brayx.actor.directory import RENEW_S, DirectoryRecovering, Location, create_directory
 from brayx.actor.doors.asgi import FORWARDED_PREFIX, DoorApp, Service
 from brayx.actor.session import SessionTable
-from brayx.errors import BrayxError, ConnectFailed, Overloaded
+from brayx.errors import BrayxError, ConnectFailed, Overloaded, TransportError
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
@@ -36,6 +36,8 @@ from brayx.metrics import Recorder, Sink
 logger = logging.getLogger(__name__)
 
 _DIRECTORY_TIMEOUT_S = 5.0
+_DIRECTORY_RETRY_S = 0.05
+_PROBE_TIMEOUT_S = 2.0
 _IDLE_PEER_CONNECTIONS = 64
 
 
@@ -150,10 +152,18 @@ class ActorReplica(Service):
         await self._ask("release", session, self._owner)
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        """Calls the directory within a deadline; its typed errors come out as themselves."""
+        """Calls the directory, again while it restarts, within a deadline; its typed errors come out as themselves."""
         try:
             async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
-                return await getattr(self._directory, method).remote(*args)
+                while True:
+                    try:
+                        return await getattr(self._directory, method).remote(*args)
+                    except ActorUnavailableError:
+                        await asyncio.sleep(_DIRECTORY_RETRY_S)
+                    except RayTaskError as error:
+                        if not isinstance(error.cause, DirectoryRecovering):
+                            raise
+                        await asyncio.sleep(_DIRECTORY_RETRY_S)
         except RayTaskError as error:
             if isinstance(error.cause, BrayxError):
                 raise error.cause from None
@@ -178,23 +188,34 @@ class ActorReplica(Service):
         transport = idle.pop() if idle else AsyncHttpTransport(Endpoint.parse(f"{location.address}{FORWARDED_PREFIX}"))
         try:
             reply = await transport.step(request, self._tick_timeout_s + 1.0)
-        except ConnectFailed:
+        except TransportError as error:
             await transport.close()
-            self._peers.pop(location.address, None)
-            await self._ask("bury", location.owner)
-            await self._ask("locate", request.session)  # raises SessionLost, unless the owner just came back
+            if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
+                self._peers.pop(location.address, None)
+                await self._ask("bury", location.owner)
+                if await self._ask("locate", request.session) is None:  # raises SessionLost, once
+                    return await self._table.step(request)
             raise
-        except BrayxError as error:
-            if error.http_status == 502:
-                await transport.close()
-            else:
-                idle.append(transport)
+        except BrayxError:
+            idle.append(transport)
             raise
         if len(idle) < _IDLE_PEER_CONNECTIONS:
             idle.append(transport)
         else:
             await transport.close()
         return reply
+
+
+async def _is_reachable(address: str) -> bool:
+    """Whether a peer takes connections: one that broke says nothing of whether the process behind it lives."""
+    url = urlsplit(address)
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(url.hostname, url.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 class _PeerDoor:

@@ -3,7 +3,8 @@
 `Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor, asked at a session's
 start and end and when a tick comes to a replica that does not own it, never on an ordinary tick. Owners renew a lease;
 an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
-free. The directory keeps nothing on disk: after its own restart the owners' next renewal brings their sessions back.
+free. The directory keeps nothing on disk: after its own restart the owners' next renewal brings their sessions back,
+and until each has had time for one, nobody is told that a session is unknown or its id free.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from brayx.errors import SessionExists, SessionLost
+from brayx.errors import Overloaded, SessionExists, SessionLost
 
 LEASE_S = 6.0
 RENEW_S = 1.5
+RECOVERY_S = 2 * RENEW_S
+
+
+class DirectoryRecovering(Overloaded):
+    """The directory has just restarted and does not know all sessions yet: ask again."""
+
+    code = "directory_recovering"
 
 
 @dataclass(frozen=True)
@@ -32,12 +40,16 @@ class Directory:
 
     Args:
         lease_s: an owner not heard of for this long is dead.
+        recovery_s: after a restart, how long owners have to bring their sessions back.
         clock: seconds, for tests.
     """
 
-    def __init__(self, lease_s: float = LEASE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lease_s: float = LEASE_S, recovery_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._lease_s = lease_s
         self._clock = clock
+        self._recovered_at = clock() + recovery_s
         self._owner_of: dict[str, str] = {}
         self._sessions: dict[str, set[str]] = {}
         self._address: dict[str, str] = {}
@@ -70,8 +82,11 @@ class Directory:
 
         Raises:
             SessionExists: a living owner has it.
+            DirectoryRecovering: whether one has it is not known yet.
         """
         holder = self._owner_of.get(session)
+        if holder is None:
+            self._check_recovered()
         if holder is not None and holder != owner and self._alive(holder):
             raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
         if holder is not None and holder != owner:
@@ -89,9 +104,11 @@ class Directory:
 
         Raises:
             SessionLost: its owner died. Told once: the id is free afterwards.
+            DirectoryRecovering: whether there is one is not known yet.
         """
         owner = self._owner_of.get(session)
         if owner is None:
+            self._check_recovered()
             return None
         if self._alive(owner):
             return Location(owner, self._address[owner])
@@ -112,6 +129,10 @@ class Directory:
         seen = self._seen.get(owner)
         return seen is not None and self._clock() - seen <= self._lease_s
 
+    def _check_recovered(self) -> None:
+        if self._clock() < self._recovered_at:
+            raise DirectoryRecovering("the session directory has just restarted; try again", layer="directory")
+
     def _forget(self, session: str) -> None:
         owner = self._owner_of.pop(session)
         held = self._sessions.get(owner)
@@ -127,6 +148,16 @@ NAMESPACE = "brayx"
 """Ray namespace of brayx's named actors: a Serve replica, a driver and a notebook must mean the same one."""
 
 
+class _DirectoryActor(Directory):
+    """The directory in its actor, which knows whether it is a restarted one."""
+
+    def __init__(self) -> None:
+        import ray
+
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0)
+
+
 def create_directory(name: str) -> Any:
     """The directory's Ray actor of that name, started if there is none.
 
@@ -136,7 +167,7 @@ def create_directory(name: str) -> Any:
     import ray
 
     options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_task_retries": 1}
-    return ray.remote(Directory).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options).remote()
+    return ray.remote(_DirectoryActor).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options).remote()
 
 
 def stop_directory(name: str) -> None:

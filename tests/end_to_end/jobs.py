@@ -32,8 +32,8 @@ START_S = 240.0
 
 def job_folder(folder: Path, **files: str) -> Path:
     """The CartPole job in a folder of its own, as a user's game is, with further modules; gives its YAML."""
-    for name in ("cartpole.yaml", "gym_agent.py", "gym_model.py"):
-        shutil.copy(TEMPLATES / name, folder)
+    for file in (TEMPLATES / "cartpole.yaml", *TEMPLATES.glob("*.py")):
+        shutil.copy(file, folder)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     return folder / "cartpole.yaml"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brayx.actor.directory import Directory
+from brayx.actor.directory import Directory, DirectoryRecovering
 from brayx.errors import SessionExists, SessionLost
 
 
@@ -74,3 +74,21 @@ def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
     assert not directory.renew("a", "http://a")
     assert directory.renew("a", "http://a", ["s", "t"])
     assert directory.owners() == {"a": 2}
+
+
+def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_session_is_unknown(clock: Clock) -> None:
+    directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+    for asked in (lambda: directory.locate("s"), lambda: directory.claim("s", "b")):
+        with pytest.raises(DirectoryRecovering):
+            asked()
+    assert not directory.renew("a", "http://a")
+    assert directory.renew("a", "http://a", ["s"])
+    assert directory.renew("b", "http://b", [])
+    location = directory.locate("s")
+    assert location is not None
+    assert location.owner == "a"
+    with pytest.raises(SessionExists):
+        directory.claim("s", "b")
+    clock.now = 3.0
+    assert directory.locate("t") is None
+    directory.claim("t", "b")

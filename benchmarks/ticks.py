@@ -1,0 +1,183 @@
+"""Ticks a second through every door and ingress, beside a bare uvicorn echo in the same run.
+
+    python -m benchmarks.ticks                    # the table of docs/benchmarks.md
+    python -m benchmarks.ticks --quick            # does it run at all
+
+Every case is measured once in each round, so that what disturbs the machine for a while disturbs all of them; a
+figure is the median over rounds, and a ratio the median of each round's ratio to the bare echo of the same door and
+number of sessions. Load and services are processes of their own on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.servers import Server
+from benchmarks.tables import Table, machine, median, median_ratio
+
+BARE = "uvicorn alone"
+INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is loaded and how.
+
+    Attributes:
+        agent: ``echo`` or ``cartpole``.
+        door: ``http`` or ``ws``.
+        ingress: ``bare``, ``serve`` or ``haproxy``.
+        sessions: at once, each with one tick under way.
+    """
+
+    agent: str
+    door: str
+    ingress: str
+    sessions: int
+
+    @property
+    def yardstick(self) -> Case:
+        """The bare echo that this case is compared with."""
+        return Case("echo", self.door, "bare", self.sessions)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measurement of one case."""
+
+    ticks_per_s: float
+    p50_s: float
+    p99_s: float
+
+
+Results = dict[Case, list[Round | None]]
+"""Rounds by case, as many for each; None for one that failed."""
+
+
+def cases(
+    doors: Sequence[str], ingresses: Sequence[str], sessions: Sequence[int], agents: Sequence[str]
+) -> list[Case]:
+    """All cases, the yardsticks first."""
+    bare = [Case("echo", door, "bare", n) for door in doors for n in sessions]
+    served = [Case(a, d, i, n) for a in agents for d in doors for i in ingresses for n in sessions]
+    return bare + served
+
+
+def table(results: Results) -> Table:
+    """Medians over rounds, one row a case."""
+    out = Table(["agent", "door", "ingress", ">sessions", ">ticks/s", ">p50 ms", ">p99 ms", ">to bare"])
+    for case, rounds in results.items():
+        rates = [r and r.ticks_per_s for r in rounds]
+        bases = [r and r.ticks_per_s for r in results.get(case.yardstick, [None] * len(rounds))]
+        out.add(
+            case.agent,
+            case.door,
+            INGRESSES.get(case.ingress, BARE),
+            case.sessions,
+            median(rates),
+            median([r and 1e3 * r.p50_s for r in rounds]),
+            median([r and 1e3 * r.p99_s for r in rounds]),
+            median_ratio(rates, bases),
+        )
+    return out
+
+
+def measure(url: str, case: Case, seconds: float, processes: int) -> Round | None:
+    """One case under load from ``processes`` processes; None, with a line on standard error, if the door failed."""
+    processes = min(processes, case.sessions)
+    shares = [case.sessions // processes + (index < case.sessions % processes) for index in range(processes)]
+    running = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.load", url, "--door", case.door, "--sessions", str(share)),
+                *("--seconds", str(seconds), "--body", case.agent),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for share in shares
+    ]
+    parts = []
+    for process in running:
+        output, _ = process.communicate()
+        parts.append(json.loads(output) if process.returncode == 0 else None)
+    if any(part is None for part in parts):
+        return None
+    # Percentiles of several processes are averaged: the sessions are alike.
+    return Round(
+        ticks_per_s=sum(part["ticks_per_s"] for part in parts),
+        p50_s=sum(part["p50_s"] for part in parts) / len(parts),
+        p99_s=sum(part["p99_s"] for part in parts) / len(parts),
+    )
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Results:
+    """Starts the services, measures, and ends them."""
+    with contextlib.ExitStack() as stack:
+        say("starting: the bare echo" + "".join(f", Ray behind {INGRESSES[i]}" for i in options.ingress))
+        servers = {"bare": stack.enter_context(Server("bare"))}
+        tracking = ["--tracking", options.tracking] if options.tracking else []
+        for ingress in options.ingress:
+            servers[ingress] = stack.enter_context(Server("serve", "--ingress", ingress, *tracking))
+        results: Results = {case: [] for case in cases(options.door, options.ingress, options.sessions, options.agent)}
+        for number in range(options.rounds):
+            for case, rounds in results.items():
+                url = servers[case.ingress].urls[case.agent]
+                rounds.append(measure(url, case, options.seconds, options.processes))
+            say(f"round {number + 1} of {options.rounds} done")
+    return results
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; ``--quick`` overrides what takes time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 16], help="at once (default: 1 16)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all cases (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="that make the load (default: %(default)s)")
+    parser.add_argument("--door", nargs="+", choices=["http", "ws"], default=["http", "ws"])
+    parser.add_argument("--ingress", nargs="+", choices=list(INGRESSES), default=list(INGRESSES))
+    parser.add_argument("--agent", nargs="+", choices=["echo", "cartpole"], default=["echo", "cartpole"])
+    parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: an untrained model)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    parser.add_argument("--quick", action="store_true", help="one short round through HAProxy only")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rounds, options.seconds, options.ingress = 1, 0.5, ["haproxy"]
+    if min(options.rounds, options.processes, *options.sessions) < 1 or options.seconds <= 0:
+        parser.error("--rounds, --processes, --sessions and --seconds must be positive")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints; exit code 1 if a case failed."""
+    options = parse(argv)
+    console = Console(stderr=True, highlight=False)
+    about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s a case, medians"
+    results = run(options, lambda text: console.print(text, style="dim"))
+    text = table(results).markdown()
+    if options.markdown:
+        print(f"{about}\n\n{text}")
+    else:
+        Console().print(about, Markdown(text))
+    if options.json is not None:
+        rows = [
+            {**asdict(case), "rounds": [r and asdict(r) for r in rounds]} for case, rounds in results.items()
+        ]
+        options.json.write_text(json.dumps({"about": about, "cases": rows}, indent=1))
+    return 1 if any(r is None for rounds in results.values() for r in rounds) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

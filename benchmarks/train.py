@@ -1,0 +1,258 @@
+"""brayx's whole training loop beside Stable-Baselines3's PPO: CartPole-v1, same hyperparameters, same run.
+
+    python -m benchmarks.train --seeds 0 1 2      # the table of docs/benchmarks.md
+    python -m benchmarks.train --quick            # does it run at all
+
+Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
+its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
+games is 475 or more, at least 100 games being finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.servers import TEMPLATE
+from benchmarks.tables import Table, machine, median, median_ratio
+
+TARGET = 475.0
+WINDOW_GAMES = 100
+YARDSTICK = "Stable-Baselines3"
+VARIANTS = {
+    "train": "brayx: games through the door, Ray Data, Ray Train",
+    "process": "brayx: the same, learner in the job's process",
+    "sb3": YARDSTICK,
+}
+_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was known at one moment of a run.
+
+    Attributes:
+        time_s: on the epoch's clock.
+        env_steps, games: so far.
+        mean_return: of the last 100 finished games; None before the first.
+    """
+
+    time_s: float
+    env_steps: int
+    games: int
+    mean_return: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to.
+
+    Attributes:
+        steps_per_s: while games were played and learned from.
+        startup_s: from the process's start to the first game.
+        target_s: from the first game to the target; None: not reached.
+        target_steps: env steps at the target.
+        total_s: from the process's start to its end.
+        final_return: mean of the last 100 games at the end.
+    """
+
+    steps_per_s: float
+    startup_s: float
+    target_s: float | None
+    target_steps: int | None
+    total_s: float
+    final_return: float | None
+
+    @property
+    def target_from_start_s(self) -> float | None:
+        """From the process's start to the target."""
+        return None if self.target_s is None else self.startup_s + self.target_s
+
+
+def outcome(points: Sequence[Point], started_s: float, ended_s: float) -> Outcome:
+    """Reads a run's course.
+
+    The first point comes some steps after the first game began; how long before is told by the rate between the first
+    and the last, so that coarse points (brayx writes one a second) do not favour either side.
+
+    Args:
+        points: in order of time, at least two, with different times.
+        started_s, ended_s: of the process, on the epoch's clock.
+
+    Raises:
+        ValueError: fewer than two moments.
+    """
+    first, last = (points[0], points[-1]) if points else (None, None)
+    if first is None or last is None or last.time_s <= first.time_s:
+        raise ValueError(f"{len(points)} points are no course of a run")
+    rate = (last.env_steps - first.env_steps) / (last.time_s - first.time_s)
+    began_s = first.time_s - (first.env_steps / rate if rate > 0 else 0.0)
+    reached = next(
+        (p for p in points if p.games >= WINDOW_GAMES and p.mean_return is not None and p.mean_return >= TARGET), None
+    )
+    return Outcome(
+        steps_per_s=rate,
+        startup_s=began_s - started_s,
+        target_s=None if reached is None else reached.time_s - began_s,
+        target_steps=None if reached is None else reached.env_steps,
+        total_s=ended_s - started_s,
+        final_return=last.mean_return,
+    )
+
+
+Outcomes = dict[str, list[Outcome | None]]
+"""Outcomes by variant, one a seed; None for a run that failed."""
+
+
+def table(outcomes: Outcomes) -> Table:
+    """Medians over seeds, one row a variant, with each seed's ratio to the yardstick."""
+    out = Table(
+        [
+            *("what", ">env steps/s", ">to SB3", ">start s", ">475 after s", ">to SB3", ">475 from start s", ">to SB3"),
+            *(">steps to 475", ">reached"),
+        ]
+    )
+    base = outcomes.get("sb3")
+    for variant, runs in outcomes.items():
+        yardstick: list[Outcome | None] = [None] * len(runs) if base is None else base
+        cells: list[float | None] = []
+        for read in _READ:
+            values = [run and read(run) for run in runs]
+            cells += [median(values), median_ratio(values, [run and read(run) for run in yardstick])]
+        rate, rate_ratio, target, target_ratio, whole, whole_ratio = cells
+        out.add(
+            VARIANTS[variant],
+            rate,
+            rate_ratio,
+            median([run and run.startup_s for run in runs]),
+            target,
+            target_ratio,
+            whole,
+            whole_ratio,
+            median([run and run.target_steps for run in runs]),
+            f"{sum(run is not None and run.target_s is not None for run in runs)} of {len(runs)}",
+        )
+    return out
+
+
+_READ: tuple[Callable[[Outcome], float | None], ...] = (
+    lambda run: run.steps_per_s,
+    lambda run: run.target_s,
+    lambda run: run.target_from_start_s,
+)
+
+
+def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
+    """One ``brayx train`` from nothing, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
+        database = Path(folder) / "mlflow.db"
+        options = {"trainer.where": where, "trainer.num_steps": steps, "seed": seed, "actor.port": 0}
+        words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+        started_s = time.time()
+        done = _process(["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(database), *words])
+        ended_s = time.time()
+        return outcome(_points(database), started_s, ended_s) if done is not None else None
+
+
+def run_sb3(seed: int, steps: int) -> Outcome | None:
+    """One run of Stable-Baselines3."""
+    started_s = time.time()
+    done = _process(["-m", "benchmarks.sb3_cartpole", "--seed", str(seed), "--steps", str(steps)])
+    ended_s = time.time()
+    if done is None:
+        return None
+    return outcome([Point(*point) for point in json.loads(done.splitlines()[-1])["points"]], started_s, ended_s)
+
+
+def _process(words: Sequence[str]) -> str | None:
+    """Standard output of a Python process; None, with its standard error shown, if it failed."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return done.stdout
+    print(f"{' '.join(words[:4])} ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}", file=sys.stderr)
+    return None
+
+
+def _points(database: Path) -> list[Point]:
+    """The course of the one run in an MLflow database, as the hub wrote it."""
+    from mlflow import MlflowClient
+
+    from brayx.tracking import tracking_uri
+
+    client = MlflowClient(tracking_uri(database))
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (found,) = client.search_runs(experiments)
+    written: dict[int, dict[str, float]] = {}
+    for name in ("env_steps", "games", "episode_return.last100"):
+        for metric in client.get_metric_history(found.info.run_id, name):
+            written.setdefault(metric.timestamp, {})[name] = metric.value
+    points, steps, games = [], 0.0, 0.0
+    for timestamp in sorted(written):
+        values = written[timestamp]
+        steps, games = values.get("env_steps", steps), values.get("games", games)
+        if steps:
+            points.append(Point(timestamp / 1000, int(steps), int(games), values.get("episode_return.last100")))
+    return points
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; ``--quick`` overrides what takes time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
+    parser.add_argument("--steps", type=int, default=100_000, help="env steps of a run (default: %(default)s)")
+    parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="(default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.seeds, options.steps = options.seeds[:1], 4_000
+    if options.steps < 1:
+        parser.error("--steps must be positive")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains and prints; exit code 1 if a run failed."""
+    options = parse(argv)
+    console = Console(stderr=True, highlight=False)
+    if "sb3" in options.variant and not _sb3_is_installed():
+        from benchmarks.sb3_cartpole import INSTALL
+
+        console.print(f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}")
+        options.variant = [variant for variant in options.variant if variant != "sb3"]
+    about = f"{machine()}; {options.steps:,} env steps, medians over {len(options.seeds)} seeds"
+    outcomes: Outcomes = {variant: [] for variant in options.variant}
+    for seed in options.seeds:
+        for variant, runs in outcomes.items():
+            runs.append(run_sb3(seed, options.steps) if variant == "sb3" else run_brayx(variant, seed, options.steps))
+            console.print(f"seed {seed}, {VARIANTS[variant]}: {runs[-1]}", style="dim")
+    text = table(outcomes).markdown()
+    if options.markdown:
+        print(f"{about}\n\n{text}")
+    else:
+        Console().print(about, Markdown(text))
+    if options.json is not None:
+        rows = {variant: [run and asdict(run) for run in runs] for variant, runs in outcomes.items()}
+        options.json.write_text(json.dumps({"about": about, "seeds": options.seeds, "runs": rows}, indent=1))
+    return 1 if any(run is None for runs in outcomes.values() for run in runs) else 0
+
+
+def _sb3_is_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("stable_baselines3") is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

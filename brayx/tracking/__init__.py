@@ -1,0 +1,21 @@
+"""The books, in MLflow: projects, trials, their checkpoints, and the registry that the model pool stands on.
+
+The default store is one sqlite file. URIs are absolute, because Ray workers change directory. Knows nothing of Ray;
+MLflow itself is imported when it is first used.
+"""
+
+from brayx.tracking.registry import PoolEntry, find, register, resolve
+from brayx.tracking.store import initialise, tracking_uri
+from brayx.tracking.trial import Checkpoint, Status, Trial
+
+__all__ = [
+    "Checkpoint",
+    "PoolEntry",
+    "Status",
+    "Trial",
+    "find",
+    "initialise",
+    "register",
+    "resolve",
+    "tracking_uri",
+]

@@ -1,0 +1,170 @@
+"""The model pool, over MLflow's registry: checkpoints put in as versions, found again by alias or number."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from brayx.errors import ConfigError, TrackingError
+from brayx.tracking.store import client_of, sqlite_path, telling
+from brayx.tracking.trial import Checkpoint, Trial
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+_STEP_TAG = "brayx.step"
+_ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
+
+
+@dataclass(frozen=True)
+class PoolEntry:
+    """One registered version of a model.
+
+    Attributes:
+        name: of the registered model.
+        version: counts from 1.
+        source: where its files are, as MLflow has it.
+        run_id: the trial it came from.
+        tags: facts about it.
+    """
+
+    name: str
+    version: int
+    source: str
+    run_id: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def register(
+    trial: Trial,
+    checkpoint: Checkpoint,
+    model_name: str,
+    *,
+    alias: str | None = "champion",
+    tags: Mapping[str, str] | None = None,
+    onnx: bytes | None = None,
+) -> PoolEntry:
+    """Puts a checkpoint into the pool as a version of ``model_name`` and points ``alias`` at it.
+
+    Registering the same checkpoint again gives the same version and only moves the alias.
+
+    Args:
+        trial: where the checkpoint is.
+        checkpoint: what to register; its files are copied, so pruning checkpoints never touches the pool.
+        model_name: name of the registered model, created if absent.
+        alias: moved to this version; None moves none.
+        tags: facts to write on the version.
+        onnx: the model as an ONNX file; with it ``mlflow.onnx.load_model("models:/name@alias")`` works too.
+
+    Raises:
+        TrackingError: the registry or the artifact store failed.
+    """
+    client = client_of(trial.uri)
+    with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
+        if not client.search_registered_models(f"name = '{model_name}'", max_results=1):
+            client.create_registered_model(model_name)
+        version = next(
+            (
+                version
+                for version in client.search_model_versions(f"name = '{model_name}'")
+                if version.run_id == trial.run_id and version.tags.get(_STEP_TAG) == str(checkpoint.step)
+            ),
+            None,
+        )
+        if version is None:
+            artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}"
+            with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
+                folder = Path(temporary) / "model"
+                if onnx is not None:
+                    _save_onnx(onnx, folder)
+                shutil.copytree(trial.local(checkpoint), folder, dirs_exist_ok=True)
+                client.log_artifacts(trial.run_id, str(folder), artifact_path)
+            version = client.create_model_version(
+                model_name,
+                source=f"runs:/{trial.run_id}/{artifact_path}",
+                run_id=trial.run_id,
+                tags={_STEP_TAG: str(checkpoint.step), **{k: str(v) for k, v in (tags or {}).items()}},
+            )
+        if alias is not None:
+            client.set_registered_model_alias(model_name, alias, str(version.version))
+    return _entry(version)
+
+
+def find(reference: str, uri: str) -> PoolEntry:
+    """The version that ``reference`` names.
+
+    Args:
+        reference: ``models:/name@alias``, ``models:/name/3``, or ``models:/name`` for the newest version.
+        uri: tracking URI.
+
+    Raises:
+        ConfigError: ``reference`` has another form.
+        TrackingError: no such model, alias or version; the message names the nearest, or what to run.
+    """
+    match = re.fullmatch(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))?", reference)
+    if match is None:
+        raise ConfigError(f"model is {reference!r}, expected models:/name@alias, models:/name/version or models:/name")
+    name, alias, number = match["name"], match["alias"], match["version"]
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        raise TrackingError(f"no model {name!r}: there is no MLflow database {path}; {_ADVICE}", reference=reference)
+    with telling(f"cannot read the model registry of {uri}"):
+        client = client_of(uri)
+        models = {model.name: model for model in client.search_registered_models()}
+        if name not in models:
+            raise TrackingError(
+                f"no model {name!r} in the registry of {uri}{_nearest(name, models)}; {_ADVICE}", reference=reference
+            )
+        versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
+        if alias is not None:
+            aliases = {key: str(value) for key, value in models[name].aliases.items()}
+            if alias not in aliases:
+                raise TrackingError(
+                    f"model {name!r} has no alias {alias!r}{_nearest(alias, aliases)}; {_ADVICE}", reference=reference
+                )
+            number = aliases[alias]
+        chosen = [version for version in versions if number is None or str(version.version) == number]
+        if not chosen:
+            raise TrackingError(
+                f"model {name!r} has no version {number or ''}: it has {[int(v.version) for v in versions]}",
+                reference=reference,
+            )
+        return _entry(chosen[-1])
+
+
+def resolve(reference: str, uri: str) -> Path:
+    """Local folder with the files of the version that ``reference`` names; arguments and errors as `find`."""
+    entry = find(reference, uri)
+    with telling(f"cannot read the files of {reference} (version {entry.version}) at {entry.source}"):
+        from mlflow.artifacts import download_artifacts
+
+        return Path(download_artifacts(artifact_uri=entry.source, tracking_uri=uri))
+
+
+def _nearest(word: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if near:
+        return f", nearest is {near[0]!r}"
+    return f", there are {', '.join(sorted(known))}" if known else ", which is empty of them"
+
+
+def _entry(version: ModelVersion) -> PoolEntry:
+    return PoolEntry(version.name, int(version.version), version.source or "", version.run_id or "", dict(version.tags))
+
+
+def _save_onnx(model: bytes, folder: Path) -> None:
+    import mlflow.onnx
+    import onnx
+    import onnxruntime
+
+    # Named here, because MLflow would otherwise infer them in a process of its own.
+    requirements = [f"onnx=={onnx.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
+    parsed = onnx.load_model_from_string(model)
+    mlflow.onnx.save_model(parsed, str(folder), pip_requirements=requirements, save_as_external_data=False)

@@ -1,0 +1,103 @@
+"""Where the books are: the MLflow store of a URI, opened, checked, and its failures told in one line.
+
+Knows nothing of trials or models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.errors import BrayxError, TrackingError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+DEFAULT_FILE = "mlflow.db"
+
+_SQLITE = "sqlite:///"
+
+
+def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
+    """The absolute tracking URI that ``where`` means.
+
+    Args:
+        where: a URI of MLflow's; or the path of a sqlite file, or of the folder that holds ``mlflow.db``; None takes
+            the environment's ``MLFLOW_TRACKING_URI``, and without one ``mlflow.db`` in the current folder.
+    """
+    text = os.fspath(where) if where is not None else os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_FILE
+    if "://" in text and not text.startswith(_SQLITE):
+        return text
+    path = Path(text.removeprefix(_SQLITE)).expanduser().absolute()
+    if path.is_dir() or not path.suffix:
+        path = path / DEFAULT_FILE
+    return f"{_SQLITE}{path}"
+
+
+def initialise(uri: str) -> str:
+    """Creates or opens the store, once, in the process that starts the job: concurrent first use races on migrations.
+
+    Args:
+        uri: as `tracking_uri` gives it.
+
+    Returns:
+        ``uri``.
+
+    Raises:
+        TrackingError: the folder cannot be written, the file is no database or of another MLflow's schema, or the
+            server does not answer.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise TrackingError(
+                f"MLflow folder {path.parent} is not writable ({error.strerror}): name another with `tracking`",
+                folder=str(path.parent),
+            ) from error
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
+                # Readers (`mlflow ui`, the progress display) then never hold up the writer, nor it them.
+                connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:
+            raise TrackingError(f"{path} cannot be used as an MLflow database: {error}", file=str(path)) from error
+    with telling(f"cannot open the MLflow store {uri}"):
+        client_of(uri).search_experiments(max_results=1)
+    return uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The database file of a sqlite URI; None for any other."""
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
+@functools.lru_cache(maxsize=8)
+def client_of(uri: str) -> MlflowClient:
+    """MLflow's client of a store, made once in a process; importing MLflow takes a second, so it is done here."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@contextlib.contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Turns whatever MLflow, its database or its files raise into a `TrackingError` that begins with ``what``."""
+    try:
+        yield
+    except BrayxError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise TrackingError(f"{what}: {reason[0]}") from error

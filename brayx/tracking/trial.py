@@ -1,0 +1,280 @@
+"""Trials and their checkpoints: a project is an MLflow experiment, a trial a run in it.
+
+Artifacts lie beside the sqlite file in ``mlartifacts/``, so that a plain ``mlflow ui`` in that folder shows
+everything. Knows nothing of what is inside a checkpoint: to this file it is a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from brayx.errors import ConfigError, TrackingError
+from brayx.tracking.store import client_of, sqlite_path, telling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+ARTIFACTS_FOLDER = "mlartifacts"
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_CHECKPOINT_TAG = "brayx.checkpoint."
+_MAX_BATCH = 1000
+_MAX_PARAM_CHARS = 6000
+_NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
+_NOT_IN_METRIC = re.compile(r"[^\w\-. :/]")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was written whole.
+
+    Attributes:
+        run_id: the trial it is of.
+        step: env steps at which it was taken.
+        artifact_path: its folder below the run's artifacts.
+        metrics: numbers by name at that time.
+        saved_at_s: Unix time.
+    """
+
+    run_id: str
+    step: int
+    artifact_path: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    saved_at_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Picklable: a handle of two strings and two names.
+
+    Attributes:
+        uri: tracking URI.
+        run_id: MLflow's id of the run.
+        project: name of the experiment.
+        name: name of the run.
+        resumed: `open` found the run unfinished and goes on with it.
+    """
+
+    uri: str
+    run_id: str
+    project: str
+    name: str
+    resumed: bool = False
+
+    @staticmethod
+    def open(project: str, name: str, uri: str, *, resume: bool = True, reopen_finished: bool = False) -> Trial:
+        """Starts a trial, or goes on with the newest one of that name if that was interrupted.
+
+        Args:
+            project: name of the experiment, created if absent.
+            name: name of the run.
+            uri: tracking URI, initialised.
+            resume: False starts a new run whatever there is.
+            reopen_finished: goes on even with a trial that came to its end.
+
+        Raises:
+            ConfigError: a name has characters that cannot be searched for.
+            TrackingError: the store failed.
+        """
+        for what, text in (("project", project), ("trial", name)):
+            if not _NAME.fullmatch(text):
+                raise ConfigError(
+                    f"{what} is {text!r}, expected up to 200 letters, digits, spaces or _.:+@=,- not starting with one",
+                    key=what,
+                )
+        with telling(f"cannot open trial {name!r} of project {project!r} in {uri}"):
+            client = client_of(uri)
+            experiment_id = _experiment(client, project, uri)
+            found = client.search_runs(
+                [experiment_id],
+                filter_string=f"attributes.run_name = '{name}'",
+                order_by=["attributes.start_time DESC"],
+                max_results=1,
+            )
+            if resume and found and (reopen_finished or found[0].info.status != "FINISHED"):
+                run_id = found[0].info.run_id
+                client.update_run(run_id, status="RUNNING")
+                return Trial(uri, run_id, project, name, resumed=True)
+            return Trial(uri, client.create_run(experiment_id, run_name=name).info.run_id, project, name)
+
+    @staticmethod
+    def attach(uri: str, run_id: str) -> Trial:
+        """The trial with that id, from any process.
+
+        Raises:
+            TrackingError: there is none.
+        """
+        with telling(f"no trial {run_id!r} in {uri}"):
+            run = client_of(uri).get_run(run_id)
+            project = client_of(uri).get_experiment(run.info.experiment_id).name
+            return Trial(uri, run_id, project, run.info.run_name or "")
+
+    @property
+    def status(self) -> str:
+        """``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        return str(self._run().info.status)
+
+    def finish(self, status: Status = "FINISHED") -> None:
+        """Marks the end; only a trial that is not ``FINISHED`` is resumed by its name."""
+        with telling(f"cannot finish trial {self.name!r}"):
+            client_of(self.uri).set_terminated(self.run_id, status)
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Writes numbers at ``step`` (env steps), a thousand to a transaction. Call it about once a second."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(_NOT_IN_METRIC.sub("_", k), float(v), now_ms, int(step)) for k, v in values.items()]
+        with telling(f"cannot write metrics of trial {self.name!r}"):
+            for start in range(0, len(metrics), _MAX_BATCH):
+                client_of(self.uri).log_batch(self.run_id, metrics=metrics[start : start + _MAX_BATCH])
+
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return dict(self._run().data.metrics)
+
+    def history(self, metric: str) -> list[tuple[int, float]]:
+        """Every ``(step, value)`` written of ``metric``, in the order of steps."""
+        with telling(f"cannot read metric {metric!r} of trial {self.name!r}"):
+            points = client_of(self.uri).get_metric_history(self.run_id, metric)
+        return sorted((point.step, point.value) for point in points)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Writes options, nested ones with dotted names.
+
+        MLflow's params never change. An option that a resumed trial has otherwise is written beside the first as
+        ``name@2`` (``@3``, ...), so the books show both.
+        """
+        from mlflow.entities import Param
+
+        with telling(f"cannot write params of trial {self.name!r}"):
+            known = dict(self._run().data.params)
+            fresh = []
+            for name, value in _flat(params):
+                key, count = _NOT_IN_METRIC.sub("_", name), 1
+                while key in known and known[key] != value:
+                    count += 1
+                    key = f"{_NOT_IN_METRIC.sub('_', name)}:{count}"
+                if key not in known:
+                    known[key] = value
+                    fresh.append(Param(key, value))
+            for start in range(0, len(fresh), 100):
+                client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Writes facts that may change later."""
+        from mlflow.entities import RunTag
+
+        with telling(f"cannot write tags of trial {self.name!r}"):
+            client_of(self.uri).log_batch(self.run_id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+
+    def log_figure(self, figure: Figure, artifact_file: str) -> None:
+        """Saves a matplotlib figure as ``artifact_file`` (``curve.png``)."""
+        with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
+            client_of(self.uri).log_figure(self.run_id, figure, artifact_file)
+
+    def log_file(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Copies a file into the run's artifacts, below ``artifact_path``."""
+        with telling(f"cannot save {os.fspath(path)} of trial {self.name!r}"):
+            client_of(self.uri).log_artifact(self.run_id, os.fspath(path), artifact_path)
+
+    def save_checkpoint(
+        self, folder: str | os.PathLike[str], step: int, metrics: Mapping[str, float] | None = None
+    ) -> Checkpoint:
+        """Copies ``folder`` into the trial; it counts only once it is there whole: a kill half-way leaves none.
+
+        Args:
+            folder: everything in it is copied.
+            step: env steps; saving the same step again replaces it.
+            metrics: numbers to choose the best by; those that are not finite are left out.
+        """
+        if not Path(folder).is_dir():
+            raise TrackingError(f"cannot save a checkpoint of trial {self.name!r}: {folder} is not a folder")
+        numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
+        checkpoint = Checkpoint(self.run_id, int(step), f"checkpoints/{int(step):012d}", numbers, time.time())
+        record = {"path": checkpoint.artifact_path, "metrics": numbers, "saved_at_s": checkpoint.saved_at_s}
+        with telling(f"cannot save a checkpoint of trial {self.name!r}"):
+            client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), checkpoint.artifact_path)
+            client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
+        return checkpoint
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every whole checkpoint, the oldest first."""
+        found = []
+        for key, value in self._run().data.tags.items():
+            if key.startswith(_CHECKPOINT_TAG):
+                record = json.loads(value)
+                step = int(key.removeprefix(_CHECKPOINT_TAG))
+                found.append(Checkpoint(self.run_id, step, record["path"], record["metrics"], record["saved_at_s"]))
+        return sorted(found, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
+
+    def latest_checkpoint(self) -> Path | None:
+        """Local folder of the newest checkpoint; None before the first."""
+        found = self.checkpoints()
+        return self.local(found[-1]) if found else None
+
+    def best_checkpoint(self, metric: str) -> Checkpoint | None:
+        """The checkpoint saved with the highest ``metric``, the newest of equals; None if none has it."""
+        having = [checkpoint for checkpoint in self.checkpoints() if metric in checkpoint.metrics]
+        return max(having, key=lambda c: (c.metrics[metric], c.saved_at_s)) if having else None
+
+    def prune_checkpoints(self, keep_last: int, best_by: str | None = None) -> None:
+        """Deletes all but the ``keep_last`` newest checkpoints and the best by the metric ``best_by``."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        keep = {checkpoint.step for checkpoint in self.checkpoints()[-keep_last:]} if keep_last > 0 else set()
+        repository = get_artifact_repository(self._run().info.artifact_uri, tracking_uri=self.uri)
+        best = self.best_checkpoint(best_by) if best_by else None
+        for checkpoint in self.checkpoints():
+            if checkpoint.step in keep or (best and checkpoint.step == best.step):
+                continue
+            with telling(f"cannot delete a checkpoint of trial {self.name!r}"):
+                # The tag first: a kill between the two leaves files nobody reads, not a checkpoint without files.
+                client_of(self.uri).delete_tag(self.run_id, f"{_CHECKPOINT_TAG}{checkpoint.step:012d}")
+                repository.delete_artifacts(checkpoint.artifact_path)  # type: ignore[no-untyped-call]
+
+    def local(self, checkpoint: Checkpoint) -> Path:
+        """A local folder with the checkpoint's files: its own where artifacts are local, else a download of it."""
+        with telling(f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"):
+            return Path(client_of(self.uri).download_artifacts(checkpoint.run_id, checkpoint.artifact_path))
+
+    def _run(self) -> Run:
+        with telling(f"cannot read trial {self.name!r} ({self.run_id}) from {self.uri}"):
+            return client_of(self.uri).get_run(self.run_id)
+
+
+def _experiment(client: MlflowClient, project: str, uri: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(project)
+    if experiment is None:
+        path = sqlite_path(uri)
+        location = str(path.parent / ARTIFACTS_FOLDER / quote(project, safe=" ")) if path is not None else None
+        try:
+            return str(client.create_experiment(project, artifact_location=location))
+        except MlflowException:
+            # Another process made it between the two calls; anything else fails again here.
+            experiment = client.get_experiment_by_name(project)
+            if experiment is None:
+                raise
+    if experiment.lifecycle_stage != "active":
+        raise TrackingError(f"project {project!r} was deleted in MLflow; restore it, or name another", project=project)
+    return str(experiment.experiment_id)
+
+
+def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in params.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)[:_MAX_PARAM_CHARS]

@@ -1,0 +1,73 @@
+"""Processes of a running training job are killed, one kind at a time: training goes on to its end.
+
+What each kill costs: an actor replica its sessions (their gamecores start anew), the learner what it did since its
+newest checkpoint, the hub the numbers of the last second, the weight store nothing that the learner does not publish
+again, the buffer the fragments that wait in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from brayx.errors import TrackingError
+from tests.end_to_end.jobs import Command, brayx, job_folder, said_on_failure, trials
+
+pytestmark = pytest.mark.chaos
+
+NUM_STEPS = 12_000
+KILL_AFTER = 1_500
+"""Env steps before the kill: acting, learning and publishing are all at work."""
+
+
+def metrics_of(folder: Path) -> dict[str, float]:
+    try:
+        return trials(folder)["main"][-1].metrics()
+    except (KeyError, TrackingError):
+        return {}
+
+
+def start(folder: Path, where: str) -> Command:
+    options = [
+        "actor.port=0", "actor.gamecores.0.num=4", f"trainer.where={where}", f"trainer.num_steps={NUM_STEPS}",
+        "trainer.target_return=null", "trainer.checkpoint_interval_s=1.0",
+    ]  # fmt: skip
+    return brayx(folder, "train", str(job_folder(folder)), *(w for option in options for w in ("--set", option)))
+
+
+@pytest.mark.parametrize(
+    ("victim", "where"),
+    [
+        ("ray::ServeReplica:", "process"),
+        ("ray::RayTrainWorker", "train"),
+        ("ray::Hub", "process"),
+        ("ray::WeightStore", "process"),
+        ("ray::BufferActor", "process"),
+        ("ray::BufferActor", "train"),
+        ("ray::_DirectoryActor", "process"),
+    ],
+)
+def test_training_survives_a_kill(tmp_path: Path, victim: str, where: str) -> None:
+    with start(tmp_path, where) as command, said_on_failure(command):
+        command.until(lambda: metrics_of(tmp_path).get("env_steps", 0) > KILL_AFTER, "training was under way")
+        if "Train" in victim:
+            command.until(lambda: bool(trials(tmp_path)["main"][0].checkpoints()), "a checkpoint was saved")
+        before = command.pids(victim)
+        assert before, f"no process {victim!r}"
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        command.until(lambda: bool(command.pids(victim) - before), f"{victim} ran again")
+        assert command.ended(600.0) == 0, command.err
+        command.gone(10.0)
+    (trial,) = trials(tmp_path)["main"]
+    assert trial.status == "FINISHED"
+    assert trial.checkpoints()[-1].step >= NUM_STEPS
+    numbers = trial.metrics()
+    assert numbers["env_steps"] >= NUM_STEPS - KILL_AFTER
+    if "Replica" in victim:
+        assert numbers["sessions_started"] > 4
+    steps = [step for step, _ in trial.history("policy_version")]
+    assert steps == sorted(steps)

@@ -1,0 +1,125 @@
+"""`serve run serve_config.yaml` as its own process: answers plain HTTP, says what it serves, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from brayx.tracking import Trial, register
+from brayx.trainer import checkpoint
+from brayx.trainer.checkpoint import Counters
+from deployments.actor import build_model
+from pipelines.cluster import free_port
+from pipelines.config import JobConfig
+from tests.end_to_end.jobs import ROOT, Command, is_free, listening, said_on_failure
+
+POLICY_VERSION = 41
+ENVIRONMENT = {"RAY_SERVE_LOG_TO_STDERR": "1", "MLFLOW_TRACKING_URI": ""}
+
+
+def serve_config(folder: Path, **args: Any) -> str:
+    """A copy of the repository's ``serve_config.yaml`` in ``folder``, on a free port; gives the URL."""
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    (application,) = config["applications"]
+    application["args"]["config"] = str(ROOT / application["args"]["config"])
+    application["args"] |= args
+    config["http_options"]["port"] = free_port()
+    (folder / "serve_config.yaml").write_text(yaml.safe_dump(config))
+    return f"http://127.0.0.1:{config['http_options']['port']}"
+
+
+def call(url: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    """One request as ``curl -d BODY -H ...`` sends it."""
+    request = urllib.request.Request(f"{url}/step", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def status(url: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"{url}/", timeout=5) as reply:
+            facts: dict[str, Any] = json.load(reply)
+            return facts
+    except (OSError, ValueError):
+        return {}
+
+
+def play(url: str) -> list[int]:
+    """The three calls of the README; gives the actions."""
+    assert call(url, session="game-1", step_kind="start") == (200, b"Game Started")
+    actions = []
+    for angle in (-0.1, 0.0, 0.1):
+        body = json.dumps({"obs": [0.0, 0.0, angle, 0.0], "reward": 1.0}).encode()
+        code, reply = call(url, body, session="game-1", step_kind="tick")
+        assert code == 200
+        actions.append(json.loads(reply)["action"])
+    last = b'{"obs": [0, 0, 0.3, 0], "reward": 1.0, "terminated": true, "truncated": false}'
+    assert call(url, last, session="game-1", step_kind="stop") == (200, b"Game Stopped")
+    return actions
+
+
+def ends_clean(command: Command, ports: set[int]) -> None:
+    """Ctrl-C; then no process and no port is left, HAProxy's included."""
+    command.control_c(group=False)
+    command.gone(60.0)
+    assert all(is_free(port) for port in ports)
+
+
+@pytest.mark.parametrize("ingress", ["serve", "haproxy"])
+def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: Path, ingress: str) -> None:
+    url = serve_config(tmp_path)
+    environment = ENVIRONMENT | ({"RAY_SERVE_ENABLE_HA_PROXY": "1"} if ingress == "haproxy" else {})
+    with Command(["serve", "run", "serve_config.yaml"], tmp_path, environment) as command, said_on_failure(command):
+        command.until(lambda: bool(status(url)), "the service answered")
+        assert status(url) == {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
+        assert all(action in (0, 1) for action in play(url))
+        code, reply = call(url, b"{}", session="game-2", step_kind="tick")
+        assert (code, json.loads(reply)["error"]) == (404, "session_unknown")
+        assert "send step_kind start first" in json.loads(reply)["message"]
+        said = [line for line in (command.err + command.out).splitlines() if "untrained" in line]
+        assert len(said) == 1, said
+        assert re.search(r"brayx (train|demo)|make demo", said[0]), said
+        assert command.pids("haproxy") if ingress == "haproxy" else not command.pids("haproxy")
+        ends_clean(command, listening(command))
+    assert not list(tmp_path.glob("mlruns"))
+
+
+def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
+    champion(tracking_db, tmp_path)
+    url = serve_config(tmp_path, tracking=tracking_db)
+    with Command(["serve", "run", "serve_config.yaml"], tmp_path, ENVIRONMENT) as command, said_on_failure(command):
+        command.until(lambda: bool(status(url)), "the service answered")
+        assert status(url)["policy_versions"] == {"model": POLICY_VERSION}
+        assert play(url) == [0, 0, 1], "it pushes where the pole leans"
+        assert "untrained" not in command.err + command.out
+        ends_clean(command, listening(command))
+
+
+def champion(uri: str, folder: Path) -> None:
+    """Registers a policy that can be told from a fresh one: action 1 if and only if the pole's angle is positive."""
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
+    module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
+    layers = module.policy.layers
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        layers[0].weight[0, 2] = layers[2].weight[0, 0] = layers[4].weight[1, 0] = 1.0
+    saved = folder / "checkpoint"
+    saved.mkdir()
+    counters = Counters(env_steps=1000, policy_version=POLICY_VERSION)
+    checkpoint.save(saved, module, torch.optim.Adam(module.parameters()), counters, {})
+    trial = Trial.open(job.project, "made", uri)
+    register(trial, trial.save_checkpoint(saved, 1000, {"episode_return": 500.0}), job.project, alias="champion")
+    trial.finish()

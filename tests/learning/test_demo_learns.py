@@ -1,0 +1,44 @@
+"""The demo, from nothing to a champion that solves CartPole: three seeds out of three."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.jobs import brayx, said_on_failure
+
+PASSING_RETURN = 475.0
+TIMEOUT_S = 1200.0
+
+_ROWS: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Prints what the seeds reached, once all are through."""
+    yield
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\n\n| seed | greedy return | env steps | seconds |\n|---|---|---|---|")
+        print("\n".join(_ROWS))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", range(3))
+def test_the_demo_reaches_475(tmp_path: Path, seed: int) -> None:
+    with brayx(tmp_path, "demo", "--set", f"seed={seed}", "--set", "actor.port=0") as command, said_on_failure(command):
+        code = command.ended(TIMEOUT_S)
+        said = command.out
+        evaluated = re.search(r"greedy, through the HTTP door: ([\d.]+)", said)
+        steps = re.search(r"([\d,]+) env steps", said)
+        seconds = re.search(r"(\d+) s in all", said)
+        assert evaluated, said
+        assert steps, said
+        assert seconds, said
+        _ROWS.append(f"| {seed} | {evaluated[1]} | {steps[1]} | {seconds[1]} |")
+        assert code == 0
+        assert float(evaluated[1]) >= PASSING_RETURN
+        assert (tmp_path / "curve.png").stat().st_size > 0
+        command.gone(10.0)

@@ -1,0 +1,108 @@
+"""Every notebook runs from top to bottom in a kernel of its own, as a new user runs it, and leaves nothing running."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+MARK = "BRAYX_TEST_NOTEBOOK"
+CELL_S = 420
+"""For the slowest cell, which starts Ray and trains, on a machine that does other things too."""
+GONE_S = 15.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: str(path.stem))
+def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A notebook that has been run, with what its processes left as ``metadata.left``."""
+    folder = tmp_path_factory.mktemp("notebook")
+    mark = secrets.token_hex(8)
+    read = nbformat.read(request.param, as_version=4)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, mark)
+        environment.setenv("BRAYX_QUICK", "1")
+        environment.setenv("IPYTHONDIR", str(folder / "ipython"))
+        environment.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
+        workplace = folder / "workplace"
+        workplace.mkdir()
+        client = nbclient.NotebookClient(read, timeout=CELL_S, resources={"metadata": {"path": str(workplace)}})
+        try:
+            client.execute()
+        finally:
+            read.metadata["left"] = _left(mark)
+    read.metadata["written"] = sorted(path.name for path in workplace.iterdir())
+    return read
+
+
+def test_it_is_committed_without_outputs() -> None:
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            assert not cell.get("outputs"), f"{path.name}: clear its outputs before committing"
+            assert cell.get("execution_count") is None, path.name
+
+
+def test_there_are_notebooks() -> None:
+    assert (NOTEBOOKS / "quickstart.ipynb").exists()
+
+
+def test_it_draws_and_finishes_a_game(notebook: Any) -> None:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+    assert "the game was over after" in _text(outputs)
+    assert "champion: cartpole version 1" in _text(outputs)
+
+
+def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
+    panels = [
+        output["data"]["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "policy version" in output.get("data", {}).get("text/html", "")
+    ]
+    assert len(panels) == 1
+
+
+def test_it_says_nothing_on_standard_error(notebook: Any) -> None:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
+
+
+def test_it_leaves_nothing(notebook: Any) -> None:
+    assert notebook.metadata.left == []
+    assert notebook.metadata.written == []
+
+
+def _text(outputs: list[Any]) -> str:
+    return "".join(output["text"] for output in outputs if output.output_type == "stream")
+
+
+def _left(mark: str) -> list[str]:
+    """Command lines of the processes started under ``mark`` that do not end; ended here then."""
+    deadline = time.monotonic() + GONE_S
+    while (processes := _marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    lines = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline())[:160])
+            process.kill()
+    return lines
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+    return [process for process in found if process.pid != psutil.Process().pid]

@@ -1,0 +1,53 @@
+"""Pictures from render functions: what is saved, what is refused, which sessions are chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from brayx.actor.agent import State
+from brayx.errors import ConfigError
+from brayx.tracking import Trial
+from deployments.render import EpisodeRenderer, draw_episode, save_picture
+
+
+def frame(value: int) -> np.ndarray:
+    return np.full((4, 6, 3), value, np.uint8)
+
+
+def test_an_image_is_a_png_and_a_list_an_animation(tmp_path: Path) -> None:
+    png = save_picture(frame(7), f"{tmp_path}/a.b")
+    assert png == tmp_path / "a.b.png"
+    assert np.asarray(Image.open(png)).tolist() == frame(7).tolist()
+    gif = save_picture([frame(0), frame(128), frame(255)], f"{tmp_path}/c")
+    assert Image.open(gif).n_frames == 3
+
+
+@pytest.mark.parametrize("picture", [np.zeros((4, 6), np.uint8), np.zeros((4, 6, 3)), [], [frame(1), "x"]])
+def test_anything_else_is_refused(tmp_path: Path, picture: object) -> None:
+    with pytest.raises(ConfigError, match="uint8"):
+        save_picture(picture, f"{tmp_path}/a")  # type: ignore[arg-type]
+
+
+def test_every_so_many_sessions_are_chosen() -> None:
+    renderer = EpisodeRenderer({}, "", Trial("sqlite://", "r", "p", "t"), every=3)
+    assert [renderer() is not None for _ in range(7)] == [True, False, False, True, False, False, True]
+
+
+def test_a_drawn_game_lands_in_the_trial_and_a_broken_function_costs_only_its_picture(
+    tmp_path: Path, tracking_db: str
+) -> None:
+    (tmp_path / "drawing.py").write_text(
+        "import numpy as np\n"
+        "def good(episode): return np.full((2, len(episode), 3), 9, np.uint8)\n"
+        "def bad(episode): raise KeyError('obs')\n"
+    )
+    trial = Trial.open("p", "t", tracking_db)
+    episode = [State("../odd/id", tick=tick) for tick in range(5)]
+    renders = {"bad": ("drawing", "bad"), "good": ("drawing", "good")}
+    assert draw_episode(episode, renders, str(tmp_path), trial) == ["good-..%2Fodd%2Fid.png"]
+    (found,) = tmp_path.parent.rglob("good-*.png")
+    assert Image.open(found).size == (5, 2)

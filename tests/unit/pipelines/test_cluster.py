@@ -1,0 +1,30 @@
+"""Ports are checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from brayx.errors import StartupError
+from pipelines.cluster import Cluster, check_port, free_port
+
+
+def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"port {port} of 127.0.0.1 is taken.*pid {os.getpid()}.*--set"):
+            check_port("127.0.0.1", port)
+        with pytest.raises(StartupError, match="is taken"):
+            Cluster(port=port).__enter__()
+    check_port("127.0.0.1", port)
+
+
+def test_free_ports_are_free() -> None:
+    check_port("127.0.0.1", free_port())
+
+
+def test_urls() -> None:
+    assert Cluster(port=81).url == "http://127.0.0.1:81"
+    assert Cluster(host="0.0.0.0", port=81).door("ws") == "ws://127.0.0.1:81"

@@ -1,0 +1,91 @@
+"""Game processes are real ones here: small Python programs that live, die or refuse to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from brayx.actor.config import GamecoreConfig
+from brayx.errors import StartupError
+from pipelines.gamecores import Gamecores
+
+URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
+
+
+def games(tmp_path: Path, program: str, *, num: int = 1, arguments: str = "") -> Gamecores:
+    script = tmp_path / "game.py"
+    script.write_text(program)
+    return Gamecores([GamecoreConfig(command=f"{sys.executable} {script} {arguments}", num=num)], URLS, tmp_path)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition did not come true within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def test_commands_get_the_door_and_their_number(tmp_path: Path) -> None:
+    program = "import sys, time; open(sys.argv[2], 'w').write(sys.argv[1]); time.sleep(60)"
+    with games(tmp_path, program, num=2, arguments="{url} seen-{index}") as running:
+        until(lambda: all((tmp_path / f"seen-{i}").exists() and (tmp_path / f"seen-{i}").read_text() for i in (0, 1)))
+        assert (tmp_path / "seen-0").read_text() == "ws://127.0.0.1:1"
+        assert running.running == 2
+
+
+def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path: Path) -> None:
+    program = "import sys; print('the door is shut', file=sys.stderr); sys.exit(3)"
+    with games(tmp_path, program) as running:
+        until(lambda: running.restarts >= 1)
+        until(lambda: any("status 3" in message for message in running.messages))
+        assert "the door is shut" in running.messages
+
+
+def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
+    with games(tmp_path, "import time; time.sleep(60)") as running:
+        (first,) = running.pids
+        os.kill(first, 9)
+        until(lambda: running.pids not in ([], [first]))
+
+
+def test_stop_leaves_no_process_not_even_one_that_will_not_go_or_a_child(tmp_path: Path) -> None:
+    program = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open("child", "w").write(str(child.pid))
+time.sleep(60)
+"""
+    running = games(tmp_path, program)
+    with running:
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
+        pids = [*running.pids, int((tmp_path / "child").read_text())]
+        running.stop(timeout_s=0.3)
+    until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
+
+
+def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
+    program = """
+import sys, time
+for _ in range(2000): print("x" * 3000, file=sys.stderr)
+open("done", "w").write("1")
+time.sleep(60)
+"""
+    with games(tmp_path, program) as running:
+        until(lambda: (tmp_path / "done").exists())
+        assert len(running.messages) <= 20
+        assert max(map(len, running.messages)) <= 500
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StartupError, match=r"'no-such-game --url ws://127.0.0.1:1' did not start: No such file"),
+        Gamecores([GamecoreConfig(command="no-such-game --url {url}")], URLS, tmp_path),
+    ):
+        pass

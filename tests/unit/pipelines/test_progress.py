@@ -1,0 +1,49 @@
+"""The display shows the numbers it is given, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from pipelines.progress import Progress
+
+NUMBERS = {
+    "env_steps": 12_345.0,
+    "episode_return.last100": 123.4,
+    "ticks_per_s": 2222.0,
+    "tick_seconds.p50": 0.00042,
+    "tick_seconds.p99": 0.0051,
+    "policy_version": 17.0,
+    "lag_versions": 1.5,
+    "games": 99.0,
+}
+
+
+def test_a_line_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    with Progress("p / t", num_steps=100, console=Console(file=out, width=200)) as progress:
+        progress.update(NUMBERS)
+        progress.update(NUMBERS)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1, "one line every few seconds, not one an update"
+    for part in ("12,345 env steps", "return 123.4", "2,222 ticks/s", "version 17", "lag 1.5"):
+        assert part in lines[0]
+
+
+def test_a_panel_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress("cartpole / main", num_steps=100_000, target=475.0, console=console) as progress:
+        progress.update(NUMBERS, gamecores=8, note="a gamecore ended")
+    shown = out.getvalue()
+    for part in ("cartpole / main", "123.4 / 475", "12,345", "0.42 / 5.10", "of 8 gamecores", "a gamecore ended"):
+        assert part in shown
+
+
+def test_no_numbers_yet() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress("t", num_steps=1, console=console) as progress:
+        progress.update({})
+    assert "nan" not in out.getvalue().lower()
