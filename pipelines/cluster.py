@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import time
@@ -138,9 +137,6 @@ class Cluster:
             # A job has a dozen small actors that start at once, which is no reason to warn.
             "RAY_worker_maximum_startup_concurrency": "8",
         }
-        if "RAY_AUTH_MODE" not in os.environ:
-            # A token of the job's own: by default Ray writes one into the home folder.
-            defaults |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         if self.ingress == "haproxy":
             defaults |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
