@@ -155,7 +155,8 @@ class _WebSocketSession(_Session):
         key = base64.b64encode(uuid.uuid4().bytes).decode()
         return (
             f"GET {self._prefix}/session HTTP/1.1\r\nhost: {self._host}\r\nupgrade: websocket\r\n"
-            f"connection: Upgrade\r\nsec-websocket-key: {key}\r\nsec-websocket-version: 13\r\nsession: {self._id}\r\n\r\n"
+            f"connection: Upgrade\r\nsec-websocket-key: {key}\r\nsec-websocket-version: 13\r\n"
+            f"session: {self._id}\r\n\r\n"
         ).encode()
 
     def _stop(self) -> bytes:
@@ -214,7 +215,9 @@ async def load(url: str, door: str, sessions: int, seconds: float, body: bytes) 
     async with asyncio.timeout(_DEADLINE_S + seconds):
         for _ in range(sessions):
             _, session = await loop.create_connection(
-                lambda: kind(run, parts.netloc, parts.path.rstrip("/"), body), parts.hostname, parts.port
+                lambda: kind(run, parts.netloc, parts.path.rstrip("/"), body),
+                parts.hostname or "127.0.0.1",
+                parts.port or 80,
             )
             made.append(session)
         await asyncio.gather(*[session.started for session in made])
@@ -244,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
                 load(options.url, options.door, options.sessions, options.seconds, BODIES[options.body])
             )
         except (LoadError, OSError, TimeoutError) as error:
-            print(f"{options.url} ({options.door}): {error or type(error).__name__}", file=sys.stderr)
+            print(f"{options.url} ({options.door}): {type(error).__name__}: {error}", file=sys.stderr)
             return 1
         print(json.dumps(result))
     return 0

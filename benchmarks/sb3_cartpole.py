@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 NUM_ENVS = 8
 UNROLL_LENGTH = 32
@@ -29,7 +30,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         from stable_baselines3 import PPO
-        from stable_baselines3.common.callbacks import BaseCallback
         from stable_baselines3.common.env_util import make_vec_env
     except ImportError:
         print(f"Stable-Baselines3 is not installed: {INSTALL}", file=sys.stderr)
@@ -38,22 +38,17 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(options.threads)
 
-    class Points(BaseCallback):  # type: ignore[misc]
-        """Time, env steps, games and mean return of the last 100 games after each rollout."""
+    points: list[tuple[float, int, int, float | None]] = []
+    games = 0
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.games = 0
-            self.points: list[tuple[float, int, int, float | None]] = []
-
-        def _on_step(self) -> bool:
-            self.games += sum("episode" in info for info in self.locals["infos"])
-            return True
-
-        def _on_rollout_end(self) -> None:
-            returns = [info["r"] for info in self.model.ep_info_buffer]
-            mean = sum(returns) / len(returns) if returns else None
-            self.points.append((time.time(), self.num_timesteps, self.games, mean))
+    def on_step(variables: dict[str, Any], _: dict[str, Any]) -> bool:
+        """After each rollout: time, env steps, games, mean return of the last 100 games."""
+        nonlocal games
+        games += sum("episode" in info for info in variables["infos"])
+        if model.num_timesteps % (NUM_ENVS * UNROLL_LENGTH) == 0:
+            returns = [info["r"] for info in model.ep_info_buffer or ()]
+            points.append((time.time(), model.num_timesteps, games, sum(returns) / len(returns) if returns else None))
+        return True
 
     model = PPO(
         "MlpPolicy",
@@ -69,9 +64,8 @@ def main(argv: list[str] | None = None) -> int:
         seed=options.seed,
         device="cpu",
     )
-    points = Points()
-    model.learn(options.steps, callback=points)
-    print(json.dumps({"points": points.points}))
+    model.learn(options.steps, callback=on_step)
+    print(json.dumps({"points": points}))
     return 0
 
 

@@ -60,20 +60,24 @@ class Server:
 
 
 def _serve(ingress: str, tracking: str | None) -> None:
-    from ray import serve
-
-    from deployments import actor, echo
     from pipelines.cluster import Cluster, delete_application
 
-    with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder,
+        Cluster(ingress="haproxy" if ingress == "haproxy" else "serve") as cluster,
+    ):
+        # Only now: Ray reads the environment that the cluster sets when it is imported.
+        from ray import serve
+
+        from deployments import actor, echo
+
         uri = tracking or str(Path(folder) / "mlflow.db")
-        with Cluster(ingress="haproxy" if ingress == "haproxy" else "serve") as cluster:
-            serve.run(echo.app(echo.EchoArgs()), name="echo", route_prefix="/echo")
-            cartpole = actor.app(actor.ServeArgs(config=str(TEMPLATE), tracking=uri))
-            serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
-            _tell_and_wait({name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")})
-            for name in ("echo", "cartpole"):
-                delete_application(name, 10.0)
+        serve.run(echo.app(echo.EchoArgs()), name="echo", route_prefix="/echo")
+        cartpole = actor.app(actor.ServeArgs(config=str(TEMPLATE), tracking=uri))
+        serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
+        _tell_and_wait({name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")})
+        for name in ("echo", "cartpole"):
+            delete_application(name, 10.0)
 
 
 def _bare() -> None:

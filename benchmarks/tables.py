@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 Cell = float | int | str | None
+Run = TypeVar("Run")
+
+
+def each(runs: Sequence[Run | None], read: Callable[[Run], float | None]) -> list[float | None]:
+    """What ``read`` gives of each run; None for a run that failed."""
+    return [None if run is None else read(run) for run in runs]
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
@@ -43,7 +50,7 @@ def median_ratio(values: Sequence[float | None], bases: Sequence[float | None]) 
 def figure(value: Cell) -> str:
     """A cell as text: three significant digits, thousands with commas, a dash for what is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
+        return "-"
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 100:
@@ -79,13 +86,22 @@ class Table:
     def markdown(self) -> str:
         """The table in GitHub's markdown, columns padded so that it reads well as plain text too."""
         right = [column.startswith(">") for column in self.columns]
-        texts = [[column.lstrip(">") for column in self.columns], *([figure(cell) for cell in row] for row in self.rows)]
+        texts = [
+            [column.lstrip(">") for column in self.columns],
+            *([figure(cell) for cell in row] for row in self.rows),
+        ]
         widths = [max(3, *(len(row[i]) for row in texts)) for i in range(len(self.columns))]
         lines = [
-            "| " + " | ".join(f"{t:>{w}}" if r else f"{t:<{w}}" for t, w, r in zip(row, widths, right, strict=True)) + " |"
+            "| "
+            + " | ".join(f"{t:>{w}}" if r else f"{t:<{w}}" for t, w, r in zip(row, widths, right, strict=True))
+            + " |"
             for row in texts
         ]
-        rule = "|" + "|".join("-" * (w + 1) + ":" if r else "-" * (w + 2) for w, r in zip(widths, right, strict=True)) + "|"
+        rule = (
+            "|"
+            + "|".join("-" * (w + 1) + ":" if r else "-" * (w + 2) for w, r in zip(widths, right, strict=True))
+            + "|"
+        )
         return "\n".join([lines[0], rule, *lines[1:]])
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.servers import Server
-from benchmarks.tables import Table, machine, median, median_ratio
+from benchmarks.tables import Table, each, machine, median, median_ratio
 
 BARE = "uvicorn alone"
 INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy"}
@@ -64,9 +64,7 @@ Results = dict[Case, list[Round | None]]
 """Rounds by case, as many for each; None for one that failed."""
 
 
-def cases(
-    doors: Sequence[str], ingresses: Sequence[str], sessions: Sequence[int], agents: Sequence[str]
-) -> list[Case]:
+def cases(doors: Sequence[str], ingresses: Sequence[str], sessions: Sequence[int], agents: Sequence[str]) -> list[Case]:
     """All cases, the yardsticks first."""
     bare = [Case("echo", door, "bare", n) for door in doors for n in sessions]
     served = [Case(a, d, i, n) for a in agents for d in doors for i in ingresses for n in sessions]
@@ -77,16 +75,16 @@ def table(results: Results) -> Table:
     """Medians over rounds, one row a case."""
     out = Table(["agent", "door", "ingress", ">sessions", ">ticks/s", ">p50 ms", ">p99 ms", ">to bare"])
     for case, rounds in results.items():
-        rates = [r and r.ticks_per_s for r in rounds]
-        bases = [r and r.ticks_per_s for r in results.get(case.yardstick, [None] * len(rounds))]
+        rates = each(rounds, lambda r: r.ticks_per_s)
+        bases = each(results.get(case.yardstick, [None] * len(rounds)), lambda r: r.ticks_per_s)
         out.add(
             case.agent,
             case.door,
             INGRESSES.get(case.ingress, BARE),
             case.sessions,
             median(rates),
-            median([r and 1e3 * r.p50_s for r in rounds]),
-            median([r and 1e3 * r.p99_s for r in rounds]),
+            median(each(rounds, lambda r: 1e3 * r.p50_s)),
+            median(each(rounds, lambda r: 1e3 * r.p99_s)),
             median_ratio(rates, bases),
         )
     return out
@@ -110,8 +108,9 @@ def measure(url: str, case: Case, seconds: float, processes: int) -> Round | Non
     parts = []
     for process in running:
         output, _ = process.communicate()
-        parts.append(json.loads(output) if process.returncode == 0 else None)
-    if any(part is None for part in parts):
+        if process.returncode == 0:
+            parts.append(json.loads(output))
+    if len(parts) < processes:
         return None
     # Percentiles of several processes are averaged: the sessions are alike.
     return Round(
@@ -173,7 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console().print(about, Markdown(text))
     if options.json is not None:
         rows = [
-            {**asdict(case), "rounds": [r and asdict(r) for r in rounds]} for case, rounds in results.items()
+            {**asdict(case), "rounds": [None if r is None else asdict(r) for r in rounds]}
+            for case, rounds in results.items()
         ]
         options.json.write_text(json.dumps({"about": about, "cases": rows}, indent=1))
     return 1 if any(r is None for rounds in results.values() for r in rounds) else 0

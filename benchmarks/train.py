@@ -24,14 +24,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.servers import TEMPLATE
-from benchmarks.tables import Table, machine, median, median_ratio
+from benchmarks.tables import Table, each, machine, median, median_ratio
 
 TARGET = 475.0
 WINDOW_GAMES = 100
 YARDSTICK = "Stable-Baselines3"
 VARIANTS = {
-    "train": "brayx: games through the door, Ray Data, Ray Train",
-    "process": "brayx: the same, learner in the job's process",
+    "train": "brayx, Ray Train",
+    "process": "brayx, in process",
     "sb3": YARDSTICK,
 }
 _TIMEOUT_S = 900.0
@@ -127,19 +127,19 @@ def table(outcomes: Outcomes) -> Table:
         yardstick: list[Outcome | None] = [None] * len(runs) if base is None else base
         cells: list[float | None] = []
         for read in _READ:
-            values = [run and read(run) for run in runs]
-            cells += [median(values), median_ratio(values, [run and read(run) for run in yardstick])]
+            values = each(runs, read)
+            cells += [median(values), median_ratio(values, each(yardstick, read))]
         rate, rate_ratio, target, target_ratio, whole, whole_ratio = cells
         out.add(
             VARIANTS[variant],
             rate,
             rate_ratio,
-            median([run and run.startup_s for run in runs]),
+            median(each(runs, lambda run: run.startup_s)),
             target,
             target_ratio,
             whole,
             whole_ratio,
-            median([run and run.target_steps for run in runs]),
+            median(each(runs, lambda run: run.target_steps)),
             f"{sum(run is not None and run.target_s is not None for run in runs)} of {len(runs)}",
         )
     return out
@@ -156,7 +156,14 @@ def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
     """One ``brayx train`` from nothing, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         database = Path(folder) / "mlflow.db"
-        options = {"trainer.where": where, "trainer.num_steps": steps, "seed": seed, "actor.port": 0}
+        # No early stop: both sides learn from the same number of steps, towards which their learning rates fall.
+        options = {
+            "trainer.where": where,
+            "trainer.num_steps": steps,
+            "trainer.target_return": "null",
+            "seed": seed,
+            "actor.port": 0,
+        }
         words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
         started_s = time.time()
         done = _process(["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(database), *words])
@@ -176,7 +183,13 @@ def run_sb3(seed: int, steps: int) -> Outcome | None:
 
 def _process(words: Sequence[str]) -> str | None:
     """Standard output of a Python process; None, with its standard error shown, if it failed."""
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
     if done.returncode == 0:
         return done.stdout
     print(f"{' '.join(words[:4])} ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}", file=sys.stderr)
@@ -243,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         Console().print(about, Markdown(text))
     if options.json is not None:
-        rows = {variant: [run and asdict(run) for run in runs] for variant, runs in outcomes.items()}
+        rows = {variant: [None if run is None else asdict(run) for run in runs] for variant, runs in outcomes.items()}
         options.json.write_text(json.dumps({"about": about, "seeds": options.seeds, "runs": rows}, indent=1))
     return 1 if any(run is None for runs in outcomes.values() for run in runs) else 0
 

@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return play(words[2:])
     arguments = _parser().parse_args(words)
+    # Read when Ray is imported: a thread that outlives its job must not start a new Ray by calling the one that ended.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -109,8 +109,10 @@ class Cluster:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(http_options={"host": self.host, "port": self.port, "location": "HeadOnly"})
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if isinstance(error, TimeoutError | ray.exceptions.RayError):
+                raise StartupError(f"the {self.ingress} ingress did not start: {error}") from error
             raise
         return self
 
@@ -118,7 +120,7 @@ class Cluster:
         self._end()
 
     def start(self) -> Cluster:
-        """Enters it where there is no block, as between a notebook's cells; `stop`, or the interpreter's end, leaves."""
+        """Enters it where there is no block, as between a notebook's cells; `stop` or the interpreter's end leaves."""
         self.__enter__()
         atexit.register(self._end)
         return self
@@ -136,12 +138,16 @@ class Cluster:
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
             # A job has a dozen small actors that start at once, which is no reason to warn.
             "RAY_worker_maximum_startup_concurrency": "8",
+            # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         }
         if self.ingress == "haproxy":
             defaults |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_SERVE_HAPROXY_NBTHREAD": "1",
                 "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+                # The default of 30 s is for balancers elsewhere; meanwhile a replica that ends keeps what it holds.
+                "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
                 "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
                 "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
             }

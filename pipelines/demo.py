@@ -7,6 +7,8 @@ games against it through the HTTP door, and says what to type next.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -56,6 +58,12 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"the champion's mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1
     print("next:")
-    print(f"  mlflow ui --backend-store-uri {uri} --workers 1")
-    print("  serve run serve_config.yaml")
+    print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1")
+    print(f"  {_command('serve')} run serve_config.yaml")
     return 0
+
+
+def _command(name: str) -> str:
+    """How this environment's ``name`` is called from here: by its path, unless the environment is activated."""
+    path = Path(sys.executable).parent / name
+    return name if shutil.which(name) == str(path) else os.path.relpath(path)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -82,7 +83,7 @@ class Progress:
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.say(self._line(numbers))
-            if note != self._last_note:
+            if note and note != self._last_note:
                 self._last_note = note
                 self._console.print(f"          {note}", markup=False, highlight=False, style="dim")
 
@@ -122,7 +123,7 @@ class Progress:
         )  # fmt: skip
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
-        lines: list[RenderableType] = [Text.from_markup(heading), bar, table]
+        lines: list[RenderableType] = [Text.from_markup(heading), Padding(bar, 0), table]  # a bare bar ends no line
         if note:
             lines.append(Text(note[:160], style="yellow"))
         return Group(*lines)
@@ -132,5 +133,6 @@ def _notebook_cell() -> Callable[[Padding], object]:
     """Draws over what it drew before in the cell that runs now; `Live` would need ipywidgets for that."""
     from IPython.display import display
 
-    update: Callable[[Padding], object] = display(Padding("", 0), display_id=True).update
+    handle: Any = display(Padding("", 0), display_id=True)  # type: ignore[no-untyped-call]
+    update: Callable[[Padding], object] = handle.update
     return update

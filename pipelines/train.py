@@ -87,6 +87,7 @@ def train(
     tracking: str | None = None,
     address: str = "",
     ingress: Ingress = "haproxy",
+    cluster: Cluster | None = None,
 ) -> TrainResult:
     """Runs a training job to its end, on a Ray of its own or a running one.
 
@@ -97,12 +98,17 @@ def train(
         tracking: MLflow URI or path; default: the job's.
         address: of a Ray cluster to join; empty starts one.
         ingress: of Serve, when Ray is started here.
+        cluster: that is up, to run on and to leave up; the job's door is its door then.
 
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
+    name = only("actor", job.actors)
+    check_code(actor_spec(job, name, mode="train", weights={}))
     uri = initialise(tracking_uri(tracking or job.tracking))
-    actor = job.actors[only("actor", job.actors)]
+    if cluster is not None:
+        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
+    actor = job.actors[name]
     with Cluster(host=actor.host, port=actor.port, ingress=ingress, address=address) as cluster:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
 
@@ -119,7 +125,6 @@ def train_on(
     actor = only("actor", job.actors)
     config = job.trainers[only("trainer", job.trainers)]
     (buffer_name,) = config.buffers
-    check_code(actor_spec(job, actor, mode="train", weights={}))
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
@@ -133,7 +138,7 @@ def train_on(
         trial.log_params(job.as_dict())
         hub = create_hub(names["hub"], NAMESPACE, trial)
         store = create_weight_store(names["weights"], NAMESPACE)
-        buffer = create_buffer(names["buffer"], job.buffers[buffer_name], namespace=NAMESPACE, hub=hub)
+        buffer = create_buffer(names["buffer"], job.buffers[buffer_name], namespace=NAMESPACE, hub=names["hub"])
         stack.callback(_kill, [hub, store, buffer])
         storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
 
@@ -173,10 +178,9 @@ def train_on(
             finished = True
         except KeyboardInterrupt:
             progress.say("interrupted: saving a last checkpoint; the same command resumes this trial")
-            learner.stop()
-            with contextlib.suppress(BrayxError):
-                learner.result(_INTERRUPTED_END_TIMEOUT_S)
+            _end(learner)
         except BaseException:
+            _end(learner)  # before Ray goes: a thread that still calls it would start another one
             trial.finish("FAILED")
             raise
         seconds = time.monotonic() - began
@@ -280,6 +284,13 @@ class _Patience:
         came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
         waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
         return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log of Ray Serve'}"
+
+
+def _end(learner: Learner) -> None:
+    """Has the learner save a last checkpoint, for as long as somebody who wants to stop will wait."""
+    with contextlib.suppress(BrayxError):
+        learner.stop()
+        learner.result(_INTERRUPTED_END_TIMEOUT_S)
 
 
 def _last_numbers(hub: Any) -> dict[str, float]:

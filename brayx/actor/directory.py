@@ -10,6 +10,7 @@ and until each has had time for one, nobody is told that a session is unknown or
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -154,7 +155,9 @@ class _DirectoryActor(Directory):
     def __init__(self) -> None:
         import ray
 
-        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        with warnings.catch_warnings():  # the property itself uses what Ray has deprecated
+            warnings.simplefilter("ignore")
+            restarted = ray.get_runtime_context().was_current_actor_reconstructed
         super().__init__(recovery_s=RECOVERY_S if restarted else 0.0)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from brayx.errors import BadFragment, ReplayError
-from brayx.hub import HubClient
+from brayx.hub import HubClient, get_hub
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import Batch, Layout, Packer
 from brayx.types import Fragment
@@ -116,11 +116,12 @@ class BufferActor:
     Args:
         config: sizes.
         layout: what fragments must look like; None: as the first good one.
-        hub: handle of the trial's hub, which is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped`` and
-            ``replay_batches``; None: nobody is.
+        hub: name of the trial's hub, which is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped`` and
+            ``replay_batches``; empty: nobody is. No handle, because an actor that restarts must not depend on one.
+        namespace: of the hub.
     """
 
-    def __init__(self, config: BufferConfig, layout: Layout | None = None, hub: Any = None) -> None:
+    def __init__(self, config: BufferConfig, layout: Layout | None = None, hub: str = "", namespace: str = "") -> None:
         self._buffer = ReplayBuffer(config, layout)
         self._config = config
         self._changed = asyncio.Condition()
@@ -130,7 +131,7 @@ class BufferActor:
         self._in_flight = 0
         self._ended = False
         self._stopping = False
-        self._books = HubClient(hub)
+        self._books = HubClient(get_hub(hub, namespace) if hub else None)
         self._told: Counter[str] = Counter()
 
     async def push(self, fragments: Sequence[Fragment]) -> int:
@@ -230,8 +231,8 @@ def create_buffer(
     config: BufferConfig,
     layout: Layout | None = None,
     *,
-    namespace: str | None = None,
-    hub: Any = None,
+    namespace: str = "",
+    hub: str = "",
 ) -> Any:
     """Starts the named buffer actor and returns its handle.
 
@@ -241,8 +242,8 @@ def create_buffer(
         name: of the actor, unique in its namespace.
         config: sizes.
         layout: what fragments must look like; None: as the first good one.
-        namespace: None: the caller's.
-        hub: handle of the trial's hub; None: metrics go nowhere.
+        namespace: of the actor and of the hub; empty: the caller's, and no hub.
+        hub: name of the trial's hub; empty: metrics go nowhere.
 
     Raises:
         ReplayError: the actor did not start; or the name is taken.
@@ -251,14 +252,14 @@ def create_buffer(
 
     options: dict[str, Any] = {
         "name": name,
-        "namespace": namespace,
+        "namespace": namespace or None,
         "num_cpus": 0,
         "max_restarts": -1,
         "max_concurrency": 1000,
     }
     try:
         actor: Any = ray.remote(BufferActor).options(**options)
-        actor = actor.remote(config, layout, hub)
+        actor = actor.remote(config, layout, hub, namespace)
         ray.get(actor.stats.remote(), timeout=60)
     except (ValueError, ray.exceptions.RayError) as error:
         raise ReplayError(f"buffer {name!r} did not start: {error}") from error

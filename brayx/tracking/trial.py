@@ -153,7 +153,7 @@ class Trial:
         """Writes options, nested ones with dotted names.
 
         MLflow's params never change. An option that a resumed trial has otherwise is written beside the first as
-        ``name@2`` (``@3``, ...), so the books show both.
+        ``name:2`` (``:3``, ...), so the books show both.
         """
         from mlflow.entities import Param
 

@@ -13,21 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from brayx.errors import TrackingError
-from tests.end_to_end.jobs import Command, brayx, job_folder, said_on_failure, trials
+from tests.end_to_end.jobs import Command, brayx, job_folder, metrics_of, said_on_failure, trials
 
 pytestmark = pytest.mark.chaos
 
 NUM_STEPS = 12_000
 KILL_AFTER = 1_500
 """Env steps before the kill: acting, learning and publishing are all at work."""
-
-
-def metrics_of(folder: Path) -> dict[str, float]:
-    try:
-        return trials(folder)["main"][-1].metrics()
-    except (KeyError, TrackingError):
-        return {}
 
 
 def start(folder: Path, where: str) -> Command:
@@ -52,7 +44,7 @@ def start(folder: Path, where: str) -> Command:
 )
 def test_training_survives_a_kill(tmp_path: Path, victim: str, where: str) -> None:
     with start(tmp_path, where) as command, said_on_failure(command):
-        command.until(lambda: metrics_of(tmp_path).get("env_steps", 0) > KILL_AFTER, "training was under way")
+        command.until(lambda: metrics_of(command).get("env_steps", 0) > KILL_AFTER, "training was under way")
         if "Train" in victim:
             command.until(lambda: bool(trials(tmp_path)["main"][0].checkpoints()), "a checkpoint was saved")
         before = command.pids(victim)

@@ -102,6 +102,14 @@ class Command:
         """Process ids of `processes`."""
         return {process.pid for process in self.processes(*words)}
 
+    def lines(self) -> list[str]:
+        """Process ids and command lines of `processes`, for people."""
+        lines = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                lines.append(f"{process.pid}: {' '.join(process.cmdline())[:120]}")
+        return lines
+
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
         """Waits for a condition while the command runs."""
         deadline = time.monotonic() + timeout_s
@@ -134,8 +142,7 @@ class Command:
         began = time.monotonic()
         while self.process.poll() is None or self.processes():
             if time.monotonic() - began > timeout_s:
-                left = [f"{process.pid}: {' '.join(process.cmdline())[:120]}" for process in self.processes()]
-                raise AssertionError(f"left after {timeout_s:.1f} s: {left}; it said:\n{self.err[-4000:]}")
+                raise AssertionError(f"left after {timeout_s:.1f} s: {self.lines()}; it said:\n{self.err[-4000:]}")
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -185,6 +192,16 @@ def trials(folder: Path, project: str = "cartpole") -> dict[str, list[Trial]]:
             trial = Trial(tracking_uri(folder / "mlflow.db"), run.info.run_id, project, run.info.run_name or "")
             found.setdefault(trial.name, []).append(trial)
     return found
+
+
+def metrics_of(command: Command, name: str = "main") -> dict[str, float]:
+    """Newest metrics of the trial that a training command runs; empty while there is none.
+
+    The store is not touched before the command has made it: whoever comes second while it does is turned away.
+    """
+    if "Ray is up" not in command.err:
+        return {}
+    return trials(command.folder)[name][-1].metrics()
 
 
 def listening(command: Command) -> set[int]:

@@ -15,9 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brayx.errors import TrackingError
 from brayx.tracking import Trial
-from tests.end_to_end.jobs import Command, alone_for, brayx, is_free, job_folder, listening, said_on_failure, trials
+from tests.end_to_end.jobs import (
+    Command,
+    alone_for,
+    brayx,
+    is_free,
+    job_folder,
+    listening,
+    metrics_of,
+    said_on_failure,
+    trials,
+)
 
 CONTROL_C_S = 10.0
 
@@ -60,14 +69,6 @@ def one_line(command: Command) -> str:
     return last
 
 
-def metrics_of(folder: Path, name: str = "main") -> dict[str, float]:
-    """Newest metrics of a trial; empty while there is none."""
-    try:
-        return trials(folder)[name][-1].metrics()
-    except (KeyError, TrackingError):
-        return {}
-
-
 @dataclass
 class Interrupted:
     """A job that lost a gamecore and was then interrupted."""
@@ -93,18 +94,18 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
         folder, "agent.module=telling_agent", "agent.class=TellingAgent", telling_agent=TELLING_AGENT
     )  # fmt: skip
     with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
-        command.until(lambda: metrics_of(folder).get("env_steps", 0) > 256, "the first env steps")
+        command.until(lambda: metrics_of(command).get("env_steps", 0) > 256, "the first env steps")
         games = command.pids("brayx", "gamecore", "gym")
         os.kill(min(games), signal.SIGKILL)
 
         def played_on() -> bool:
-            now = metrics_of(folder)
+            now = metrics_of(command)
             restarted = command.pids("brayx", "gamecore", "gym") - games
             return bool(restarted) and now.get("sessions_ended.disconnect", 0) >= 1 and now["sessions_active"] >= 2
 
         command.until(played_on, "the killed gamecore's session ended and another gamecore played")
         games_after = command.pids("brayx", "gamecore", "gym")
-        metrics = metrics_of(folder)
+        metrics = metrics_of(command)
         ports = listening(command)
         limit_s = alone_for(CONTROL_C_S, command)
         command.control_c()
@@ -209,7 +210,7 @@ def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["network.obs_size=5"], "expected float32[5]"),
+        (["network.obs_size=5"], "expected [obs: [5] float32], got [obs: [4] float32]"),
         (["agent.module=raising_agent", "agent.class=RaisingAgent"], "agent 'agent' raised in on_tick at tick 0"),
     ],
     ids=["model that does not fit", "agent that raises"],

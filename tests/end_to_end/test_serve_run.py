@@ -1,4 +1,4 @@
-"""`serve run serve_config.yaml` as its own process: answers plain HTTP, says what it serves, and leaves nothing behind."""
+"""`serve run serve_config.yaml` as its own process: answers plain HTTP, says what it serves, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from pipelines.config import JobConfig
 from tests.end_to_end.jobs import ROOT, Command, is_free, listening, said_on_failure
 
 POLICY_VERSION = 41
-ENVIRONMENT = {"RAY_SERVE_LOG_TO_STDERR": "1", "MLFLOW_TRACKING_URI": ""}
+HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
+"""The ingress, without the 30 s for which its replicas wait for balancers elsewhere when they end."""
 
 
 def serve_config(folder: Path, **args: Any) -> str:
@@ -80,7 +81,7 @@ def ends_clean(command: Command, ports: set[int]) -> None:
 @pytest.mark.parametrize("ingress", ["serve", "haproxy"])
 def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: Path, ingress: str) -> None:
     url = serve_config(tmp_path)
-    environment = ENVIRONMENT | ({"RAY_SERVE_ENABLE_HA_PROXY": "1"} if ingress == "haproxy" else {})
+    environment = HAPROXY if ingress == "haproxy" else {}
     with Command(["serve", "run", "serve_config.yaml"], tmp_path, environment) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
         assert status(url) == {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
@@ -99,7 +100,7 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
 def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     url = serve_config(tmp_path, tracking=tracking_db)
-    with Command(["serve", "run", "serve_config.yaml"], tmp_path, ENVIRONMENT) as command, said_on_failure(command):
+    with Command(["serve", "run", "serve_config.yaml"], tmp_path) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
         assert status(url)["policy_versions"] == {"model": POLICY_VERSION}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"

@@ -63,7 +63,7 @@ class Job:
         self.hub = create_hub(f"hub-{name}", namespace, self.trial)
         self.store = create_weight_store(f"store-{name}", namespace)
         buffer = BufferConfig(size=4, batch_size=2, unroll_length=16, max_in_flight=2)
-        self.buffer = create_buffer(f"buffer-{name}", buffer, namespace=namespace, hub=self.hub)
+        self.buffer = create_buffer(f"buffer-{name}", buffer, namespace=namespace, hub=f"hub-{name}")
         self.spec = LearnerSpec(
             config=TrainerConfig(
                 model="model",

@@ -27,7 +27,7 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A notebook that has been run, with what its processes left as ``metadata.left``."""
     folder = tmp_path_factory.mktemp("notebook")
     mark = secrets.token_hex(8)
-    read = nbformat.read(request.param, as_version=4)
+    read = _read(request.param)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, mark)
         environment.setenv("BRAYX_QUICK", "1")
@@ -46,7 +46,7 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_it_is_committed_without_outputs() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
-        for cell in nbformat.read(path, as_version=4).cells:
+        for cell in _read(path).cells:
             assert not cell.get("outputs"), f"{path.name}: clear its outputs before committing"
             assert cell.get("execution_count") is None, path.name
 
@@ -80,6 +80,10 @@ def test_it_says_nothing_on_standard_error(notebook: Any) -> None:
 def test_it_leaves_nothing(notebook: Any) -> None:
     assert notebook.metadata.left == []
     assert notebook.metadata.written == []
+
+
+def _read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
 
 
 def _text(outputs: list[Any]) -> str:

@@ -1,0 +1,121 @@
+"""A game of the user's own, in a folder outside the package: trained, served and played, all by commands.
+
+The folder is ``own_game/``: two agents that share a `State`, a model, protobuf bodies, and a script that plays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pipelines.cluster import free_port
+from tests.end_to_end.jobs import Command, brayx, trials
+
+OWN_GAME = Path(__file__).parent / "own_game"
+ROUNDS = 10
+BY_CHANCE = ROUNDS / 3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The user's folder, far from the package."""
+    return Path(shutil.copytree(OWN_GAME, tmp_path / "signals", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
+    with brayx(folder, "train", "game.yaml", "--set", "actor.port=0") as training:
+        assert training.ended() == 0, training.err
+        training.gone(15.0)
+    (trial,) = trials(folder, "signals")["main"]
+    returns = [value for _, value in trial.history("episode_return.last100")]
+    assert max(returns) > 2 * BY_CHANCE, returns
+    assert max(returns) > returns[0] + 1, returns
+    assert "champion: signals version 1" in training.out
+
+    port = free_port()
+    config = folder / "serve.yaml"
+    config.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
+    with Command(["serve", "run", "serve.yaml"], folder) as serving:
+        serving.until(lambda: _champion_is_served(f"http://127.0.0.1:{port}"), "it served the champion")
+        for door in ("http", "ws"):
+            points = _play(folder, f"{door}://127.0.0.1:{port}", games=5)
+            assert statistics.fmean(points) > 2 * BY_CHANCE, points
+        serving.control_c(group=False)
+        serving.gone(60.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "now", "said"),
+    [
+        ("game.yaml", "gamma:", "gama:", "game.yaml:45: trainer.algorithm.gama: unknown key; nearest is 'gamma'"),
+        ("game.yaml", "module: model", "module: modle", "player.module: module 'modle' is neither in"),
+        ("game.yaml", "class: Keeper", "class: Keper", "has no 'Keper'; nearest is 'Keeper'"),
+        ("game.yaml", "Sight}", "Sigth}", "signals_pb2.py) has no 'Sigth'; nearest is 'Sight'"),
+        ("model.py", "def build_model", "def make_model", "model.py) has no 'build_model'; nearest is 'make_model'"),
+        (
+            "agents.py",
+            "import numpy",
+            "import nunpy",
+            "module 'agents' needs the module 'nunpy', which is not",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(folder: Path, file: str, was: str, now: str, said: str) -> None:
+    text = (folder / file).read_text()
+    assert was in text
+    (folder / file).write_text(text.replace(was, now))
+    _refused(folder, said)
+
+
+def test_a_module_cannot_have_the_name_of_another(folder: Path) -> None:
+    shutil.move(folder / "agents.py", folder / "random.py")
+    (folder / "game.yaml").write_text((folder / "game.yaml").read_text().replace("module: agents", "module: random"))
+    _refused(folder, "random.py cannot be loaded, because another module 'random' was loaded before from")
+
+
+def test_the_committed_messages_are_those_of_the_proto_file() -> None:
+    script = "import signals_pb2 as m; print([(d.name, f.name, f.number) for d in m.DESCRIPTOR.message_types_by_name"
+    script += ".values() for f in d.fields])"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=OWN_GAME, capture_output=True, text=True, check=True)
+    written = []
+    for name, body in re.findall(r"message (\w+) \{(.*?)\}", (OWN_GAME / "signals.proto").read_text(), re.DOTALL):
+        written += [(name, field, int(number)) for field, number in re.findall(r"\w+ (\w+) = (\d+);", body)]
+    assert ran.stdout.strip() == str(written)
+
+
+def _refused(folder: Path, said: str) -> None:
+    """Training exits with code 2 and one line, before it starts anything that would have to be stopped."""
+    with brayx(folder, "train", "game.yaml", "--set", "actor.port=0") as training:
+        assert training.ended() == 2, training.err
+        training.gone(15.0)
+    lines = training.err.strip().splitlines()
+    assert len(lines) == 1, training.err
+    assert lines[0].startswith("brayx: ")
+    assert said in lines[0]
+    assert training.out == ""
+
+
+def _champion_is_served(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/", timeout=5) as reply:
+            facts = json.load(reply)
+    except (OSError, ValueError):
+        return False
+    return facts["mode"] == "serve" and facts["policy_versions"]["player"] > 0
+
+
+def _play(folder: Path, url: str, games: int) -> list[float]:
+    words = [sys.executable, "game.py", url, "--games", str(games)]
+    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return [float(line) for line in ran.stdout.split()]

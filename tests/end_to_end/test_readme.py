@@ -1,0 +1,26 @@
+"""The README's own game trains, as it stands there, with the command that stands there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.jobs import ROOT, brayx
+from tests.unit.test_docs import snippets_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_readme_game_trains_to_its_target(tmp_path: Path) -> None:
+    shown = {name: snippet.text for snippet in snippets_of(ROOT / "README.md") if (name := snippet.is_("file"))}
+    assert len(shown) == 4
+    for name, text in shown.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+    with brayx(tmp_path, "train", "match/match.yaml", "--set", "actor.port=0") as command:
+        assert command.ended() == 0, command.err
+        assert "champion: match version 1" in command.out
+        command.gone(10.0)
+    assert (tmp_path / "mlflow.db").exists()

@@ -1,0 +1,97 @@
+"""The benchmarks' arithmetic, tables and options. Nothing here is timed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks import layers, load, servers, ticks, train
+from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
+from benchmarks.ticks import Case, Round
+from benchmarks.train import Outcome, Point, outcome
+
+
+def test_percentile_is_linear_between_neighbours() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert percentile([1.0, 2.0], 0.99) == pytest.approx(1.99)
+    assert percentile([7.0], 0.99) == 7.0
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_median_over_rounds_needs_every_round() -> None:
+    assert median([3.0, 1.0, 2.0]) == 2.0
+    assert median([3.0, None, 2.0]) is None
+    assert median([]) is None
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    assert ratio(3.0, 2.0) == 1.5
+    assert ratio(1.0, 0.0) is None
+    assert ratio(None, 2.0) is None
+    # The second round was disturbed for both alike; the ratio of medians would be 10 / 6.
+    assert median_ratio([10.0, 1.0, 12.0], [20.0, 2.0, 6.0]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (math.nan, "-"), (16, "16"), (12345.6, "12,346"), (0.01234, "0.0123"), (1.5, "1.50"), (0.0, "0")],
+)
+def test_figures_have_three_digits(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_markdown_aligns_and_refuses_ragged_rows() -> None:
+    table = Table(["name", ">n"])
+    table.add("a", 1000)
+    assert table.markdown() == "| name |     n |\n|------|------:|\n| a    | 1,000 |"
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        table.add("b")
+
+
+def test_ticks_compares_with_the_bare_echo_of_the_same_door_and_sessions() -> None:
+    bare, served = Case("echo", "ws", "bare", 16), Case("cartpole", "ws", "haproxy", 16)
+    fast, slow = Round(1000.0, 0.001, 0.002), Round(250.0, 0.004, 0.008)
+    rows = ticks.table({bare: [fast, fast], served: [slow, slow]}).rows
+    assert list(rows[1]) == ["cartpole", "ws", "HAProxy", 16, 250.0, 4.0, 8.0, 0.25]
+    assert list(ticks.table({bare: [fast, None]}).rows[0])[4:] == [None, None, None, None]
+
+
+def test_ticks_cases_cover_every_combination_once() -> None:
+    found = ticks.cases(["http", "ws"], ["serve", "haproxy"], [1, 16], ["echo", "cartpole"])
+    assert len(found) == len(set(found)) == 20
+    assert all(case.yardstick in found for case in found)
+
+
+def test_outcome_reads_a_course() -> None:
+    points = [Point(110.0, 1000, 40, 20.0), Point(120.0, 2000, 90, 480.0), Point(130.0, 3000, 120, 480.0)]
+    read = outcome(points, started_s=100.0, ended_s=135.0)
+    assert (read.steps_per_s, read.startup_s, read.total_s) == (100.0, 0.0, 35.0)
+    assert read.target_s == 30.0  # 480 at 120 s came of fewer than 100 games
+    assert read.target_steps == 3000
+    assert read.target_from_start_s == 30.0
+    with pytest.raises(ValueError, match="no course"):
+        outcome(points[:1], 100.0, 135.0)
+
+
+def test_train_tells_how_many_seeds_reached_the_target() -> None:
+    good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
+    rows = train.table({"train": [good, good], "sb3": [good, bad]}).rows
+    assert list(rows[0])[:3] == ["brayx, Ray Train", 200.0, 1.5]
+    assert (rows[0][-1], rows[1][-1]) == ("2 of 2", "1 of 2")
+    assert rows[1][4] is None  # a seed that did not reach it has no time, so neither has the median
+
+
+def test_options() -> None:
+    quick = ticks.parse(["--quick"])
+    assert (quick.rounds, quick.ingress, quick.sessions) == (1, ["haproxy"], [1, 16])
+    assert train.parse(["--quick"]).seeds == [0]
+    assert train.parse(["--seeds", "4", "5"]).seeds == [4, 5]
+    with pytest.raises(SystemExit):
+        ticks.parse(["--rounds", "0"])
+
+
+def test_load_bodies_are_what_the_services_take() -> None:
+    assert set(load.BODIES) == {"echo", "cartpole"}
+    assert servers.TEMPLATE.exists()
+    assert layers.SESSION

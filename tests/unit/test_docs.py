@@ -1,0 +1,459 @@
+"""The documentation is true: its snippets are run or counted, its tables equal the code, its links lead somewhere.
+
+A comment before a fence says what it is: a file of an example, a part of a job, or why it is not run. curl and Python
+snippets play against a real door with the real CartPole agent over a policy that anybody can foretell. No Ray cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from brayx import errors
+from brayx.actor.actor import AgentActorFactory
+from brayx.actor.agent import Services
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.asgi import DoorApp, Service
+from brayx.actor.session import SessionTable
+from brayx.components import load
+from brayx.engines import build_engine
+from brayx.errors import ConfigError, TrackingError
+from brayx.gamecore import gym
+from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
+from brayx.model.local import LocalModel
+from brayx.replay.packing import Packer
+from brayx.types import Fragment
+from pipelines import cli
+from pipelines.config import JobConfig
+from tests.unit.gamecore.echo_server import serving
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+URL = "http://127.0.0.1:8000"
+
+NOT_RUN = {
+    "a drawing": 2,
+    "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
+    "needs a trained champion in ./mlflow.db": 1,
+    "one line of a live display": 1,
+}
+"""Every reason for which a snippet is shown and not run, with how many there are."""
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A fenced block: where it is, its language, its text, and the comment before it."""
+
+    file: Path
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.file.name}:{self.line}"
+
+    def is_(self, mark: str) -> str:
+        """What follows ``mark:`` in the comment; empty if it is another comment."""
+        return self.mark.removeprefix(f"{mark}:").strip() if self.mark.startswith(f"{mark}:") else ""
+
+
+def snippets_of(file: Path) -> Iterator[Snippet]:
+    lines = file.read_text().splitlines()
+    start: int | None = None
+    for number, line in enumerate(lines):
+        if start is None and line.startswith("```"):
+            start = number
+        elif line == "```":
+            assert start is not None
+            before = next((text for text in reversed(lines[:start]) if text.strip()), "")
+            mark = before[4:-3].strip() if before.startswith("<!--") and before.endswith("-->") else ""
+            yield Snippet(file, start + 1, lines[start][3:], "\n".join(lines[start + 1 : number]), mark)
+            start = None
+    assert start is None, f"{file.name}: the fence of line {start} is not closed"
+
+
+SNIPPETS = [snippet for file in FILES for snippet in snippets_of(file)]
+
+
+def some(language: str) -> Any:
+    chosen = [snippet for snippet in SNIPPETS if snippet.language == language and not snippet.is_("not run")]
+    return pytest.mark.parametrize("snippet", chosen, ids=str)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every example file that the documentation shows, and with what its commands name."""
+    folder = tmp_path_factory.mktemp("docs")
+    for snippet in SNIPPETS:
+        if name := snippet.is_("file"):
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            assert not path.exists(), f"{snippet}: {name} is shown twice"
+            path.write_text(snippet.text + "\n")
+    for name in ("pipelines", "docker", "notebooks", "benchmarks", "deployments", "serve_config.yaml", "Makefile"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+class Lean(torch.nn.Module):
+    """CartPole's obvious policy: move to where the pole falls. Nearly as good as a trained one."""
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        lean = obs[:, 2] + obs[:, 3]
+        return {"logits": torch.stack([-lean, lean], -1), "value": lean}
+
+
+class DocService(Service):
+    """A replica without Ray: one agent over one model and one buffer."""
+
+    def __init__(self, folder: Path, module: str, agent: str, model: LocalModel, mode: str, buffer: Any = None) -> None:
+        config = {"mode": mode, "seed": 0, "agent": {"options": {"model": "model", "buffer": "buffer"}}}
+        buffers = {} if buffer is None else {"buffer": buffer}
+        self.table = SessionTable(
+            AgentActorFactory({"agent": load(module, agent, str(folder))}, config, Services({"model": model}, buffers))
+        )
+
+    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
+        return await self.table.step(request)
+
+    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
+        entry = self.table.get(session)
+        assert entry is not None
+        entry.on_end.append(on_end)
+
+    async def disconnect(self, session: str) -> None:
+        entry = self.table.get(session)
+        if entry is not None:
+            self.table.end(entry, "disconnect")
+
+    def status(self) -> dict[str, Any]:
+        return {"service": "brayx", "sessions": len(self.table), "mode": "serve", "policy_versions": {"model": 1}}
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[str]:
+    """``host:port`` of a door with CartPole's agent."""
+    model = LocalModel(build_engine("torch", Lean(), (torch.zeros(2, 4),)), version=1)
+    service = DocService(ROOT / "pipelines" / "templates", "gym_agent", "GymAgent", model, "serve")
+    with serving(DoorApp(service)) as address:
+        yield address
+
+
+def test_every_snippet_is_of_a_kind_that_is_checked() -> None:
+    known = {"python", "sh", "yaml", "json", "text"}
+    marks = ("", "file:", "in:", "job:", "serve:", "not run:")
+    for snippet in SNIPPETS:
+        assert snippet.language in known, f"{snippet}: language {snippet.language!r}"
+        assert snippet.mark.startswith(marks[1:]) or not snippet.mark, f"{snippet}: comment {snippet.mark!r}"
+    assert Counter(reason for snippet in SNIPPETS if (reason := snippet.is_("not run"))) == NOT_RUN
+
+
+@some("python")
+def test_python(snippet: Snippet, door: str, examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = compile(snippet.text, str(snippet), "exec")
+    if snippet.is_("file"):
+        return  # runs as part of its example, in the tests of that
+    monkeypatch.syspath_prepend(str(examples / (snippet.is_("in") or ".")))
+    host, port = door.split(":")
+    text = snippet.text.replace("127.0.0.1:8000", door).replace(f'"{host}", 8000', f'"{host}", {port}')
+    code = compile(text, str(snippet), "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(code, {"__name__": "snippet"})
+    assert said.getvalue().strip(), "a snippet that runs shows something"
+
+
+@some("sh")
+def test_sh(snippet: Snippet, door: str, examples: Path) -> None:
+    lines = snippet.text.splitlines()
+    for line, after in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        for words in commands_in(line):
+            if words[0] == "curl":
+                assert after.startswith("# "), f"{snippet}: a curl command is followed by its reply"
+                check_curl(words, door, after[2:])
+            else:
+                check_command(words, examples)
+
+
+def commands_in(line: str) -> list[list[str]]:
+    """The commands of a line as words, without the variables set for them."""
+    found: list[list[str]] = [[]]
+    for word in shlex.split(line, comments=True):
+        found[-1].append(word.removesuffix(";"))
+        if word.endswith(";"):
+            found.append([])
+    without = [list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)) for words in found]
+    return [words for words in without if words]
+
+
+def check_curl(words: list[str], door: str, expected: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl here")
+    words = [word.replace("127.0.0.1:8000", door) for word in words]
+    reply = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+    if '"policy_versions"' in expected:  # a page of live numbers
+        assert shape(json.loads(reply)) == shape(json.loads(expected))
+    else:
+        assert reply == expected
+
+
+def shape(value: Any) -> Any:
+    return {key: shape(inner) for key, inner in value.items()} if isinstance(value, dict) else type(value)
+
+
+def check_command(words: list[str], folder: Path) -> None:
+    match words:
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"make has no {target}"
+        case ["brayx", "gamecore", "gym", *rest]:
+            check_options(rest, gamecore_help())
+        case ["brayx", *rest]:
+            check_brayx(rest, folder)
+        case ["serve", "run", target, *pairs]:
+            check_serve(target, dict(pair.split("=", 1) for pair in pairs), folder)
+        case [("source" | "." | "python" | ".venv/bin/python"), file, *_]:
+            assert file == ".venv/bin/activate" or (folder / file).is_file(), file
+        case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")]:
+            pass
+        case ["jupyter", "lab", place]:
+            assert (folder / place).is_dir()
+        case _:
+            raise AssertionError(f"nothing here checks the command {shlex.join(words)!r}")
+
+
+def check_brayx(words: list[str], folder: Path) -> None:
+    if words == ["--help"]:
+        return
+    arguments = cli._parser().parse_args(words)
+    config = getattr(arguments, "config", None)
+    if config is not None:
+        JobConfig.load(folder / config, arguments.overrides)
+
+
+def gamecore_help() -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+        gym.main(["--help"])
+    return said.getvalue()
+
+
+def check_options(words: list[str], told: str) -> None:
+    for word in words:
+        assert not word.startswith("--") or re.search(rf"{word}\b", told), f"there is no option {word}"
+
+
+def check_serve(target: str, args: Mapping[str, Any], folder: Path) -> None:
+    """What ``serve run`` would do with a file or an import path, short of doing it."""
+    if not target.endswith(".yaml"):
+        applications = [{"import_path": target, "args": args}]
+    else:
+        applications = yaml.safe_load((folder / target).read_text())["applications"]
+    for application in applications:
+        module, _, attribute = application["import_path"].partition(":")
+        from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
+
+        args = application.get("args", {})
+        with contextlib.chdir(folder), contextlib.ExitStack() as stack:
+            if "models" in args:  # which nobody has trained here: what is refused is the version, not the file
+                stack.enter_context(pytest.raises(TrackingError, match="no model"))
+            build(load(module, attribute), args)
+
+
+@some("yaml")
+def test_yaml(snippet: Snippet, examples: Path, tmp_path: Path) -> None:
+    if name := snippet.is_("file"):
+        JobConfig.load(examples / name)
+        return
+    if snippet.is_("serve"):
+        path = examples / "serve_example.yaml"
+        path.write_text(snippet.text)
+        check_serve(path.name, {}, examples)
+        return
+    assert snippet.is_("job"), f"{snippet}: a comment before a YAML snippet says what it is"
+    parts = yaml.safe_load(snippet.text)
+    if of := re.match(r"job: part of (\w+)\.yaml(?:; with (\w+))?", snippet.mark):
+        shutil.copytree(examples / of[1], tmp_path, dirs_exist_ok=True)
+        if of[2]:
+            (tmp_path / f"{of[2]}.py").touch()
+        whole = yaml.safe_load((tmp_path / f"{of[1]}.yaml").read_text())
+        parts = whole | {name: whole.get(name, {}) | part for name, part in parts.items()}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(parts))
+    JobConfig.load(tmp_path / "job.yaml")
+
+
+@some("json")
+def test_json(snippet: Snippet) -> None:
+    json.loads(snippet.text)
+
+
+@some("text")
+def test_text(snippet: Snippet, door: str, examples: Path, tmp_path: Path) -> None:
+    """What is shown as said is said: by the WebSocket door, by the agents of an example, by the command line."""
+    lines = snippet.text.splitlines()
+    if lines[0].startswith("client "):
+        said = [tuple(line.split(maxsplit=1)) for line in lines]
+        with connect(f"ws://{door}/session", subprotocols=[Subprotocol(WS_SUBPROTOCOL)], proxy=None) as connection:
+            for who, message in said:
+                if who == "client":
+                    connection.send(message.encode())
+                else:
+                    assert connection.recv(10) == message.encode()
+    elif lines[0].startswith("tick "):
+        tick, reply = (line.split(maxsplit=1)[1].encode() for line in lines)
+        assert asyncio.run(answer_of_team(examples / "team", tick)) == reply
+    elif lines[0].startswith("brayx: match.yaml"):
+        shutil.copytree(examples / "match", tmp_path, dirs_exist_ok=True)
+        job = tmp_path / "match.yaml"
+        job.write_text(job.read_text().replace("[agent]", "[agnt]"))
+        with contextlib.chdir(tmp_path), pytest.raises(ConfigError) as refused:
+            JobConfig.load("match.yaml")
+        assert f"brayx: {refused.value}" == snippet.text
+    else:
+        raise AssertionError(f"{snippet}: say why it is not checked")
+
+
+async def answer_of_team(folder: Path, body: bytes) -> bytes:
+    job = JobConfig.load(folder / "team.yaml")
+    agents = {name: load(agent.module, agent.class_name, job.folder) for name, agent in job.agents.items()}
+    actor = AgentActorFactory(agents, job.as_dict(), Services())()
+    await actor.start("session", b"")
+    return await actor.tick(body)
+
+
+class Kept:
+    """A buffer that keeps what is pushed; told apart from a real one by nothing that an agent sees."""
+
+    def __init__(self) -> None:
+        self.fragments: list[Fragment] = []
+        self.enough = threading.Event()
+
+    def push(self, *fragments: Fragment) -> None:
+        self.fragments.extend(fragments)
+        if len(self.fragments) >= 5:
+            self.enough.set()
+
+
+@pytest.mark.parametrize("kind", ["http", "ws"])
+def test_the_readme_game_plays_and_what_its_agent_pushes_can_be_learned_from(examples: Path, kind: str) -> None:
+    folder = examples / "match"
+    module, example = load("match_model", "build_model", str(folder))("model", {})
+    buffer = Kept()
+    model = LocalModel(build_engine("torch", module, example), version=1)
+    service = DocService(folder, "match_agent", "MatchAgent", model, "train", buffer)
+    with serving(DoorApp(service)) as address:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        game = subprocess.Popen([sys.executable, "match_game.py", f"{kind}://{address}"], cwd=folder, env=environment)
+        try:
+            assert buffer.enough.wait(60), "the game pushed nothing"
+        finally:
+            game.kill()
+            game.wait()
+    packer = Packer(2, 20)
+    batches = [batch for fragment in buffer.fragments for batch in packer.add(fragment)]
+    assert batches
+    for fragment in buffer.fragments[:5]:
+        assert (len(fragment), fragment.terminated) == (20, True)
+        named = fragment.obs[:-1].argmax(-1) == fragment.action
+        assert (fragment.reward == named).all(), "the reward beside an action is what came of it"
+
+
+def test_error_table_equals_the_errors() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d{3}) \|", section("docs/protocol.md", "Errors"), re.M)
+    assert {code: int(status) for code, status in rows} == {
+        code: error.http_status for code, error in errors.BY_CODE.items()
+    }
+    assert len(rows) == len(errors.BY_CODE)
+
+
+def test_limits_table_equals_the_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+)( MiB)? \|", section("docs/guide-serve.md", "Limits"), re.M)
+    assert len(rows) == 4
+    for name, value, unit in rows:
+        assert float(value) * (2**20 if unit else 1) == ActorConfig.model_fields[name].default, name
+
+
+def test_serve_arguments_equal_the_code() -> None:
+    from deployments.actor import ServeArgs
+
+    rows = re.findall(r"^\| `(\w+)` \|", section("docs/guide-serve.md", "Your own job"), re.M)
+    assert rows == list(ServeArgs.model_fields)
+
+
+def test_train_options_equal_the_parser() -> None:
+    parser = argparse.ArgumentParser()
+    cli._training_options(parser)
+    shown = set(re.findall(r"^\| `(--\w+)", section("docs/guide-train.md", "Options"), re.M))
+    assert shown | {"--set"} == {option for action in parser._actions for option in action.option_strings} - {
+        "-h",
+        "--help",
+    }
+
+
+def test_glossary_is_in_order() -> None:
+    words = re.findall(r"^\*\*(.+?)\*\*:", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert words == sorted(words)
+
+
+def section(file: str, title: str) -> str:
+    """A section of a document, without its subsections' being told apart."""
+    text = (ROOT / file).read_text()
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.M | re.S)
+    assert found, f"{file} has no section {title!r}"
+    return found[2]
+
+
+def prose(file: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", file.read_text(), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_links_lead_somewhere(file: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(file)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (file.parent / path).resolve() if path else file
+        assert linked.is_relative_to(ROOT), f"{file.name} links to {target}, outside the repository"
+        assert linked.exists(), f"{file.name} links to {target}, which is not there"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", prose(linked), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert anchor in anchors, f"{file.name} links to {target}; there are {sorted(anchors)}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_files_named_in_prose_are_there(file: Path) -> None:
+    for name in re.findall(
+        r"`((?:brayx|deployments|pipelines|benchmarks|tests|docker|docs|notebooks)/[\w./]*)`", prose(file)
+    ):
+        assert (ROOT / name).exists(), f"{file.name} names {name}, which is not there"
+
+
+def test_template_mentions_every_option_once() -> None:
+    """The README sends readers to cartpole.yaml for every option: it names them all."""
+    plain = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml").as_dict()
+    written = yaml.safe_load((ROOT / "pipelines" / "templates" / "cartpole.yaml").read_text())
+    for name, part in plain.items():
+        if isinstance(part, dict):
+            assert set(part) <= set(written[name]), name
