@@ -1,6 +1,6 @@
 """Where the time of a CartPole tick goes, layer by layer: each layer is timed with all that lie under it.
 
-    python -m benchmarks.layers
+    python benchmarks/layers.py
 
 The upper part of the table runs in this process without a network: the engine alone, then the batcher around it, then
 the agent around that, and so on out to the HTTP door as an ASGI application. The lower part is one session over

@@ -3,6 +3,12 @@
 ``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
 reads which when it starts, hence a process for each). ``bare`` is Starlette on uvicorn with a handler that returns
 the body: what the same two cores give without brayx. ``door`` is brayx's door on uvicorn without Serve.
+
+To profile a replica under load (py-spy is not among the dependencies; PID is that of ``ServeReplica:cartpole``):
+
+    python benchmarks/servers.py serve --ingress haproxy      # prints its URLs, ends with its standard input
+    python benchmarks/load.py URL --door http --sessions 16 --seconds 9 --body cartpole
+    py-spy record --pid PID --duration 6 --rate 200 --format raw --output profile.txt
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ticks a second through every door and ingress, beside a bare uvicorn echo in the same run.
 
-    python -m benchmarks.ticks                    # the table of docs/benchmarks.md
-    python -m benchmarks.ticks --quick            # does it run at all
+    python benchmarks/ticks.py                    # the table of docs/benchmarks.md
+    python benchmarks/ticks.py --quick            # does it run at all
 
 Every case is measured once in each round, so that what disturbs the machine for a while disturbs all of them; a
 figure is the median over rounds, and a ratio the median of each round's ratio to the bare echo of the same door and

@@ -1,7 +1,7 @@
 """brayx's whole training loop beside Stable-Baselines3's PPO: CartPole-v1, same hyperparameters, same run.
 
-    python -m benchmarks.train --seeds 0 1 2      # the table of docs/benchmarks.md
-    python -m benchmarks.train --quick            # does it run at all
+    python benchmarks/train.py --seeds 0 1 2      # the table of docs/benchmarks.md
+    python benchmarks/train.py --quick            # does it run at all
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished

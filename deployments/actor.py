@@ -272,6 +272,21 @@ def actor_spec(
     )
 
 
+def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightSource:
+    """The registered version of a model: the one ``reference`` names, else the champion, else none: as built.
+
+    Raises:
+        TrackingError: there is no version ``reference``.
+    """
+    try:
+        return WeightSource(checkpoint=str(resolve(reference or f"models:/{pool_name(job, model)}@champion", uri)))
+    except TrackingError as error:
+        if reference:
+            raise
+        logger.warning("serving model %r untrained: %s", model, error)
+        return WeightSource()
+
+
 class ServeArgs(BaseModel):
     """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
 
@@ -297,16 +312,7 @@ def app(args: ServeArgs) -> serve.Application:
     job = JobConfig.load(args.config)
     actor = only("actor", job.actors, args.actor)
     uri = tracking_uri(args.tracking or job.tracking)
-    weights: dict[str, WeightSource] = {}
-    for name in job.models:
-        reference = args.models.get(name) or f"models:/{pool_name(job, name)}@champion"
-        try:
-            weights[name] = WeightSource(checkpoint=str(resolve(reference, uri)))
-        except TrackingError as error:
-            if name in args.models:
-                raise
-            weights[name] = WeightSource()
-            logger.warning("serving model %r untrained: %s", name, error)
+    weights = {name: pooled(job, name, uri, args.models.get(name, "")) for name in job.models}
     spec = actor_spec(job, actor, mode="serve", weights=weights)
     check_code(spec)
     if args.num_workers is not None:

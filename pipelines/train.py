@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, StartupError
 from brayx.tracking import Trial, initialise, register, tracking_uri
-from deployments.actor import WeightSource, actor_spec, application, build_model, check_code, only, pool_name
+from deployments.actor import (
+    WeightSource,
+    actor_spec,
+    application,
+    build_model,
+    check_code,
+    only,
+    pool_name,
+    pooled,
+)
 from pipelines.cluster import Cluster, Ingress, delete_application
 from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve
@@ -199,12 +208,15 @@ def _deploy(
     """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
     from ray import serve
 
-    weights = {name: WeightSource(store=names["weights"] if name == learned else "") for name in job.models}
+    weights = {name: pooled(job, name, trial.uri) for name in job.models if name != learned}
+    weights[learned] = WeightSource(store=names["weights"])
     spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
     try:
         serve.run(application(spec, name=actor, directory=names["sessions"]), name=actor, route_prefix="/")
     except RuntimeError as error:
-        raise StartupError(f"the actor {actor!r} did not start: {_last_line(error)}") from error
+        deployments = serve.status().applications[actor].deployments.values()
+        said = [_last_line(deployment.message) for deployment in deployments if deployment.message]
+        raise StartupError(f"the actor {actor!r} did not start: {'; '.join(said) or error}") from error
 
 
 def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> None:
@@ -329,5 +341,5 @@ def _kill(actors: Sequence[Any]) -> None:
         ray.kill(actor)
 
 
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

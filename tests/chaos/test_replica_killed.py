@@ -36,7 +36,7 @@ def start(folder: Path, where: str) -> Command:
         ("ray::ServeReplica:", "process"),
         ("ray::RayTrainWorker", "train"),
         ("ray::Hub", "process"),
-        ("ray::WeightStore", "process"),
+        ("ray::_WeightStoreActor", "process"),
         ("ray::BufferActor", "process"),
         ("ray::BufferActor", "train"),
         ("ray::_DirectoryActor", "process"),

@@ -131,8 +131,8 @@ def test_in_process_to_the_end(job):
     assert job.newest() == summary.policy_version == 22
     (checkpoint,) = job.trial.checkpoints()
     assert checkpoint.step == 20 * STEPS
+    wait_until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS)  # told every half second
     snapshot = ray.get(job.hub.snapshot.remote())
-    assert snapshot["env_steps"] >= 20 * STEPS
     assert snapshot["policy_version"] == 21
     assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
 
