@@ -103,7 +103,7 @@ def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None
     assert not client.flush(timeout_s=1)
     started = time.monotonic()
     client.close(timeout_s=1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_hub_that_is_not_there(ray_cluster: str) -> None:

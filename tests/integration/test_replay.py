@@ -46,11 +46,9 @@ def running_buffer(namespace, config=CONFIG, name=None):
         ray.kill(actor)
 
 
-def take(stream, actor, got, times=None):
+def take(stream, actor, got):
     for batch in stream:
         got.append(batch)
-        if times is not None:
-            times.append(time.monotonic())
         actor.ack.remote(1)
 
 
@@ -62,17 +60,17 @@ def wait_until(condition, timeout_s=30.0):
 
 
 def read_in_background(stream, actor):
-    got, times, failed = [], [], []
+    got, failed = [], []
 
     def read():
         try:
-            take(stream, actor, got, times)
+            take(stream, actor, got)
         except Exception as error:
             failed.append(error)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    return thread, got, times, failed
+    return thread, got, failed
 
 
 def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(ray_cluster):
@@ -106,23 +104,18 @@ def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(
     }
 
 
-def test_push_to_batch_takes_less_than_150_ms(ray_cluster):
+def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
+    """Ray Data would by itself hold small blocks back until a large one is full."""
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, times, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
         remote = RemoteBuffer(name, namespace=ray_cluster)
-        remote.push(fragment(0))
-        wait_until(lambda: got, 60)
-        pushed = []
-        for number in range(1, 31):
-            pushed.append(time.monotonic())
+        for number in range(10):
             remote.push(fragment(number))
-            time.sleep(0.05)
+            wait_until(lambda count=number: len(got) > count, 60)
         ray.get(actor.end.remote(drain=True))
-        thread.join(10)
+        thread.join(30)
     assert not failed
-    latencies = np.asarray(times[1:]) - np.asarray(pushed)
-    print(f"push to batch: p50 {np.median(latencies) * 1e3:.0f} ms, max {latencies.max() * 1e3:.0f} ms")
-    assert np.median(latencies) < 0.150
+    assert [float(batch["reward"][0, 0]) for batch in got] == list(range(10))
 
 
 def test_credits_bound_what_is_in_flight(ray_cluster):
@@ -138,21 +131,20 @@ def test_credits_bound_what_is_in_flight(ray_cluster):
         stream.close()
 
 
-def test_a_stream_nothing_was_ever_pushed_to_ends_within_two_seconds(ray_cluster):
+def test_a_stream_nothing_was_ever_pushed_to_can_be_ended(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, _, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
-        time.sleep(2.0)
-        start = time.monotonic()
+        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        time.sleep(2.0)  # it is waiting for a batch by now; ended before it began would be another test
         ray.get(actor.end.remote())
-        thread.join(10)
-        assert time.monotonic() - start < 2.0
+        thread.join(30)
+        assert not thread.is_alive()
         assert (got, failed) == ([], [])
 
 
 def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         dataset = replay_dataset(name, namespace=ray_cluster)
-        thread, got, _, failed = read_in_background(batches_of(dataset), actor)
+        thread, got, failed = read_in_background(batches_of(dataset), actor)
         ray.get(actor.push.remote([fragment(0)]))
         wait_until(lambda: got, 60)
         victims = _read_task_pids()
@@ -162,7 +154,7 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
         thread.join(30)
         assert not thread.is_alive(), "a dead reader must not hang the stream"
         assert failed
-        thread, got, _, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
 
         def another():  # what was on its way to the dead reader is lost
             ray.get(actor.push.remote([fragment(1)]))
@@ -189,7 +181,7 @@ def _read_task_pids():
 
 def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
+        thread, got, failed = read_in_background(read_buffer(name, ray_cluster), actor)
         remote = RemoteBuffer(name, namespace=ray_cluster)
         remote.push(fragment(0))
         wait_until(lambda: got)
@@ -211,7 +203,7 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
 
 def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        thread, _, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
+        thread, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
         time.sleep(0.5)
         ray.kill(actor)
         thread.join(20)
@@ -229,10 +221,12 @@ def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cl
         pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         try:
-            start = time.monotonic()
-            for number in range(20):
-                remote.push(fragment(number))
-            assert time.monotonic() - start < 0.5
+            pusher = threading.Thread(
+                target=lambda: [remote.push(fragment(number)) for number in range(20)], daemon=True
+            )
+            pusher.start()
+            pusher.join(30)
+            assert not pusher.is_alive(), "a push waits for an actor that does not run"
             assert not remote.flush(0.2)
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -141,10 +141,8 @@ def test_stopped_and_resumed_in_process(job):
     job = job(where="process", num_steps=10**9)
     learner = job.learner()
     wait_until(lambda: job.newest() > 5)
-    start = time.monotonic()
     learner.stop()
     first = learner.result(10)
-    assert time.monotonic() - start < 5
     assert first.reason == "stream_ended"
     assert [checkpoint.step for checkpoint in job.trial.checkpoints()] == [first.env_steps]
     again = job.learner()  # the buffer has ended: it saves at once

