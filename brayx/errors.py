@@ -21,6 +21,7 @@
     │   └── BadFragment                 bad_fragment        422
     ├── ConfigError                     bad_config          400
     ├── TrackingError                   tracking_error      500
+    │   └── ModelNotFound               model_not_found     404
     ├── StartupError                    startup_error       500
     └── TransportError                  transport_error     502   (raised by clients only)
         ├── ConnectFailed               connect_failed      502
@@ -213,6 +214,14 @@ class TrackingError(BrayxError):
     """MLflow could not be reached, read or written."""
 
     code = "tracking_error"
+
+
+class ModelNotFound(TrackingError):
+    """The pool has no such model, alias or version; the message names the nearest, or what to run."""
+
+    code = "model_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class StartupError(BrayxError):

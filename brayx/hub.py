@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import TrackingError
-from brayx.metrics import METRICS, Kind, Metric, Part, Recorder
+from brayx.metrics import DROPPED, METRICS, Kind, Metric, Part, Recorder
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ WINDOWED = ("episode_return", "episode_length")
 """Means also kept over the last games, as ``NAME.last100``."""
 RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 """Sums also kept as a rate over the last seconds."""
+TICKS_THIS_RUN = "ticks_this_run"
+"""Ticks answered since this hub started, whatever the trial had before."""
 GAMES = "games"
 """Finished games since the trial began."""
 
@@ -43,6 +45,8 @@ class Books:
         window_games: games in the ``last100`` windows. A window drops whole parts, so it holds the fewest newest
             parts that make up at least this many games.
         rate_window_s: seconds that rates look back.
+        max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
+            ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
         clock: seconds, monotonic.
     """
 
@@ -52,10 +56,16 @@ class Books:
         *,
         window_games: int = 100,
         rate_window_s: float = 5.0,
+        max_names: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._totals = dict(totals or {})
-        self._interval = Recorder()
+        self._known = set(self._totals)
+        self._max_names = max_names
+        self._room = max_names + len(self._known)
+        self._interval = Recorder(self._room)
+        self._run = Recorder(self._room)
+        self._ticks = 0.0
         self._latest: dict[str, float] = {}
         self._windows: dict[str, deque[tuple[float, float]]] = {name: deque() for name in WINDOWED}
         self._window_games = window_games
@@ -66,12 +76,16 @@ class Books:
 
     def merge(self, part: Drained) -> None:
         """Adds what one process recorded."""
-        cells, own = part
-        self._interval.merge(part)
+        cells, own = self._bounded(part)
+        self._interval.merge((cells, own))
         now = self._clock()
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
-            key = f"{name}.{label}" if label else name
+            key = _key(name, label)
+            if kind is Kind.PERCENTILE:
+                self._run.merge(({(name, label): cell}, own))
+            if name == "ticks":
+                self._ticks += cell.total
             if kind is Kind.SUM:
                 self._totals[key] = self._totals.get(key, 0.0) + cell.total
             if name in self._rates:
@@ -91,17 +105,44 @@ class Books:
         self._latest.update(fresh)
         if fresh:
             fresh.update(self._derived())
-        self._interval = Recorder()
+        self._interval = Recorder(self._room)
         return fresh
 
     def snapshot(self) -> dict[str, float]:
-        """The newest number of everything."""
-        return {**self._latest, **self._numbers(self._interval.summary()), **self._totals, **self._derived()}
+        """The newest number of everything, and what these books alone have seen.
+
+        ``NAME.p50`` and ``NAME.p99`` are of the last interval, ``NAME.run.p50`` and ``NAME.run.p99`` of every sample
+        since the books were opened; so is ``ticks_this_run``.
+        """
+        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self._totals, **self._derived()}
+        for name, value in self._run.summary().items():
+            metric, _, percentile = name.rpartition(".")
+            numbers[f"{metric}.run.{percentile}"] = value
+        return {**numbers, TICKS_THIS_RUN: self._ticks}
 
     @property
     def step(self) -> int:
         """The x axis: env steps since the trial began."""
         return int(self._totals.get("env_steps", 0))
+
+    def _bounded(self, part: Drained) -> Drained:
+        """The part without names that there is no room for, and with the count of what that drops."""
+        cells, own = part
+        kept: Part = {}
+        refused = 0.0
+        for (name, label), cell in cells.items():
+            key = _key(name, label)
+            if key in self._known or len(self._known) < self._max_names or (name in METRICS and not label):
+                self._known.add(key)
+                kept[name, label] = cell
+            else:
+                refused += cell.count
+        if refused:
+            counter = Recorder()
+            counter.merge(({key: cell for key, cell in kept.items() if key == (DROPPED, "")}, {}))
+            counter.add(DROPPED, refused)
+            kept.update(counter.drain()[0])
+        return kept, own
 
     def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
         return {name: self._totals.get(name, value) for name, value in summary.items()}
@@ -120,6 +161,10 @@ class Books:
             derived[RATED[name]] = sum(total for _, total in events) / span
         derived[GAMES] = self._totals.get(GAMES, 0.0)
         return derived
+
+
+def _key(name: str, label: str) -> str:
+    return f"{name}.{label}" if label else name
 
 
 class Hub:
@@ -154,7 +199,8 @@ class Hub:
         """The newest number of every metric, by summary name; sums count from the trial's beginning.
 
         Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of about the last 100
-        games), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last 5 s), ``hub_write_failures``.
+        games), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last 5 s), ``hub_write_failures``; and since
+        this hub started: ``ticks_this_run``, and ``.run.p50`` and ``.run.p99`` of every metric with percentiles.
         """
         with self._lock:
             return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from brayx.errors import ConfigError
-
 _BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
 """Histogram bounds, ten a decade from 1e-7 to 1e7: a percentile is right to 13 per cent."""
 
@@ -71,9 +69,15 @@ METRICS: dict[str, Metric] = {
         Metric("clip_fraction", "1", Kind.MEAN, "share of ratios outside the clip range"),
         Metric("explained_variance", "1", Kind.MEAN, "1 - Var(target - value) / Var(target)"),
         Metric("grad_norm", "1", Kind.MEAN, "gradient norm before clipping"),
+        Metric("checkpoints_failed", "checkpoints", Kind.SUM, "checkpoints that could not be saved in their turn"),
+        Metric("metrics_dropped", "samples", Kind.SUM, "samples dropped because there were too many metric names"),
         Metric("learning_rate", "1", Kind.LAST, "of the last optimiser step"),
     )
 }
+
+
+DROPPED = "metrics_dropped"
+"""Counts samples of names past a bound."""
 
 
 @dataclass
@@ -127,8 +131,9 @@ class Recorder:
     """Accumulates samples of declared metrics, and of an application's own.
 
     Args:
-        max_names: bound on distinct (metric, label) pairs; past it a new pair is refused, so that a metric named
-            after a session id cannot fill the memory.
+        max_names: bound on distinct (metric, label) pairs; past it samples of a new pair are dropped and counted as
+            ``metrics_dropped``, so that a metric named after a session id cannot fill the memory. Metrics of
+            `METRICS` without a label always have room.
     """
 
     def __init__(self, max_names: int = 1024) -> None:
@@ -137,7 +142,7 @@ class Recorder:
         self._max_names = max_names
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample.
+        """Records one sample; drops and counts it when there are too many names.
 
         Args:
             name: a metric of `METRICS`, or an application's own name.
@@ -145,14 +150,12 @@ class Recorder:
             label: one short word that splits the metric (a reason, an agent's name).
             kind: for a name that is not in `METRICS`: how its samples combine (default: mean).
             weight: how many samples this one stands for.
-
-        Raises:
-            ConfigError: too many distinct names.
         """
         cell = self._cells.get((name, label))
         if cell is None:
-            if len(self._cells) >= self._max_names:
-                raise ConfigError(f"metric {name!r}: more than {self._max_names} distinct metric names and labels")
+            if not self._has_room(name, label):
+                self._drop(weight)
+                return
             cell = self._cells[name, label] = _Cell()
             if name not in METRICS:
                 self._own[name] = Metric(name, "", kind or Kind.MEAN, "application metric")
@@ -165,17 +168,23 @@ class Recorder:
     def drain(self) -> tuple[Part, dict[str, Metric]]:
         """What was gathered since the last drain, and forgets it."""
         cells, self._cells = self._cells, {}
-        return cells, dict(self._own)
+        own, self._own = self._own, {}
+        return cells, own
 
     def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what another recorder drained."""
         cells, own = part
-        self._own.update(own)
         for key, cell in cells.items():
+            name, label = key
             mine = self._cells.get(key)
+            if mine is None and not self._has_room(name, label):
+                self._drop(cell.count)
+                continue
+            if name in own:
+                self._own[name] = own[name]
             if mine is not None:
                 mine.merge(cell)
-            elif len(self._cells) < self._max_names:
+            else:
                 self._cells[key] = _copy(cell)
 
     def summary(self) -> dict[str, float]:
@@ -196,6 +205,12 @@ class Recorder:
                     numbers[f"{key}.p50"] = cell.quantile(0.5)
                     numbers[f"{key}.p99"] = cell.quantile(0.99)
         return numbers
+
+    def _has_room(self, name: str, label: str) -> bool:
+        return len(self._cells) < self._max_names or (name in METRICS and not label)
+
+    def _drop(self, count: float) -> None:
+        self._cells.setdefault((DROPPED, ""), _Cell()).add(count, 1.0, False)
 
 
 def _copy(cell: _Cell) -> _Cell:

@@ -9,11 +9,12 @@ from (a registered version, or the trial's weight store) and in whether episodes
 # No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from brayx.actor.directory import NAMESPACE
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.engines.base import load_weights
-from brayx.errors import ConfigError, TrackingError
+from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
@@ -43,6 +44,8 @@ from deployments.render import EpisodeRenderer
 from pipelines.config import JobConfig
 
 logger = logging.getLogger("ray.serve")
+
+_VERSION_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     models: dict[str, Model] = {}
     for name, config in spec.models.items():
         if name in handles:
-            models[name] = await RemoteModel.connect(handles[name], deadline_s=config.deadline_s)
+            models[name] = await _remote_model(config, handles[name], runtime)
         else:
             models[name] = await _local_model(name, spec, runtime)
     buffers: dict[str, RemoteBuffer] = {}
@@ -144,31 +147,61 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
     return built
 
 
-async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
-    config, source, recorder = spec.models[name], spec.weights[name], runtime.recorder
-    module, example = build_model(spec.folder, config.module, name, spec.config)
-    engine = await asyncio.to_thread(build_engine, config.engine, module, example, threads=config.threads)
+async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> RemoteModel:
+    model = await RemoteModel.connect(handle, **_batching(config, runtime))
+
+    async def follow() -> None:
+        """Keeps the version that the status page shows; forwards carry their own."""
+        while True:
+            with contextlib.suppress(BrayxError):
+                await model.refresh_version()
+            await asyncio.sleep(_VERSION_EVERY_S)
+
+    following = asyncio.create_task(follow())
+
+    async def stop() -> None:
+        following.cancel()
+        await model.close()
+
+    runtime.close.append(stop)
+    return model
+
+
+def _batching(config: ModelConfig, runtime: ActorRuntime) -> dict[str, Any]:
+    """Options of a model's batcher, and where its figures go."""
 
     def on_batch(rows: int, seconds: float, waited_s: float) -> None:
-        recorder.add("forward_batch_size", float(rows))
-        recorder.add("forward_seconds", seconds)
-        recorder.add("forward_wait_seconds", waited_s)
+        runtime.recorder.add("forward_batch_size", float(rows))
+        runtime.recorder.add("forward_seconds", seconds)
+        runtime.recorder.add("forward_wait_seconds", waited_s)
 
-    model = LocalModel(
-        engine,
-        max_batch_size=config.max_batch_size,
-        max_wait_s=config.max_wait_ms / 1000,
-        max_queue=config.max_queue,
-        deadline_s=config.deadline_s,
-        buckets=config.buckets,
-        on_batch=on_batch,
-    )
+    return {
+        "max_batch_size": config.max_batch_size,
+        "max_wait_s": config.max_wait_ms / 1000,
+        "max_queue": config.max_queue,
+        "deadline_s": config.deadline_s,
+        "on_batch": on_batch,
+    }
+
+
+async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
+    config, source = spec.models[name], spec.weights[name]
+    module, example = build_model(spec.folder, config.module, name, spec.config)
+    engine = await asyncio.to_thread(build_engine, config.engine, module, example, threads=config.threads)
+    model = LocalModel(engine, buckets=config.buckets, **_batching(config, runtime))
     if (checkpoint := source.read()) is not None:
         model.load(*checkpoint)
     if source.store:
         subscriber = WeightSubscriber(get_weight_store(source.store, NAMESPACE), model.load)
         await subscriber.start()
         runtime.close.append(subscriber.stop)
+
+        def check(check_others: Callable[[], None] = runtime.check) -> None:
+            check_others()
+            if not subscriber.running:
+                raise ModelError(f"the weights of model {name!r} are no longer followed")
+
+        runtime.check = check
     runtime.close.append(model.close)
     return model
 
@@ -276,11 +309,11 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
     """The registered version of a model: the one ``reference`` names, else the champion, else none: as built.
 
     Raises:
-        TrackingError: there is no version ``reference``.
+        TrackingError: there is no version ``reference``, or the registry cannot be read.
     """
     try:
         return WeightSource(checkpoint=str(resolve(reference or f"models:/{pool_name(job, model)}@champion", uri)))
-    except TrackingError as error:
+    except ModelNotFound as error:
         if reference:
             raise
         logger.warning("serving model %r untrained: %s", model, error)
@@ -310,11 +343,28 @@ def app(args: ServeArgs) -> serve.Application:
     A model without a champion is served as built, untrained, and the log says in a line what to run.
     """
     job = JobConfig.load(args.config)
-    actor = only("actor", job.actors, args.actor)
     uri = tracking_uri(args.tracking or job.tracking)
-    weights = {name: pooled(job, name, uri, args.models.get(name, "")) for name in job.models}
+    return serving_application(job, uri, actor=args.actor, models=args.models, num_workers=args.num_workers)
+
+
+def serving_application(
+    job: JobConfig,
+    uri: str,
+    *,
+    actor: str = "",
+    models: Mapping[str, str] | None = None,
+    num_workers: int | None = None,
+) -> serve.Application:
+    """The application that serves a job; arguments as in `ServeArgs`.
+
+    Raises:
+        ConfigError: the job's code is not there.
+        TrackingError: the registry cannot be read, or has no version that ``models`` names.
+    """
+    actor = only("actor", job.actors, actor)
+    weights = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
     spec = actor_spec(job, actor, mode="serve", weights=weights)
     check_code(spec)
-    if args.num_workers is not None:
-        spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": args.num_workers}))
+    if num_workers is not None:
+        spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
     return application(spec, name=actor, directory=f"{job.project}/{actor}/sessions")

@@ -6,9 +6,11 @@ while another is drawn is skipped. Knows nothing of what is drawn.
 
 from __future__ import annotations
 
+import functools
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,7 +45,7 @@ class EpisodeRenderer:
         self._renders, self._folder, self._trial = dict(renders), folder, trial
         self._every = every
         self._sessions = 0
-        self._drawing: Any = None
+        self._drawing: Future[Any] | None = None
 
     def __call__(self) -> Callable[[list[State]], None] | None:
         """Asked at a session's start: what to do with its states, or None."""
@@ -51,10 +53,22 @@ class EpisodeRenderer:
         return self._draw if (self._sessions - 1) % self._every == 0 else None
 
     def _draw(self, episode: list[State]) -> None:
-        if self._drawing is not None and not ray.wait([self._drawing], timeout=0)[0]:
+        if self._drawing is not None and not self._drawing.done():
             return
-        draw: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
-        self._drawing = draw.remote(episode, self._renders, self._folder, self._trial)
+        self._drawing = _remote_draw().remote(episode, self._renders, self._folder, self._trial).future()
+        self._drawing.add_done_callback(log_failure)
+
+
+@functools.cache
+def _remote_draw() -> Any:
+    return ray.remote(num_cpus=0, max_retries=0)(draw_episode)
+
+
+def log_failure(drawing: Future[Any]) -> None:
+    """Says in the log that a drawing failed as a whole: its process died, or the trial took no file."""
+    error = drawing.exception()
+    if error is not None:
+        logger.error("an episode could not be drawn: %s: %s", type(error).__name__, error)
 
 
 def draw_episode(episode: list[State], renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial) -> list[str]:

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="train CartPole through the door, serve the champion, play 20 games")
     _training_options(demo)
-    demo.add_argument("--games", type=int, default=20, help="games of the final evaluation (default: 20)")
+    demo.add_argument("--games", type=_count, default=20, help="games of the final evaluation (default: 20)")
     demo.set_defaults(run=_demo, config=str(TEMPLATES / "cartpole.yaml"))
 
     train = commands.add_parser("train", help="run a job's training")
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
     evaluate.add_argument("env_id", help="Gymnasium id")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
-    evaluate.add_argument("--games", type=int, default=20, help="how many (default: 20)")
+    evaluate.add_argument("--games", type=_count, default=20, help="how many (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
     evaluate.set_defaults(run=_evaluate)
@@ -86,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
     kinds.add_parser("gym", help="any Gymnasium environment", add_help=False)
     return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
+    return value
 
 
 def _training_options(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,7 @@ def check_port(host: str, port: int) -> None:
     except OSError as error:
         raise StartupError(
             f"port {port} of {host} is taken{_holder(port)} ({error.strerror}): stop that, or choose another with "
-            f"--set ACTOR.port=8001 (0 takes a free one)",
+            f"--set actor.port=8001 (the job's actor component; 0 takes a free port)",
             port=port,
         ) from None
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from brayx.tracking import initialise, tracking_uri
-from deployments.actor import ServeArgs, app, only
+from deployments.actor import only, serving_application
 from pipelines.cluster import Cluster
 from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve, evaluate
-from pipelines.train import CURVE_FILE, train_on
+from pipelines.train import CURVE_FILE, deploy, train_on
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""
@@ -43,10 +43,10 @@ def demo(arguments: argparse.Namespace) -> int:
         if result.version is None:
             console.print("[red]no checkpoint saw enough finished games: there is no champion[/red]")
             return 1
-        from ray import serve
-
         console.print("[dim]serving the champion[/dim]")
-        serve.run(app(ServeArgs(config=arguments.config, tracking=uri)), name=actor, route_prefix="/")
+        (model,) = job.models
+        champion = {model: f"models:/{result.pool_name}/{result.version}"}
+        deploy(serving_application(job, uri, models=champion), actor)
         played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=job.seed)
     curve = Path(CURVE_FILE).absolute()
     draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)

@@ -9,6 +9,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,9 +82,10 @@ def evaluate(
         for index, share in enumerate(shares)
     ]
     returns: list[float] = []
+    deadline = time.monotonic() + timeout_s
     try:
         for process in running:
-            output, errors = process.communicate(timeout=timeout_s)
+            output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode != 0:
                 said = (errors.strip().splitlines() or ["nothing"])[-1]
                 raise StartupError(f"a gamecore ended with status {process.returncode} and said: {said}")

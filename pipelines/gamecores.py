@@ -64,6 +64,11 @@ class Gamecores:
         self.messages: deque[str] = deque(maxlen=20)
 
     @property
+    def num(self) -> int:
+        """Processes to be kept running."""
+        return len(self._games)
+
+    @property
     def running(self) -> int:
         """Processes alive now."""
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
@@ -133,9 +138,16 @@ class Gamecores:
                 if game.process is not None and game.process.poll() is not None:
                     self._ended(game, now)
                 elif game.process is None and now >= game.restart_at:
-                    with contextlib.suppress(StartupError):
-                        self.restarts += 1
-                        self._start(game)
+                    self._restart(game, now)
+
+    def _restart(self, game: _Game, now: float) -> None:
+        self.restarts += 1
+        try:
+            self._start(game)
+        except StartupError as error:
+            self.failures += 1
+            self.messages.append(error.message)
+            game.restart_at = now + _LAST_RESTART_S
 
     def _read(self, game: _Game) -> None:
         assert game.process is not None

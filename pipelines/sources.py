@@ -60,6 +60,11 @@ class Sources:
         for thread in self._threads:
             thread.join(timeout=2.0)
 
+    @property
+    def done(self) -> bool:
+        """There are sources, and all were read to their end."""
+        return bool(self._threads) and not any(thread.is_alive() for thread in self._threads)
+
     def join(self, timeout_s: float) -> bool:
         """Waits until all sources are read to their end; False if that takes longer."""
         for thread in self._threads:

@@ -2,7 +2,7 @@
 
 Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, lets the learner and the actor
 deployment come up side by side, starts the gamecores once both are there, shows progress, and takes everything down in
-the order in which nothing is lost: games first, then the learner with a last checkpoint, then the rest.
+the order in which nothing is lost: games, learner (an interrupted one saves a last checkpoint), actors, then the rest.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from pipelines.progress import Progress
 from pipelines.sources import Sources
 
 if TYPE_CHECKING:
+    from ray import serve
+
     from brayx.trainer.launch import Learner
 
 CURVE_METRIC = "episode_return.last100"
 CURVE_FILE = "curve.png"
 
 _READY_TIMEOUT_S = 180.0
-_FIRST_STEP_TIMEOUT_S = 30.0
+_FIRST_STEP_TIMEOUT_S = 20.0
 _NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
 _INTERRUPTED_END_TIMEOUT_S = 6.0
@@ -79,9 +81,9 @@ class TrainResult:
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {self.seconds:.0f} s",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
             f"return {get(CURVE_METRIC, nan):.1f} (mean of the last 100 games)",
-            f"  {get('ticks', 0) / max(self.seconds, 1e-9):,.0f} ticks/s through the door, "
-            f"p50 {1e3 * get('tick_seconds.p50', nan):.2f} ms, p99 {1e3 * get('tick_seconds.p99', nan):.2f} ms; "
-            f"policy lag {get('lag_versions', nan):.1f} versions",
+            f"  {get('ticks_this_run', 0) / max(self.seconds, 1e-9):,.0f} ticks/s through the door; "
+            f"a tick took the actor {1e3 * get('tick_seconds.run.p50', nan):.2f} ms (p50), "
+            f"{1e3 * get('tick_seconds.run.p99', nan):.2f} ms (p99); lag {get('lag_versions', nan):.1f} versions",
         ]
         if self.version is not None:
             lines.append(f"  champion: {self.pool_name} version {self.version}")
@@ -180,9 +182,7 @@ def train_on(
                 Gamecores(job.actors[actor].gamecores, urls, job.folder) as games,
             ):
                 progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
-                _watch(progress, hub, buffer, learner, games)
-                if sources.errors:
-                    raise sources.errors[0]
+                _watch(progress, hub, buffer, learner, games, sources)
             learner.result()
             finished = True
         except KeyboardInterrupt:
@@ -206,13 +206,22 @@ def _deploy(
     job: JobConfig, actor: str, learned: str, trial: Trial, names: Mapping[str, str], buffers: Mapping[str, str]
 ) -> None:
     """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
-    from ray import serve
-
     weights = {name: pooled(job, name, trial.uri) for name in job.models if name != learned}
     weights[learned] = WeightSource(store=names["weights"])
     spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
+    deploy(application(spec, name=actor, directory=names["sessions"]), actor)
+
+
+def deploy(application: serve.Application, actor: str) -> None:
+    """Runs an application at the door's root, in place of what is there.
+
+    Raises:
+        StartupError: a replica could not be built; the message holds the last line of why.
+    """
+    from ray import serve
+
     try:
-        serve.run(application(spec, name=actor, directory=names["sessions"]), name=actor, route_prefix="/")
+        serve.run(application, name=actor, route_prefix="/")
     except RuntimeError as error:
         deployments = serve.status().applications[actor].deployments.values()
         said = [_last_line(deployment.message) for deployment in deployments if deployment.message]
@@ -240,16 +249,22 @@ def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress
     raise StartupError(f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}")
 
 
-def _watch(progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores) -> None:
-    """Shows progress until the learner is done.
+def _watch(progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores, sources: Sources) -> None:
+    """Shows progress until the learner is done; ends its stream when nothing more can come.
 
     Raises:
         StartupError: nothing to learn from arrives, only errors.
+        ConfigError: a source failed.
     """
     import ray
 
-    patience = _Patience()
+    patience, drained = _Patience(), False
     while learner.running:
+        if sources.errors:
+            raise sources.errors[0]
+        if sources.done and not games.num and not drained:
+            ray.get(buffer.end.remote(drain=True), timeout=10.0)
+            drained = True
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
             numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
             progress.update(numbers, gamecores=games.running, note=games.messages[-1] if games.messages else "")

@@ -22,6 +22,7 @@ from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 10_000
+_LAST_WORD_S = 1.0
 
 
 class Actor:
@@ -169,9 +170,8 @@ class AgentActor(Actor):
             self._episode.append(state)
             if self._keep is not None:
                 self._kept.append(state)
-            if len(self._episode) == self._cut:
-                episode, self._episode = self._episode, [state]
-                await self._hand_over(episode, done=False)
+            if self._cut is not None and len(self._episode) >= self._cut:
+                await self._hand_over(done=False)
         return reply
 
     async def stop(self, body: bytes) -> bytes:
@@ -181,20 +181,23 @@ class AgentActor(Actor):
         return b"Game Stopped"
 
     async def on_end(self, reason: str) -> None:
-        with self._services.use():
-            if self._episode:
-                self._episode[-1].end = reason
-                await self._hand_over(self._episode, done=True)
-            if self._handed_over is not None:
-                await self._handed_over
-            for agent in self._agents:
+        try:
+            with self._services.use():
                 try:
-                    await agent.on_session_end(reason)
-                except Exception:
-                    logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
-        if self._keep is not None and self._kept:
-            self._keep(list(self._kept))
-        self._agents, self._episode = (), []
+                    if self._episode:
+                        self._episode[-1].end = reason
+                        await self._hand_over(done=True)
+                    await self._settle()
+                except asyncio.CancelledError:
+                    self._give_up()
+                    async with asyncio.timeout(_LAST_WORD_S):
+                        await self._tell_end(reason)
+                    raise
+                await self._tell_end(reason)
+        finally:
+            if self._keep is not None and self._kept:
+                self._keep(list(self._kept))
+            self._agents, self._episode = (), []
 
     async def call(self, body: bytes) -> bytes:
         state = State("", input=self._codec.decode(body), output=self._codec.empty())
@@ -228,23 +231,59 @@ class AgentActor(Actor):
         except* BrayxError as errors:
             raise _first(errors) from None
 
-    async def _hand_over(self, episode: list[State], *, done: bool) -> None:
-        """Gives an episode to the agents beside the next ticks.
+    async def _hand_over(self, *, done: bool) -> None:
+        """Gives the episode to the agents beside the next ticks; the next one begins with its last state.
 
         One hand-over runs at a time: the next waits, so that an agent slower than its game slows that game alone
-        instead of piling up episodes.
+        instead of piling up episodes. If the wait is cancelled the episode stays where it is, for `on_end`.
         """
-        if self._handed_over is not None:
-            await self._handed_over
+        await self._settle()
+        episode = self._episode
+        self._episode = [] if done else episode[-1:]
         self._handed_over = asyncio.create_task(self._on_episode(episode, done))
+
+    async def _settle(self) -> None:
+        """Waits for the hand-over under way, however it ends; a caller that is cancelled does not cancel it."""
+        if self._handed_over is not None:
+            await asyncio.wait({self._handed_over})
+
+    def _give_up(self) -> None:
+        """The session's end ran out of time: what is not handed over yet is lost, and counted."""
+        if self._handed_over is not None:
+            self._handed_over.cancel()
+        if self._episode:
+            logger.error("session %s: no time to hand over its last episode, it is lost", self._session)
+            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline")
 
     async def _on_episode(self, episode: list[State], done: bool) -> None:
         for agent in self._agents:
             try:
                 await agent.on_episode(episode, done)
+            except asyncio.CancelledError:
+                logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
+                self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
+                if _is_cancelled():
+                    raise
             except Exception:
                 logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
                 self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
+
+    async def _tell_end(self, reason: str) -> None:
+        for agent in self._agents:
+            try:
+                await agent.on_session_end(reason)
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
+            except Exception:
+                logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself is being cancelled, not only something that an agent awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _on_tick(agent: Agent, state: State) -> None:

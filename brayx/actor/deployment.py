@@ -90,8 +90,8 @@ class ActorReplica(Service):
             claim=self._claim,
             release=self._release,
         )
-        self._app = DoorApp(self, max_body_bytes=config.max_body_bytes)
-        self._peers: dict[str, list[AsyncHttpTransport]] = {}
+        self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
+        self._peers = Peers()
         self._tick_timeout_s = config.tick_timeout_s
         self._peer_door = _PeerDoor(self._app)
         self._address = await self._peer_door.open()
@@ -140,9 +140,7 @@ class ActorReplica(Service):
         await self._table.close("drained")
         self._renewal.cancel()
         await self._peer_door.close()
-        for idle in self._peers.values():
-            for transport in idle:
-                await transport.close()
+        await self._peers.close()
         for close in self._runtime.close:
             await close()
 
@@ -179,32 +177,68 @@ class ActorReplica(Service):
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                if not await self._ask("renew", self._owner, self._address):
-                    await self._ask("renew", self._owner, self._address, self._table.sessions)
+                lost = await self._ask("renew", self._owner, self._address)
+                if lost is None:
+                    lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
+                self._table.lose(lost or [])
             except (BrayxError, RayTaskError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
 
     async def _forward(self, location: Location, request: StepRequest) -> bytes:
-        idle = self._peers.setdefault(location.address, [])
-        transport = idle.pop() if idle else AsyncHttpTransport(Endpoint.parse(f"{location.address}{FORWARDED_PREFIX}"))
+        transport = self._peers.take(location.address)
         try:
             reply = await transport.step(request, self._tick_timeout_s + 1.0)
         except TransportError as error:
             await transport.close()
             if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
-                self._peers.pop(location.address, None)
+                await self._peers.drop(location.address)
                 await self._ask("bury", location.owner)
                 if await self._ask("locate", request.session) is None:  # raises SessionLost, once
                     return await self._table.step(request)
             raise
         except BrayxError:
-            idle.append(transport)
+            await self._peers.put_back(location.address, transport)
             raise
-        if len(idle) < _IDLE_PEER_CONNECTIONS:
+        except BaseException:
+            await transport.close()
+            raise
+        await self._peers.put_back(location.address, transport)
+        return reply
+
+
+class Peers:
+    """Idle connections to other replicas, by address.
+
+    Args:
+        max_idle: connections kept open to each of them.
+    """
+
+    def __init__(self, max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
+        self._max_idle = max_idle
+        self._idle: dict[str, list[AsyncHttpTransport]] = {}
+
+    def take(self, address: str) -> AsyncHttpTransport:
+        """An idle connection, or a new one."""
+        idle = self._idle.get(address)
+        return idle.pop() if idle else AsyncHttpTransport(Endpoint.parse(f"{address}{FORWARDED_PREFIX}"))
+
+    async def put_back(self, address: str, transport: AsyncHttpTransport) -> None:
+        """Keeps a connection for the next request, or closes it if enough are kept."""
+        idle = self._idle.setdefault(address, [])
+        if len(idle) < self._max_idle:
             idle.append(transport)
         else:
             await transport.close()
-        return reply
+
+    async def drop(self, address: str) -> None:
+        """Closes the connections to a replica that is gone."""
+        for transport in self._idle.pop(address, ()):
+            await transport.close()
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for address in list(self._idle):
+            await self.drop(address)
 
 
 async def _is_reachable(address: str) -> bool:

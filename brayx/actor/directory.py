@@ -20,6 +20,7 @@ from brayx.errors import Overloaded, SessionExists, SessionLost
 LEASE_S = 6.0
 RENEW_S = 1.5
 RECOVERY_S = 2 * RENEW_S
+GRACE_S = 600.0
 
 
 class DirectoryRecovering(Overloaded):
@@ -42,13 +43,19 @@ class Directory:
     Args:
         lease_s: an owner not heard of for this long is dead.
         recovery_s: after a restart, how long owners have to bring their sessions back.
+        grace_s: how long the sessions of a dead owner are kept for a client to be told of their loss.
         clock: seconds, for tests.
     """
 
     def __init__(
-        self, lease_s: float = LEASE_S, recovery_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        lease_s: float = LEASE_S,
+        recovery_s: float = 0.0,
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lease_s = lease_s
+        self._grace_s = grace_s
         self._clock = clock
         self._recovered_at = clock() + recovery_s
         self._owner_of: dict[str, str] = {}
@@ -56,27 +63,33 @@ class Directory:
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
 
-    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> bool:
+    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
         """Keeps an owner alive.
 
         Args:
             owner: its id, new with every start of a replica.
             address: URL under which peers reach it.
-            sessions: all its sessions; given after the answer was False.
+            sessions: all its sessions; given after the answer was None.
 
         Returns:
-            False: this directory does not know the owner (it restarted), which should send its sessions.
+            None: this directory does not know the owner as a living one (either of the two was away), which should
+            send its sessions. Otherwise those of ``sessions`` that another living owner has taken since: this owner
+            has lost them.
         """
-        known = owner in self._seen
-        if not known and sessions is None:
-            return False
+        self._sweep()
+        if sessions is None and not self._alive(owner):
+            return None
         self._seen[owner] = self._clock()
         self._address[owner] = address
-        held = self._sessions.setdefault(owner, set())
+        self._sessions.setdefault(owner, set())
+        lost = []
         for session in sessions or ():
-            self._owner_of[session] = owner
-            held.add(session)
-        return True
+            holder = self._owner_of.get(session, owner)
+            if holder != owner and self._alive(holder):
+                lost.append(session)
+            else:
+                self._take(session, owner)
+        return lost
 
     def claim(self, session: str, owner: str) -> None:
         """Makes a session an owner's.
@@ -90,10 +103,7 @@ class Directory:
             self._check_recovered()
         if holder is not None and holder != owner and self._alive(holder):
             raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
-        if holder is not None and holder != owner:
-            self._forget(session)
-        self._owner_of[session] = owner
-        self._sessions.setdefault(owner, set()).add(session)
+        self._take(session, owner)
 
     def release(self, session: str, owner: str) -> None:
         """Frees a session's id, if it is still this owner's."""
@@ -120,7 +130,8 @@ class Directory:
 
     def bury(self, owner: str) -> None:
         """A peer could not reach this owner: its lease ends now."""
-        self._seen.pop(owner, None)
+        if owner in self._seen:
+            self._seen[owner] = self._dead_since_now()
 
     def owners(self) -> dict[str, int]:
         """Number of sessions by living owner."""
@@ -129,6 +140,25 @@ class Directory:
     def _alive(self, owner: str) -> bool:
         seen = self._seen.get(owner)
         return seen is not None and self._clock() - seen <= self._lease_s
+
+    def _dead_since_now(self) -> float:
+        return self._clock() - 2 * self._lease_s
+
+    def _take(self, session: str, owner: str) -> None:
+        if self._owner_of.get(session, owner) != owner:
+            self._forget(session)
+        self._owner_of[session] = owner
+        self._sessions.setdefault(owner, set()).add(session)
+        self._seen.setdefault(owner, self._dead_since_now())  # until its renewal has told its address
+
+    def _sweep(self) -> None:
+        """Forgets owners that have been dead for long, and their sessions, which nobody has asked for since."""
+        limit = self._clock() - self._lease_s - self._grace_s
+        for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
+            for session in self._sessions.pop(owner, ()):
+                self._owner_of.pop(session, None)
+            self._address.pop(owner, None)
+            del self._seen[owner]
 
     def _check_recovered(self) -> None:
         if self._clock() < self._recovered_at:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from brayx.actor.actor import Actor
 from brayx.errors import (
@@ -41,7 +41,7 @@ async def _free(session: str) -> None:
 class Session:
     """One running session. The table makes and ends it; doors see only `on_end`."""
 
-    __slots__ = ("actor", "ended", "id", "last_seen", "lock", "on_end", "waiting")
+    __slots__ = ("actor", "ended", "freed", "id", "last_seen", "lock", "on_end", "waiting")
 
     def __init__(self, session: str, actor: Actor, now: float) -> None:
         self.id = session
@@ -50,6 +50,7 @@ class Session:
         self.waiting = 0
         self.last_seen = now
         self.ended = False
+        self.freed = asyncio.Event()
         self.on_end: list[Callable[[str], None]] = []
 
 
@@ -144,7 +145,7 @@ class SessionTable:
                 actor = self._make_actor()
                 reply = await self._guard(actor.start(session, body), session, "start")
             except BaseException:
-                await self._release(session)
+                await self._give_back(session)
                 raise
             self._sessions[session] = Session(session, actor, time.monotonic())
         finally:
@@ -158,31 +159,31 @@ class SessionTable:
 
     async def _tick(self, session: str, body: bytes) -> bytes:
         entry = self._find(session, "tick")
-        if entry.lock.locked():
-            return await self._queue(entry, body)
+        if entry.lock.locked() or entry.waiting:
+            return await self._queue(entry, entry.actor.tick, body, "tick")
         async with entry.lock:
+            if entry.ended:
+                raise self._gone(session, "tick")
             return await self._run(entry, entry.actor.tick(body), "tick")
 
-    async def _queue(self, entry: Session, body: bytes) -> bytes:
-        """A tick that came while another of its session runs: waits its turn, in order of arrival."""
+    async def _queue(self, entry: Session, work: Callable[[bytes], Awaitable[bytes]], body: bytes, kind: str) -> bytes:
+        """A request that came while another of its session runs: waits its turn, in order of arrival."""
         if entry.waiting >= self._max_waiting:
             raise QueueFull(f"session {entry.id!r} has {entry.waiting} requests waiting, at most {self._max_waiting}")
         entry.waiting += 1
         try:
             async with entry.lock:
                 if entry.ended:
-                    self._find(entry.id, "tick")
-                return await self._run(entry, entry.actor.tick(body), "tick")
+                    raise self._gone(entry.id, kind)
+                return await self._run(entry, work(body), kind)
         finally:
             entry.waiting -= 1
 
     async def _stop(self, session: str, body: bytes) -> bytes:
         entry = self._find(session, "stop")
-        async with entry.lock:
-            if entry.ended:
-                self._find(session, "stop")
-            reply = await self._run(entry, entry.actor.stop(body), "stop")
+        reply = await self._queue(entry, entry.actor.stop, body, "stop")
         self.end(entry, "stop")
+        await entry.freed.wait()
         return reply
 
     async def _call(self, body: bytes) -> bytes:
@@ -225,12 +226,16 @@ class SessionTable:
 
     def _find(self, session: str, kind: str) -> Session:
         entry = self._sessions.get(session)
-        if entry is not None:
-            return entry
+        if entry is None:
+            raise self._gone(session, kind)
+        return entry
+
+    def _gone(self, session: str, kind: str) -> BrayxError:
+        """What a request for a session that does not run any more is told."""
         reason = self._ended.pop(session, "")
         if reason not in ("", "stop"):
-            raise SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
-        raise SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
+            return SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
+        return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
 
     def end(self, entry: Session, reason: str) -> None:
         """Ends a session once; its actor is told in a task of the table's own, after the request in flight."""
@@ -247,13 +252,21 @@ class SessionTable:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
+    def lose(self, sessions: Iterable[str]) -> None:
+        """Ends sessions that another replica has taken over, with reason ``lost``."""
+        for entry in [self._sessions[session] for session in sessions if session in self._sessions]:
+            self.end(entry, "lost")
+
     async def _finish(self, entry: Session, reason: str) -> None:
         try:
-            await self._release(entry.id)
-        except BrayxError as error:
-            logger.warning("session %s: its id could not be freed: %s", entry.id, error)
+            await self._give_back(entry.id)
+        finally:
+            entry.freed.set()
         for callback in entry.on_end:
-            callback(reason)
+            try:
+                callback(reason)
+            except Exception:
+                logger.exception("session %s: a watcher of its end raised", entry.id)
         try:
             async with asyncio.timeout(self._tick_timeout_s), entry.lock:
                 await entry.actor.on_end(reason)
@@ -261,6 +274,14 @@ class SessionTable:
             logger.error("session %s: on_end(%s) took longer than %s s", entry.id, reason, self._tick_timeout_s)
         except Exception:
             logger.exception("session %s: on_end(%s) raised", entry.id, reason)
+
+    async def _give_back(self, session: str) -> None:
+        """Gives the id back; a session that ends is not held up by an id that cannot be freed."""
+        try:
+            async with asyncio.timeout(self._tick_timeout_s):
+                await self._release(session)
+        except Exception as error:
+            logger.warning("session %s: its id could not be freed: %s: %s", session, type(error).__name__, error)
 
     async def _reap(self) -> None:
         """Ends idle sessions; looks often enough that none outlives its limit by more than a quarter."""

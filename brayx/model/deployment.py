@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,11 @@ class ModelReplica:
         build: gives the module and its example arguments.
         config: engine and batcher options.
         weight_store: name and namespace of the store to follow; None for weights that stay.
-        checkpoint: folder with a ``weights.npz`` to start from.
+        checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version.
+
+    Raises:
+        BadWeights: the checkpoint's weights cannot be read or do not fit.
+        ModelError: its ``meta.json`` cannot be read.
     """
 
     def __init__(
@@ -47,13 +52,15 @@ class ModelReplica:
     ) -> None:
         module, example_args = build()
         engine = build_engine(config.engine, module, example_args, threads=config.threads)
-        weights = None
+        weights, version = None, 0
         if checkpoint is not None:
             weights = load_weights(Path(checkpoint) / "weights.npz")
             check_weights(engine.layout, weights)
+            version = checkpoint_version(Path(checkpoint))
         self.model = LocalModel(
             engine,
             weights=weights,
+            version=version,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_ms / 1000,
             max_queue=config.max_queue,
@@ -152,6 +159,21 @@ def model_application(
     )
     application: serve.Application = deployment.bind(build, config, weight_store=weight_store, checkpoint=checkpoint)
     return application
+
+
+def checkpoint_version(folder: Path) -> int:
+    """Policy version of a checkpoint's weights, as its ``meta.json`` has it; 0 when it says nothing of that.
+
+    Raises:
+        ModelError: ``meta.json`` cannot be read.
+    """
+    path = folder / "meta.json"
+    if not path.exists():
+        return 0
+    try:
+        return int(json.loads(path.read_text()).get("counters", {}).get("policy_version", 0))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", file=str(path)) from error
 
 
 def _check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -> int:

@@ -26,6 +26,7 @@ class _Handle(Protocol):
 
     forward: Any
     get_spec: Any
+    get_version: Any
 
 
 class RemoteModel:
@@ -36,6 +37,7 @@ class RemoteModel:
     Args:
         handle: of a `ModelReplica` deployment.
         spec: the model's signature; `connect` asks the deployment for it.
+        version: policy version that the deployment is known to have; `connect` asks for that, too.
         max_batch_size: observations in one call at most.
         max_queue: forwards that may wait here; more are refused.
         deadline_s: a forward without a result after this long fails.
@@ -47,6 +49,7 @@ class RemoteModel:
         handle: _Handle,
         spec: ModelSpec,
         *,
+        version: int = 0,
         max_batch_size: int = 64,
         max_wait_s: float = 0.0,
         max_queue: int = 1024,
@@ -56,7 +59,7 @@ class RemoteModel:
         self._handle = handle
         self._spec = spec
         self._deadline_s = deadline_s
-        self._version = 0
+        self._version = version
         self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
             self._call,
             max_batch_size=max_batch_size,
@@ -68,7 +71,7 @@ class RemoteModel:
 
     @classmethod
     async def connect(cls, handle: _Handle, *, connect_timeout_s: float = 60.0, **options: Any) -> RemoteModel:
-        """A handle whose spec comes from the deployment; ``options`` are those of the constructor.
+        """A handle whose spec and version come from the deployment; ``options`` are those of the constructor.
 
         Raises:
             DeadlineExceeded: the deployment did not answer in time.
@@ -76,9 +79,10 @@ class RemoteModel:
         try:
             async with asyncio.timeout(connect_timeout_s):
                 spec = await handle.get_spec.remote()
+                version = int(await handle.get_version.remote())
         except TimeoutError:
             raise DeadlineExceeded(f"the model deployment did not answer within {connect_timeout_s:g} s") from None
-        return cls(handle, spec, **options)
+        return cls(handle, spec, **{"version": version, **options})
 
     @property
     def spec(self) -> ModelSpec:
@@ -87,7 +91,22 @@ class RemoteModel:
 
     @property
     def version(self) -> int:
-        """Newest policy version seen in a result; 0 before the first."""
+        """Newest policy version that the deployment told of, in a result or when asked; 0: no published weights."""
+        return self._version
+
+    async def refresh_version(self, timeout_s: float = 5.0) -> int:
+        """Asks one replica which policy version it acts with, and gives the newest known.
+
+        Raises:
+            DeadlineExceeded: no answer in time.
+            ModelError: the deployment failed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                version = await self._ask(self._handle.get_version.remote)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the model deployment did not tell its version within {timeout_s:g} s") from None
+        self._version = max(self._version, int(version))
         return self._version
 
     async def forward(self, *args: NestedArray) -> Forward:
@@ -111,10 +130,14 @@ class RemoteModel:
         return [([leaf[i, ...] for leaf in outputs], int(versions[i])) for i in range(len(rows))]
 
     async def _send(self, columns: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+        result: tuple[list[np.ndarray], np.ndarray] = await self._ask(self._handle.forward.remote, columns)
+        return result
+
+    async def _ask(self, method: Callable[..., Any], *args: Any) -> Any:
+        """What a replica answers; asks another for as long as the caller waits when one dies."""
         while True:
             try:
-                result: tuple[list[np.ndarray], np.ndarray] = await self._handle.forward.remote(columns)
-                return result
+                return await method(*args)
             except RayActorError:
                 await asyncio.sleep(0.05)  # its replica died; the caller's timeout ends this
             except BackPressureError as error:

@@ -175,7 +175,7 @@ class WeightSubscriber:
 
     @property
     def running(self) -> bool:
-        """Whether it follows the store now."""
+        """Whether it follows the store now; whoever relies on it should look, for a health check say."""
         return self._task is not None and not self._task.done()
 
     async def start(self, first_timeout_s: float = 0.0) -> int:
@@ -210,6 +210,12 @@ class WeightSubscriber:
                     _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
                 away = True
                 await asyncio.sleep(0.2)
+            except Exception:
+                # Nobody waits for this task: what ends it would end learning from new weights without a word.
+                if not away:
+                    _log.exception("following the weight store failed, asking again")
+                away = True
+                await asyncio.sleep(0.2)
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + _MARGIN_S):
@@ -225,6 +231,8 @@ class WeightSubscriber:
             self._on_weights(version, weights)
         except BrayxError as error:
             _log.error("weights of version %d were refused: %s", version, error)
+        except Exception:
+            _log.exception("weights of version %d were not taken", version)
 
 
 def unwrap(error: BaseException) -> BaseException:

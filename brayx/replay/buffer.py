@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 5.0
 """Longest that one call of a reader waits inside the actor."""
+_RETRY_S = 0.2
+"""After a push that failed, until what waits is sent: the actor restarts by itself."""
 
 
 class ReplayBuffer:
@@ -284,13 +286,15 @@ class RemoteBuffer:
     """Pushes fragments to a buffer actor from anywhere, without ever waiting for it.
 
     At most one call is on its way; what is pushed meanwhile goes with the next one, all of it. Past ``max_pending``
-    fragments the oldest is dropped and counted.
+    fragments the oldest is dropped and counted. A call that fails takes its fragments along, what waits goes with the
+    next one soon after; one without an answer for ``push_timeout_s`` counts as failed, though it may yet arrive.
 
     Args:
         name: of the buffer actor.
         namespace: None: the caller's.
         max_pending: fragments kept while a call is on its way.
-        on_dropped: told ``(reason, transitions)`` of every drop: ``full`` or ``buffer_lost``.
+        on_dropped: told ``(reason, transitions)`` of every drop: ``full``, ``buffer_lost``, or ``closed``.
+        push_timeout_s: for one call; looked at when something is pushed.
 
     Attributes:
         pushed: fragments handed to `push`.
@@ -304,13 +308,18 @@ class RemoteBuffer:
         namespace: str | None = None,
         max_pending: int = 1024,
         on_dropped: Callable[[str, int], None] | None = None,
+        push_timeout_s: float = 60.0,
     ) -> None:
         self._handle = get_buffer(name, namespace=namespace)
         self._pending: deque[Fragment] = deque()
         self._max_pending = max_pending
         self._on_dropped = on_dropped
         self._lock = threading.Lock()
-        self._sending = 0
+        self._push_timeout_s = push_timeout_s
+        self._calls = 0
+        self._sending: list[Fragment] = []
+        self._sending_since = 0.0
+        self._retry: threading.Timer | None = None
         self._idle = threading.Condition(self._lock)
         self._closed = False
         self.pushed = 0
@@ -320,14 +329,18 @@ class RemoteBuffer:
         """Hands fragments over and returns at once. Safe from any thread."""
         lost = 0
         with self._lock:
-            if self._closed:
-                return
+            closed = self._closed
             self.pushed += len(fragments)
-            self._pending.extend(fragments)
+            if not closed:
+                self._pending.extend(fragments)
             while len(self._pending) > self._max_pending:
                 lost += len(self._pending.popleft())
+        if closed:
+            self._drop("closed", sum(map(len, fragments)))
+            return
         if lost:
             self._drop("full", lost)
+        self._give_up_if_overdue()
         self._send()
 
     def flush(self, timeout_s: float) -> bool:
@@ -346,7 +359,13 @@ class RemoteBuffer:
         self.flush(timeout_s)
         with self._lock:
             self._closed = True
+            lost = sum(map(len, self._pending))
             self._pending.clear()
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
+        if lost:
+            self._drop("closed", lost)
 
     def _send(self) -> None:
         with self._lock:
@@ -354,30 +373,52 @@ class RemoteBuffer:
                 return
             fragments = list(self._pending)
             self._pending.clear()
-            self._sending = len(fragments)
+            self._calls += 1
+            call = self._calls
+            self._sending, self._sending_since = fragments, time.monotonic()
         try:
             future = self._handle.push.remote(fragments).future()
         except Exception as error:  # Ray's own errors for a handle that cannot be used any more
-            self._failed(fragments, error)
+            self._failed(call, error)
             return
-        future.add_done_callback(lambda done: self._sent(fragments, done.exception()))
+        future.add_done_callback(lambda done: self._sent(call, done.exception()))
 
-    def _sent(self, fragments: list[Fragment], error: BaseException | None) -> None:
+    def _sent(self, call: int, error: BaseException | None) -> None:
         if error is not None:
-            self._failed(fragments, error)
-            return
-        self._done()
-        self._send()
+            self._failed(call, error)
+        elif self._done(call) is not None:
+            self._send()
 
-    def _failed(self, fragments: list[Fragment], error: BaseException) -> None:
+    def _failed(self, call: int, error: BaseException) -> None:
+        fragments = self._done(call)
+        if fragments is None:
+            return
         logger.warning("a push to the replay buffer failed: %s", str(error).splitlines()[0] if str(error) else error)
         self._drop("buffer_lost", sum(map(len, fragments)))
-        self._done()  # the next push tries again: the actor restarts by itself
+        with self._lock:
+            if self._closed or not self._pending:
+                return
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = threading.Timer(_RETRY_S, self._send)
+            self._retry.daemon = True
+            self._retry.start()
 
-    def _done(self) -> None:
+    def _give_up_if_overdue(self) -> None:
+        with self._lock:
+            overdue = bool(self._sending) and time.monotonic() - self._sending_since > self._push_timeout_s
+            call = self._calls
+        if overdue:
+            self._failed(call, TimeoutError(f"no answer within {self._push_timeout_s:g} s"))
+
+    def _done(self, call: int) -> list[Fragment] | None:
+        """Settles the call on its way and gives its fragments; None when that one was settled before."""
         with self._idle:
-            self._sending = 0
+            if call != self._calls or not self._sending:
+                return None
+            fragments, self._sending = self._sending, []
             self._idle.notify_all()
+            return fragments
 
     def _drop(self, reason: str, transitions: int) -> None:
         with self._lock:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from brayx.errors import ConfigError, TrackingError
+from brayx.errors import ConfigError, ModelNotFound
 from brayx.tracking.store import client_of, sqlite_path, telling
 from brayx.tracking.trial import Checkpoint, Trial
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+    from mlflow.tracking import MlflowClient
 
 _STEP_TAG = "brayx.step"
 _ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
@@ -68,7 +69,7 @@ def register(
     """
     client = client_of(trial.uri)
     with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
-        if not client.search_registered_models(f"name = '{model_name}'", max_results=1):
+        if _registered(client, model_name) is None:
             client.create_registered_model(model_name)
         version = next(
             (
@@ -106,7 +107,8 @@ def find(reference: str, uri: str) -> PoolEntry:
 
     Raises:
         ConfigError: ``reference`` has another form.
-        TrackingError: no such model, alias or version; the message names the nearest, or what to run.
+        ModelNotFound: no such model, alias or version; the message names the nearest, or what to run.
+        TrackingError: the registry could not be read.
     """
     match = re.fullmatch(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))?", reference)
     if match is None:
@@ -114,25 +116,27 @@ def find(reference: str, uri: str) -> PoolEntry:
     name, alias, number = match["name"], match["alias"], match["version"]
     path = sqlite_path(uri)
     if path is not None and not path.exists():
-        raise TrackingError(f"no model {name!r}: there is no MLflow database {path}; {_ADVICE}", reference=reference)
+        raise ModelNotFound(f"no model {name!r}: there is no MLflow database {path}; {_ADVICE}", reference=reference)
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)
-        models = {model.name: model for model in client.search_registered_models()}
-        if name not in models:
-            raise TrackingError(
-                f"no model {name!r} in the registry of {uri}{_nearest(name, models)}; {_ADVICE}", reference=reference
+        model = _registered(client, name)
+        if model is None:
+            # Only a hint, so one page of names will do.
+            known = {other.name: other for other in client.search_registered_models()}
+            raise ModelNotFound(
+                f"no model {name!r} in the registry of {uri}{_nearest(name, known)}; {_ADVICE}", reference=reference
             )
         versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
         if alias is not None:
-            aliases = {key: str(value) for key, value in models[name].aliases.items()}
+            aliases = {key: str(value) for key, value in model.aliases.items()}
             if alias not in aliases:
-                raise TrackingError(
+                raise ModelNotFound(
                     f"model {name!r} has no alias {alias!r}{_nearest(alias, aliases)}; {_ADVICE}", reference=reference
                 )
             number = aliases[alias]
         chosen = [version for version in versions if number is None or str(version.version) == number]
         if not chosen:
-            raise TrackingError(
+            raise ModelNotFound(
                 f"model {name!r} has no version {number or ''}: it has {[int(v.version) for v in versions]}",
                 reference=reference,
             )
@@ -146,6 +150,19 @@ def resolve(reference: str, uri: str) -> Path:
         from mlflow.artifacts import download_artifacts
 
         return Path(download_artifacts(artifact_uri=entry.source, tracking_uri=uri))
+
+
+def _registered(client: MlflowClient, name: str) -> RegisteredModel | None:
+    """The model of exactly that name, or None."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        return client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return None
+        raise
 
 
 def _nearest(word: str, known: Mapping[str, Any]) -> str:

@@ -7,8 +7,11 @@ everything. Knows nothing of what is inside a checkpoint: to this file it is a f
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,10 +27,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
+log = logging.getLogger(__name__)
+
 ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _CHECKPOINT_TAG = "brayx.checkpoint."
+_OWNER_TAG = "brayx.owner"
 _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
@@ -44,6 +50,7 @@ class Checkpoint:
         artifact_path: its folder below the run's artifacts.
         metrics: numbers by name at that time.
         saved_at_s: Unix time.
+        files: how many it has; 0: not known.
     """
 
     run_id: str
@@ -51,6 +58,7 @@ class Checkpoint:
     artifact_path: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_at_s: float = 0.0
+    files: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Trial:
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
-            TrackingError: the store failed.
+            TrackingError: the store failed; or a living process of this machine has the trial at work.
         """
         for what, text in (("project", project), ("trial", name)):
             if not _NAME.fullmatch(text):
@@ -103,9 +111,13 @@ class Trial:
             )
             if resume and found and (reopen_finished or found[0].info.status != "FINISHED"):
                 run_id = found[0].info.run_id
+                if found[0].info.status == "RUNNING":
+                    _refuse_if_owned(name, run_id, found[0].data.tags.get(_OWNER_TAG, ""))
+                client.set_tag(run_id, _OWNER_TAG, _owner(os.getpid()))
                 client.update_run(run_id, status="RUNNING")
                 return Trial(uri, run_id, project, name, resumed=True)
-            return Trial(uri, client.create_run(experiment_id, run_name=name).info.run_id, project, name)
+            run = client.create_run(experiment_id, run_name=name, tags={_OWNER_TAG: _owner(os.getpid())})
+            return Trial(uri, run.info.run_id, project, name)
 
     @staticmethod
     def attach(uri: str, run_id: str) -> Trial:
@@ -195,17 +207,23 @@ class Trial:
 
         Args:
             folder: everything in it is copied.
-            step: env steps; saving the same step again replaces it.
+            step: env steps; saving the same step again replaces it, and a kill meanwhile leaves the one before.
             metrics: numbers to choose the best by; those that are not finite are left out.
         """
         if not Path(folder).is_dir():
             raise TrackingError(f"cannot save a checkpoint of trial {self.name!r}: {folder} is not a folder")
         numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
-        checkpoint = Checkpoint(self.run_id, int(step), f"checkpoints/{int(step):012d}", numbers, time.time())
-        record = {"path": checkpoint.artifact_path, "metrics": numbers, "saved_at_s": checkpoint.saved_at_s}
+        replaced = next((checkpoint for checkpoint in self.checkpoints() if checkpoint.step == int(step)), None)
+        path = f"checkpoints/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
+        files = _count_files(Path(folder))
+        checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), files)
+        record = {"path": path, "metrics": numbers, "saved_at_s": checkpoint.saved_at_s, "files": files}
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
-            client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), checkpoint.artifact_path)
+            client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
+            # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
             client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
+            if replaced is not None:
+                self._delete_artifacts(replaced.artifact_path)
         return checkpoint
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -215,13 +233,26 @@ class Trial:
             if key.startswith(_CHECKPOINT_TAG):
                 record = json.loads(value)
                 step = int(key.removeprefix(_CHECKPOINT_TAG))
-                found.append(Checkpoint(self.run_id, step, record["path"], record["metrics"], record["saved_at_s"]))
+                path, metrics, saved_at_s = record["path"], record["metrics"], record["saved_at_s"]
+                found.append(Checkpoint(self.run_id, step, path, metrics, saved_at_s, record.get("files", 0)))
         return sorted(found, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
 
     def latest_checkpoint(self) -> Path | None:
-        """Local folder of the newest checkpoint; None before the first."""
-        found = self.checkpoints()
-        return self.local(found[-1]) if found else None
+        """Local folder of the newest checkpoint whose files are all there; None before the first.
+
+        Raises:
+            TrackingError: there are checkpoints, and none can be read; the newest one's reason.
+        """
+        newest_error: TrackingError | None = None
+        for checkpoint in reversed(self.checkpoints()):
+            try:
+                return self.local(checkpoint)
+            except TrackingError as error:
+                log.warning("a checkpoint is passed over: %s", error)
+                newest_error = newest_error or error
+        if newest_error is not None:
+            raise newest_error
+        return None
 
     def best_checkpoint(self, metric: str) -> Checkpoint | None:
         """The checkpoint saved with the highest ``metric``, the newest of equals; None if none has it."""
@@ -230,10 +261,7 @@ class Trial:
 
     def prune_checkpoints(self, keep_last: int, best_by: str | None = None) -> None:
         """Deletes all but the ``keep_last`` newest checkpoints and the best by the metric ``best_by``."""
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
         keep = {checkpoint.step for checkpoint in self.checkpoints()[-keep_last:]} if keep_last > 0 else set()
-        repository = get_artifact_repository(self._run().info.artifact_uri, tracking_uri=self.uri)
         best = self.best_checkpoint(best_by) if best_by else None
         for checkpoint in self.checkpoints():
             if checkpoint.step in keep or (best and checkpoint.step == best.step):
@@ -241,16 +269,71 @@ class Trial:
             with telling(f"cannot delete a checkpoint of trial {self.name!r}"):
                 # The tag first: a kill between the two leaves files nobody reads, not a checkpoint without files.
                 client_of(self.uri).delete_tag(self.run_id, f"{_CHECKPOINT_TAG}{checkpoint.step:012d}")
-                repository.delete_artifacts(checkpoint.artifact_path)  # type: ignore[no-untyped-call]
+                self._delete_artifacts(checkpoint.artifact_path)
 
     def local(self, checkpoint: Checkpoint) -> Path:
-        """A local folder with the checkpoint's files: its own where artifacts are local, else a download of it."""
-        with telling(f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"):
-            return Path(client_of(self.uri).download_artifacts(checkpoint.run_id, checkpoint.artifact_path))
+        """A local folder with the checkpoint's files: its own where artifacts are local, else a download of it.
+
+        Raises:
+            TrackingError: files are missing.
+        """
+        what = f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"
+        with telling(what):
+            folder = Path(client_of(self.uri).download_artifacts(checkpoint.run_id, checkpoint.artifact_path))
+            there = _count_files(folder)
+        if there < checkpoint.files:
+            raise TrackingError(f"{what}: {folder} has {there} of its {checkpoint.files} files")
+        return folder
+
+    def _delete_artifacts(self, path: str) -> None:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        repository = get_artifact_repository(self._run().info.artifact_uri, tracking_uri=self.uri)
+        repository.delete_artifacts(path)  # type: ignore[no-untyped-call]
 
     def _run(self) -> Run:
         with telling(f"cannot read trial {self.name!r} ({self.run_id}) from {self.uri}"):
             return client_of(self.uri).get_run(self.run_id)
+
+
+def _count_files(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def _owner(pid: int) -> str:
+    """``host:pid:start time`` of a process of this machine; pids are used again, with another start time."""
+    return f"{socket.gethostname()}:{pid}:{_started(pid)}"
+
+
+def _started(pid: int) -> str:
+    """When a process started, as its system tells; empty: it has ended; ``?``: it lives and nothing tells."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "?"
+
+
+def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
+    """Raises `TrackingError` when another living process of this machine has the run at work."""
+    host, _, process = owner.partition(":")
+    pid = process.partition(":")[0]
+    if not pid.isdigit() or host != socket.gethostname() or int(pid) == os.getpid():
+        return
+    if _started(int(pid)) and _owner(int(pid)) == owner:
+        raise TrackingError(
+            f"trial {name!r} (run {run_id}) is at work in process {pid}: stop that, or name another trial",
+            pid=int(pid),
+            run_id=run_id,
+        )
 
 
 def _experiment(client: MlflowClient, project: str, uri: str) -> str:

@@ -6,6 +6,7 @@ Ray, MLflow or games: batches are an iterator, weights go to a `Publisher`, numb
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 
 from brayx.algorithms.ppo import PPO
 from brayx.engines.torch import module_weights
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, TrackingError
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights, flatten
+
+log = logging.getLogger(__name__)
 
 Reason = Literal["num_steps", "target_return", "stream_ended"]
 
@@ -156,6 +159,8 @@ def learn(
 
     Raises:
         BadWeights: training diverged to NaN; the last checkpoint is from before.
+        TrackingError: the last checkpoint could not be saved. One before that is only counted and logged: the next
+            interval tries again.
         ConfigError: batches do not have the observation that the module takes.
     """
     ranks = ranks or Alone()
@@ -187,13 +192,30 @@ def learn(
             checkpoint.save(Path(temporary), module, optimizer, counters, {**(about or {}), "metrics": metrics})
             keeper.save(Path(temporary), counters.env_steps, metrics)
 
+    failing = False
+
+    def try_to_save(return_mean: float | None) -> None:
+        nonlocal failing
+        best = counters.best_return
+        try:
+            save(return_mean)
+            failing = False
+        except (TrackingError, OSError) as error:
+            counters.best_return = best
+            numbers.add("checkpoints_failed", 1)
+            if not failing:
+                log.warning("no checkpoint at %d steps, training goes on: %s", counters.env_steps, error)
+            failing = True
+
     reason: Reason | None = None
     return_mean: float | None = None
     began = time.monotonic() - counters.seconds
     saved_at = waiting_since = time.monotonic()
     while reason is None:
         batch = next(batches, None)
-        if batch is None:
+        # A rank whose stream has ended must say so before the others wait for its gradients.
+        _, over = ranks.agree(0, batch is None) if ranks.size > 1 else (0, False)
+        if batch is None or over:
             reason = "stream_ended"
             break
         started = time.monotonic()
@@ -229,7 +251,7 @@ def learn(
             best = counters.best_return
             better = return_mean is not None and (best is None or return_mean > best + _BETTER_BY * abs(best))
             if age_s >= config.checkpoint_interval_s or (better and age_s >= _BETTER_AFTER_S):
-                save(return_mean)
+                try_to_save(return_mean)
                 saved_at = time.monotonic()
         waiting_since = time.monotonic()
     if publish is not None:

@@ -159,31 +159,32 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
     assert steps == sorted(steps), "the curve goes on where it was"
 
 
-@pytest.mark.parametrize(
-    ("moment", "started"), [("gcs_server", False), ("ServeController", False), ("ServeReplica", True)]
-)
-def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str, started: bool) -> None:
-    with brayx(tmp_path, *small_job(tmp_path), "--trial", "early") as command, said_on_failure(command):
-        command.until(lambda: bool(command.pids(moment)), f"{moment} was there")
-        limit_s = alone_for(CONTROL_C_S, command)
-        command.control_c(group=not started)
-        assert command.gone(3 * limit_s) < limit_s
-        assert command.process.returncode == 130
-        assert "Traceback" not in command.err
-    if started:
-        (trial,) = trials(tmp_path)["early"]
-        assert trial.status == "KILLED"
+@pytest.mark.parametrize("moment", ["gcs_server", "ServeController"])
+def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
+    with brayx(tmp_path, *small_job(tmp_path)) as command, said_on_failure(command):
+        interrupt_at(command, moment, group=True)
 
 
-def test_another_trial_name_is_another_run(interrupted: Interrupted) -> None:
-    words = [*interrupted.words, "--set", "trainer.num_steps=512", "--trial", "second"]
-    with brayx(interrupted.folder, *words) as command:
-        assert command.ended() == 0, command.err
-        command.gone(10.0)
-    found = trials(interrupted.folder)
-    assert [len(found["main"]), len(found["second"])] == [1, 1]
-    assert found["second"][0].run_id != interrupted.trial.run_id
-    assert found["second"][0].metrics()["env_steps"] < 4096
+def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(interrupted: Interrupted) -> None:
+    before = interrupted.trial.metrics()
+    words = [*interrupted.words, "--trial", "second"]
+    with brayx(interrupted.folder, *words) as command, said_on_failure(command):
+        interrupt_at(command, "ServeReplica", group=False)
+    (second,) = trials(interrupted.folder)["second"]
+    assert second.status == "KILLED"
+    assert second.run_id != interrupted.trial.run_id
+    assert len(trials(interrupted.folder)["main"]) == 1
+    assert interrupted.trial.metrics() == before
+
+
+def interrupt_at(command: Command, moment: str, *, group: bool) -> None:
+    """Ctrl-C as soon as there is a process whose command line has ``moment`` in it."""
+    command.until(lambda: bool(command.pids(moment)), f"{moment} was there")
+    limit_s = alone_for(CONTROL_C_S, command)
+    command.control_c(group=group)
+    assert command.gone(3 * limit_s) < limit_s
+    assert command.process.returncode == 130
+    assert "Traceback" not in command.err
 
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:

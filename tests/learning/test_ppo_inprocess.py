@@ -1,7 +1,7 @@
 """PPO on CartPole without Ray: packing, buffer and update alone reach the reference, with an old policy acting.
 
-In the whole loop actors act with weights a few versions behind the learner; here they do so on purpose. The reference
-(`docs/learning.md`): a mean of 475 near 25,000 steps; the bound leaves room for unlucky seeds.
+In the whole loop actors act with weights a few versions behind the learner; here they do so on purpose. A mean of 475
+over the last 20 games is the rule near 25,000 steps; the bound leaves room for unlucky seeds.
 """
 
 from __future__ import annotations

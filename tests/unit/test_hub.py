@@ -89,6 +89,32 @@ class TestBooks:
             books.merge(recorder.drain())
         assert books.take_interval()["enemies"] == 4
 
+    def test_percentiles_of_the_run_and_of_the_last_interval(self) -> None:
+        books = Books({"ticks": 1000})
+        for seconds in (0.001, 0.1):
+            books.merge(part(*[("tick_seconds", seconds)] * 60, ("ticks", 60)))
+            books.merge(part(("forward_seconds", seconds), label="model"))
+            written = books.take_interval()
+            assert not [name for name in written if ".run." in name]
+        numbers = books.snapshot()
+        assert numbers["tick_seconds.p50"] == pytest.approx(0.1)
+        assert numbers["tick_seconds.run.p50"] == pytest.approx(0.001)
+        assert numbers["tick_seconds.run.p99"] == pytest.approx(0.1)
+        assert numbers["forward_seconds.model.run.p99"] == pytest.approx(0.1)
+        assert (numbers["ticks"], numbers["ticks_this_run"]) == (1120, 120)
+
+    def test_names_are_bounded_and_what_is_dropped_is_counted(self) -> None:
+        books = Books({"env_steps": 5}, max_names=3)
+        for session in range(10):
+            recorder = Recorder()
+            recorder.add(f"own-{session}", 1, kind=Kind.SUM)
+            books.merge(recorder.drain())
+            books.take_interval()
+        books.merge(part(("ticks", 2), ("env_steps", 5)))
+        numbers = books.snapshot()
+        assert sorted(name for name in numbers if name.startswith("own")) == ["own-0", "own-1"]
+        assert (numbers["metrics_dropped"], numbers["ticks"], numbers["env_steps"]) == (8, 2, 10)
+
 
 class TestHub:
     def test_writer_writes_to_mlflow_at_env_steps(self, tracking_db: str) -> None:

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from brayx.errors import ConfigError
 from brayx.metrics import METRICS, Kind, Recorder
 
 
@@ -108,13 +107,16 @@ def test_drain_forgets() -> None:
     assert recorder.summary() == {}
 
 
-def test_too_many_names_are_refused() -> None:
+def test_past_the_bound_samples_are_dropped_and_counted() -> None:
     recorder = Recorder(max_names=3)
     for index in range(3):
         recorder.add("sessions_ended", 1, label=str(index))
     recorder.add("sessions_ended", 1, label="0")
-    with pytest.raises(ConfigError, match="more than 3 distinct"):
+    for _ in range(2):
         recorder.add("sessions_ended", 1, label="3")
+    recorder.add("ticks", 1)
+    ended = {"sessions_ended.0": 2, "sessions_ended.1": 1, "sessions_ended.2": 1}
+    assert recorder.summary() == {**ended, "metrics_dropped": 2, "ticks": 1}
 
 
 def test_merging_keeps_the_bound() -> None:
@@ -122,4 +124,4 @@ def test_merging_keeps_the_bound() -> None:
     for index in range(5):
         other.add("sessions_ended", 1, label=str(index))
     recorder.merge(other.drain())
-    assert len(recorder.summary()) == 2
+    assert recorder.summary() == {"sessions_ended.0": 1, "sessions_ended.1": 1, "metrics_dropped": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brayx.errors import ConfigError, TrackingError
+from brayx.errors import ConfigError, ModelNotFound, TrackingError
 from brayx.tracking import Checkpoint, Trial, find, initialise, register, resolve, tracking_uri
 
 
@@ -100,6 +101,27 @@ class TestTrial:
         first = Trial.open("project", "trial", tracking_db)
         assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
 
+    def test_trial_of_a_living_process_is_not_taken(self, tracking_db: str) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            run_id = other.stdout.readline().strip()
+            with pytest.raises(TrackingError, match=rf"run {run_id}\) is at work in process {other.pid}"):
+                Trial.open("project", "trial", tracking_db)
+            assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
+            other.kill()
+
+    def test_trial_of_a_process_that_was_killed_goes_on(self, tracking_db: str) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            run_id = other.stdout.readline().strip()
+            other.kill()
+        again = Trial.open("project", "trial", tracking_db)
+        assert (again.run_id, again.resumed) == (run_id, True)
+
     def test_names_do_not_meet_across_projects(self, tracking_db: str) -> None:
         assert Trial.open("a", "trial", tracking_db).run_id != Trial.open("b", "trial", tracking_db).run_id
 
@@ -173,6 +195,35 @@ class TestCheckpoints:
         trial.save_checkpoint(folder_with(tmp_path, "two"), 5)
         assert len(trial.checkpoints()) == 1
         assert text_of(trial.latest_checkpoint()) == "two"
+        assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 1
+
+    def test_replacing_that_fails_half_way_leaves_the_one_before(
+        self, tracking_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from mlflow.tracking import MlflowClient
+
+        def no_tag(*_: object) -> None:
+            raise OSError("killed")
+
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.save_checkpoint(folder_with(tmp_path, "one"), 5)
+        again = folder_with(tmp_path, "two")
+        monkeypatch.setattr(MlflowClient, "set_tag", no_tag)
+        with pytest.raises(TrackingError, match="killed"):
+            trial.save_checkpoint(again, 5)
+        assert text_of(trial.latest_checkpoint()) == "one"
+
+    def test_the_one_before_is_taken_when_the_newest_has_lost_files(self, tracking_db: str, tmp_path: Path) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        saved = [trial.save_checkpoint(folder_with(tmp_path, str(n)), n) for n in range(3)]
+        first, second, third = (next(tmp_path.glob(f"mlartifacts/**/{one.artifact_path}")) for one in saved)
+        shutil.rmtree(third)
+        assert text_of(trial.latest_checkpoint()) == "1"
+        (second / "weights.npz").unlink()
+        assert text_of(trial.latest_checkpoint()) == "0"
+        (first / "weights.npz").unlink()
+        with pytest.raises(TrackingError, match="cannot read checkpoint 2"):
+            trial.latest_checkpoint()
 
     def test_prune_keeps_the_newest_and_the_best(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -242,24 +293,46 @@ class TestRegistry:
 
     def test_errors_name_the_nearest(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
-        with pytest.raises(TrackingError, match=r"no model 'cartpole'.*empty of them.*brayx train"):
+        with pytest.raises(ModelNotFound, match=r"no model 'cartpole'.*empty of them.*brayx train"):
             resolve("models:/cartpole@champion", trial.uri)
         register(trial, checkpoint, "cartpole")
-        with pytest.raises(TrackingError, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
+        with pytest.raises(ModelNotFound, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
             resolve("models:/cart-pole@champion", trial.uri)
-        with pytest.raises(TrackingError, match="no alias 'champoin', nearest is 'champion'"):
+        with pytest.raises(ModelNotFound, match="no alias 'champoin', nearest is 'champion'"):
             resolve("models:/cartpole@champoin", trial.uri)
-        with pytest.raises(TrackingError, match=r"no version 7: it has \[1\]"):
+        with pytest.raises(ModelNotFound, match=r"no version 7: it has \[1\]"):
             resolve("models:/cartpole/7", trial.uri)
         with pytest.raises(ConfigError, match="expected models:/name@alias"):
             resolve("cartpole", trial.uri)
 
+    def test_a_store_that_cannot_be_read_is_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
+        with pytest.raises(TrackingError) as raised:
+            resolve("models:/cartpole@champion", tracking_uri(tmp_path))
+        assert not isinstance(raised.value, ModelNotFound)
+
+    def test_a_model_past_the_first_page_is_found(self, trained: tuple[Trial, Checkpoint]) -> None:
+        from mlflow.tracking import MlflowClient
+
+        trial, checkpoint = trained
+        client = MlflowClient(trial.uri)
+        for number in range(101):
+            client.create_registered_model(f"a{number:03d}")
+        register(trial, checkpoint, "cartpole")
+        assert find("models:/cartpole@champion", trial.uri).version == 1
+
     def test_asking_makes_no_database(self, tmp_path: Path) -> None:
-        with pytest.raises(TrackingError, match=r"there is no MLflow database .*make demo"):
+        with pytest.raises(ModelNotFound, match=r"there is no MLflow database .*make demo"):
             resolve("models:/cartpole@champion", tracking_uri(tmp_path))
         assert list(tmp_path.iterdir()) == []
 
 
+OWNER = """
+import sys
+from brayx.tracking import Trial
+print(Trial.open("project", "trial", sys.argv[1]).run_id, flush=True)
+sys.stdin.read()
+"""
 WRITER = """
 import sys
 from brayx.tracking import Trial

@@ -51,11 +51,15 @@ class DoorApp:
     Args:
         service: what answers.
         max_body_bytes: limit on a request's body or a WebSocket message.
+        idle_timeout_s: a WebSocket connection without a session for this long is closed.
     """
 
-    def __init__(self, service: Service, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+    def __init__(
+        self, service: Service, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, idle_timeout_s: float = 60.0
+    ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
+        self._idle_timeout_s = idle_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -75,7 +79,7 @@ class DoorApp:
                 await write(send, 404, error.to_wire(), content_type=b"application/json")
         elif kind == "websocket":
             if path == SESSION_PATH:
-                await session(self._service, self._max_body_bytes, scope, receive, send)
+                await session(self._service, self._max_body_bytes, self._idle_timeout_s, scope, receive, send)
             else:
                 await receive()
                 await send({"type": "websocket.close", "code": 4404, "reason": f"WebSocket is at {SESSION_PATH}"})

@@ -34,14 +34,17 @@ if TYPE_CHECKING:
 _CLOSE_NORMAL = 1000
 _CLOSE_GOING_AWAY = 1001
 _MAX_REASON_BYTES = 123
+_TIMEOUT_STATUS = 408
 
 
-async def session(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
+async def session(
+    service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Serves one WebSocket connection from its opening to its end."""
     await receive()
-    connection = _Connection(service, max_body_bytes, scope, send)
-    await connection.open()
+    connection = _Connection(service, max_body_bytes, idle_timeout_s, scope, send)
     try:
+        await connection.open()
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
@@ -63,30 +66,44 @@ class _Closed(Exception):
 
 
 class _Connection:
-    def __init__(self, service: Service, max_body_bytes: int, scope: Scope, send: Send) -> None:
+    def __init__(self, service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = {name: values[0] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
         self._service = service
         self._max_body_bytes = max_body_bytes
+        self._idle_timeout_s = idle_timeout_s
         self._send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
         self._fields = {name: headers.get(name) or query.get(name, "") for name in ("session", "key", "time", "token")}
         self._running = False
+        self._stopping = False
         self._closing: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
+        refusal: ProtocolError | None = None
+        try:
+            check_session(session)
+        except ProtocolError as error:
+            refusal = error
         await self._send(
             {
                 "type": "websocket.accept",
                 "subprotocol": WS_SUBPROTOCOL if self._enveloped else None,
-                "headers": [(b"session", session.encode("latin-1", "replace"))],
+                "headers": [] if refusal is not None else [(b"session", session.encode("ascii"))],
             }
         )
-        if not self._enveloped:
+        if refusal is not None:
+            await self._fail(refusal, text=not self._enveloped, over=True)
+        if self._enveloped:
+            self._wait_for_start()
+        else:
             await self._step(StepKind.START, b"", text=True, quiet=True)
 
     async def message(self, data: bytes, *, text: bool) -> None:
+        if self._closing is not None:
+            return
         if len(data) > self._max_body_bytes + 1:
             error = BodyTooLarge(
                 f"message has {len(data)} bytes, at most {self._max_body_bytes} are allowed", limit=self._max_body_bytes
@@ -110,20 +127,24 @@ class _Connection:
         fields = self._fields
         try:
             if kind is StepKind.START:
-                check_session(fields["session"])
                 if self._running:
                     raise SessionError("this connection's session is running: one connection is one session")
+                self._wait_no_more()
+            self._stopping = kind is StepKind.STOP
             request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"])
             reply = await self._service.step(request)
         except BrayxError as error:
             survives = isinstance(error, BadBody | ProtocolError) or (self._running and kind is StepKind.START)
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
+            if not self._running:
+                self._wait_for_start()
             return
         if kind is StepKind.START:
             self._running = True
             self._service.watch(fields["session"], self._ended_elsewhere)
         elif kind is StepKind.STOP:
             self._running = False
+            self._wait_for_start()
         if not quiet:
             await self._write(Frame.REPLY, reply, text=text)
 
@@ -144,9 +165,23 @@ class _Connection:
 
     def _ended_elsewhere(self, reason: str) -> None:
         """The session ended without this connection asking: idle, drained, or stopped through another door."""
-        if self._running and reason != "error":
+        if self._running and not self._stopping and reason != "error":
             self._running = False
             self._closing = asyncio.create_task(self._close(close_code(410), f"session ended: {reason}".encode()))
+
+    def _wait_for_start(self) -> None:
+        """A connection without a session holds a place in the service: its time for a start is limited."""
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_timeout_s, self._no_start)
+
+    def _wait_no_more(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _no_start(self) -> None:
+        reason = f"no session for {self._idle_timeout_s:g} s"
+        self._closing = asyncio.create_task(self._close(close_code(_TIMEOUT_STATUS), reason.encode()))
 
     async def _close(self, code: int, reason: bytes) -> None:
         text = reason[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
@@ -160,6 +195,7 @@ class _Connection:
 
     async def abandon(self) -> None:
         """Leaves nothing behind: a session still running had lost its client."""
+        self._wait_no_more()
         if self._running:
             self._running = False
             await self._service.disconnect(self._fields["session"])

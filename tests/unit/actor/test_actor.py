@@ -221,3 +221,62 @@ async def test_stateless_calls_share_the_agents_and_make_no_episode() -> None:
     replies = await asyncio.gather(*(actor.call(b"%d" % i) for i in range(5)))
     assert [json.loads(r)["echo"] for r in replies] == list(range(5))
     assert log == []
+
+
+async def test_a_cut_whose_wait_is_cancelled_loses_no_episode() -> None:
+    gate = asyncio.Event()
+
+    class Slow(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            await gate.wait()
+            await super().on_episode(episode, done)
+
+    actor, log = make(Slow, episode_length=1)
+    await actor.start("s", b"")
+    await actor.tick(b"0")
+    await actor.tick(b"1")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await actor.tick(b"2")
+    gate.set()
+    await actor.on_end("error")
+    assert [entry[0] for entry in log[:-1]] == [[0, 1], [1, 2]]
+    assert [entry[2] for entry in log[:-1]] == [False, True]
+    assert log[-1] == "error"
+
+
+async def test_an_episode_handler_whose_own_wait_is_cancelled_costs_its_episode_only() -> None:
+    class Cancelled(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            waiting = asyncio.get_running_loop().create_future()
+            waiting.cancel()
+            await waiting
+
+    actor, log = make(Cancelled, Recorder, episode_length=1)
+    await play(actor, 2, stop=None)
+    assert [entry[0] for entry in log[:-2]] == [[0, 1], [1]]
+    assert log[-2:] == ["stop", "stop"]
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()["fragments_dropped.cancelled"] == 2
+
+
+async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_what_is_lost() -> None:
+    class Stuck(Recorder):
+        async def on_episode(self, episode: list[State], done: bool) -> None:
+            await asyncio.sleep(60)
+
+    actor, log = make(Stuck, episode_length=1)
+    await actor.start("s", b"")
+    await actor.tick(b"0")
+    await actor.tick(b"1")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await actor.on_end("stop")
+    assert log == ["stop"]
+    await asyncio.sleep(0)
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    numbers = recorder.summary()
+    assert numbers["fragments_dropped.cancelled"] == 1
+    assert numbers["fragments_dropped.deadline"] == 1

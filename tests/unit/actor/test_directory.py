@@ -64,15 +64,15 @@ def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -
 def test_a_buried_owner_that_lives_comes_back_with_its_sessions(directory: Directory) -> None:
     directory.claim("s", "a")
     directory.bury("a")
-    assert not directory.renew("a", "http://a")
-    assert directory.renew("a", "http://a", ["s"])
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s"]) == []
     assert directory.locate("s") is not None
 
 
 def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
     directory = Directory()
-    assert not directory.renew("a", "http://a")
-    assert directory.renew("a", "http://a", ["s", "t"])
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s", "t"]) == []
     assert directory.owners() == {"a": 2}
 
 
@@ -81,9 +81,9 @@ def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_sessio
     for asked in (lambda: directory.locate("s"), lambda: directory.claim("s", "b")):
         with pytest.raises(DirectoryRecovering):
             asked()
-    assert not directory.renew("a", "http://a")
-    assert directory.renew("a", "http://a", ["s"])
-    assert directory.renew("b", "http://b", [])
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s"]) == []
+    assert directory.renew("b", "http://b", []) == []
     location = directory.locate("s")
     assert location is not None
     assert location.owner == "a"
@@ -92,3 +92,40 @@ def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_sessio
     clock.now = 3.0
     assert directory.locate("t") is None
     directory.claim("t", "b")
+
+
+@pytest.mark.parametrize("buried", [True, False])
+def test_an_owner_that_comes_back_is_told_what_another_has_taken(
+    directory: Directory, clock: Clock, buried: bool
+) -> None:
+    directory.claim("kept", "a")
+    directory.claim("taken", "a")
+    clock.now = 6.0
+    directory.renew("b", "http://b", [])
+    if buried:
+        directory.bury("a")
+    directory.claim("taken", "b")
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["kept", "taken"]) == ["taken"]
+    assert directory.renew("a", "http://a") == []
+    assert directory.owners() == {"a": 1, "b": 1}
+    location = directory.locate("taken")
+    assert location is not None
+    assert location.owner == "b"
+
+
+def test_owners_dead_for_long_are_forgotten_with_their_sessions(clock: Clock) -> None:
+    directory = Directory(lease_s=5.0, grace_s=100.0, clock=clock)
+    for owner in ("gone", "buried", "alive"):
+        directory.renew(owner, "http://x", [])
+        directory.claim(f"of {owner}", owner)
+    directory.bury("buried")
+    clock.now = 90.0
+    directory.renew("alive", "http://x", ["of alive"])
+    with pytest.raises(SessionLost):
+        directory.locate("of buried")
+    clock.now = 106.0
+    directory.renew("alive", "http://x", ["of alive"])
+    assert directory.locate("of gone") is None
+    assert set(directory._seen) == set(directory._sessions) == set(directory._address) == {"alive"}
+    assert set(directory._owner_of) == {"of alive"}

@@ -278,3 +278,98 @@ async def test_what_happens_is_counted() -> None:
     assert numbers["sessions_ended.stop"] == 1
     assert numbers["requests_refused.session_exists"] == 1
     assert numbers["tick_seconds.p50"] > 0
+
+
+async def test_no_tick_runs_on_a_session_that_ended_while_it_waited() -> None:
+    bench = Bench()
+    await bench.ask("start")
+    entry = bench.table.get("s")
+    assert entry is not None
+    await entry.lock.acquire()
+    stop = asyncio.ensure_future(bench.ask("stop", body=b"end"))
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(bench.ask("tick", body=b"late"))
+    entry.lock.release()  # the tick runs before the stop wakes up, and finds the lock free
+    assert await stop == b"stopped"
+    with pytest.raises(SessionUnknown):
+        await late
+    assert bench.actors[0].seen == [b"", b"end"]
+
+
+async def test_a_tick_that_waited_does_not_run_on_the_old_actor_of_a_restarted_session() -> None:
+    bench = Bench()
+    await bench.ask("start")
+    entry = bench.table.get("s")
+    assert entry is not None
+    async with entry.lock:
+        queued = asyncio.ensure_future(bench.ask("tick", body=b"old"))
+        await asyncio.sleep(0)
+        bench.table.end(entry, "idle")
+        await bench.ask("start")
+    with pytest.raises(SessionUnknown):
+        await queued
+    assert [actor.seen for actor in bench.actors] == [[b""], [b""]]
+
+
+async def test_stops_that_wait_are_bounded_like_ticks() -> None:
+    bench = Bench(max_waiting=2)
+    await bench.ask("start")
+    held = [asyncio.ensure_future(bench.ask("tick", body=b"wait"))]
+    await asyncio.sleep(0)
+    held += [asyncio.ensure_future(bench.ask("stop")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="at most 2"):
+        await bench.ask("stop")
+    bench.actors[0].gate.set()
+    results = await asyncio.gather(*held, return_exceptions=True)
+    assert [type(result) for result in results] == [bytes, bytes, SessionUnknown]
+
+
+async def test_a_stop_is_answered_once_the_id_is_free() -> None:
+    freeing, freed = asyncio.Event(), asyncio.Event()
+
+    async def release(session: str) -> None:
+        freeing.set()
+        await freed.wait()
+
+    bench = Bench(release=release)
+    await bench.ask("start")
+    stop = asyncio.ensure_future(bench.ask("stop"))
+    await freeing.wait()
+    await asyncio.sleep(0.01)
+    assert not stop.done()
+    freed.set()
+    assert await stop == b"stopped"
+
+
+async def test_an_id_that_cannot_be_freed_holds_up_neither_the_stop_nor_the_end() -> None:
+    async def release(session: str) -> None:
+        raise RuntimeError("the directory's own")
+
+    bench = Bench(release=release)
+    await bench.ask("start")
+    async with asyncio.timeout(5):
+        assert await bench.ask("stop") == b"stopped"
+    await until(lambda: bench.actors[0].reasons == ["stop"])
+    with pytest.raises(AgentError):
+        await bench.ask("start", body=b"raise")
+
+
+async def test_a_release_that_hangs_is_given_up_after_the_ticks_deadline() -> None:
+    async def release(session: str) -> None:
+        await asyncio.sleep(60)
+
+    bench = Bench(release=release, tick_timeout_s=0.05)
+    await bench.ask("start")
+    async with asyncio.timeout(5):
+        assert await bench.ask("stop") == b"stopped"
+    await until(lambda: bench.actors[0].reasons == ["stop"])
+
+
+async def test_sessions_taken_over_elsewhere_are_lost_here() -> None:
+    bench = Bench()
+    await bench.ask("start", "a")
+    await bench.ask("start", "b")
+    bench.table.lose(["b", "unknown"])
+    await until(lambda: bench.actors[1].reasons == ["lost"])
+    assert bench.table.sessions == ["a"]

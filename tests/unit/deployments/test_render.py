@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from PIL import Image
 from brayx.actor.agent import State
 from brayx.errors import ConfigError
 from brayx.tracking import Trial
-from deployments.render import EpisodeRenderer, draw_episode, save_picture
+from deployments.render import EpisodeRenderer, draw_episode, log_failure, save_picture
 
 
 def frame(value: int) -> np.ndarray:
@@ -51,3 +53,19 @@ def test_a_drawn_game_lands_in_the_trial_and_a_broken_function_costs_only_its_pi
     assert draw_episode(episode, renders, str(tmp_path), trial) == ["good-..%2Fodd%2Fid.png"]
     (found,) = tmp_path.parent.rglob("good-*.png")
     assert Image.open(found).size == (5, 2)
+
+
+def test_a_drawing_that_fails_as_a_whole_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    good: Future[list[str]] = Future()
+    good.set_result([])
+    bad: Future[list[str]] = Future()
+    bad.set_exception(RuntimeError("no room"))
+    logging.getLogger("ray.serve").addHandler(caplog.handler)
+    try:
+        log_failure(good)
+        log_failure(bad)
+    finally:
+        logging.getLogger("ray.serve").removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {
+        "an episode could not be drawn: RuntimeError: no room"
+    }

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ShapeMismatch
+from brayx.errors import BadWeights, ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
 
@@ -74,3 +74,23 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path):
         ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
     with pytest.raises(BadWeights, match="nowhere"):
         ModelReplica(build, CONFIG, checkpoint=str(tmp_path / "nowhere"))
+
+
+def checkpoint_of(folder: Path, meta: str) -> str:
+    save_weights(folder / "weights.npz", {"factor": np.array(3, np.float32)})
+    (folder / "meta.json").write_text(meta)
+    return str(folder)
+
+
+async def test_a_checkpoint_gives_the_policy_version(tmp_path: Path):
+    replica = ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, '{"counters": {"policy_version": 41}}'))
+    assert await replica.get_version() == 41
+    _, versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert versions.tolist() == [41]
+    await replica.close()
+
+
+@pytest.mark.parametrize("meta", ["half", "[]", '{"counters": {"policy_version": "new"}}'])
+def test_a_checkpoint_whose_meta_cannot_be_read_is_refused(tmp_path: Path, meta):
+    with pytest.raises(ModelError, match=r"meta\.json cannot be read"):
+        ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, meta))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
-from brayx.model.weights import WeightStore
+from brayx.model.weights import WeightStore, WeightSubscriber
 
 
 async def test_versions_start_at_one_and_grow():
@@ -41,3 +42,25 @@ async def test_every_waiter_gets_the_newest():
 async def test_wait_newer_ends_without_news():
     store: WeightStore[str] = WeightStore()
     assert await store.wait_newer(0, timeout_s=0.01) is None
+
+
+async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
+    asked, going_on = [], asyncio.Event()
+
+    async def wait_newer(than, timeout_s):
+        asked.append(than)
+        if len(asked) == 2:
+            raise KeyError("not one of Ray's")
+        if len(asked) == 5:
+            going_on.set()
+        await asyncio.sleep(0.01)
+
+    store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
+    subscriber = WeightSubscriber(store, lambda version, weights: None)
+    await subscriber.start()
+    async with asyncio.timeout(5):
+        await going_on.wait()
+    assert subscriber.running
+    assert "not one of Ray's" in caplog.text
+    await subscriber.stop()
+    assert not subscriber.running

@@ -31,7 +31,7 @@ def test_errors_and_no_env_step_end_patience():
     assert patience.is_over(numbers, failures=0)
     verdict = patience.verdict(numbers, "agent 'a' raised")
     assert verdict == (
-        "no env step has arrived for 31 s, only errors (requests_refused.agent_error 3); the last: agent 'a' raised"
+        "no env step has arrived for 21 s, only errors (requests_refused.agent_error 3); the last: agent 'a' raised"
     )
 
 

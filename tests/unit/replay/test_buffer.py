@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from brayx.errors import BadFragment
-from brayx.replay.buffer import BufferActor, Next, ReplayBuffer
+from brayx.replay.buffer import BufferActor, Next, RemoteBuffer, ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.types import Fragment
 
@@ -137,3 +140,65 @@ async def test_a_bad_fragment_does_not_take_its_neighbours_along():
 async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():
     before, after = BufferActor(CONFIG), BufferActor(CONFIG)
     assert (await after.next_batch(await before.attach(), 0.1)).unknown
+
+
+class Calls:
+    """An actor's handle whose calls end when and as the test says."""
+
+    def __init__(self):
+        self.push = self
+        self.made = []
+
+    def remote(self, fragments):
+        future = Future()
+        self.made.append((len(fragments), future))
+        return SimpleNamespace(future=lambda: future)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    handle = Calls()
+    monkeypatch.setattr("brayx.replay.buffer.get_buffer", lambda name, namespace=None: handle)
+    return handle
+
+
+def test_what_closing_loses_is_counted(calls):
+    told = []
+    remote = RemoteBuffer("buffer", on_dropped=lambda *drop: told.append(drop))
+    remote.push(fragment(1))
+    remote.push(fragment(2), fragment(3))
+    remote.close(timeout_s=0.01)
+    assert remote.dropped == {"closed": 5}
+    remote.push(fragment(4))
+    assert remote.dropped == {"closed": 9}
+    assert told == [("closed", 5), ("closed", 4)]
+    assert len(calls.made) == 1
+
+
+def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
+    remote = RemoteBuffer("buffer")
+    remote.push(fragment(1))
+    remote.push(fragment(2))
+    calls.made[0][1].set_exception(RuntimeError("the actor died"))
+    deadline = time.monotonic() + 5
+    while len(calls.made) < 2:
+        assert time.monotonic() < deadline, "nothing was sent again"
+        time.sleep(0.01)
+    calls.made[1][1].set_result(0)
+    assert remote.flush(5)
+    assert remote.dropped == {"buffer_lost": 1}
+    remote.close()
+
+
+def test_a_call_without_an_answer_does_not_block_for_ever(calls):
+    remote = RemoteBuffer("buffer", push_timeout_s=0.05)
+    remote.push(fragment(3))
+    time.sleep(0.06)
+    remote.push(fragment(1))
+    assert [count for count, _ in calls.made] == [1, 1]
+    assert remote.dropped == {"buffer_lost": 3}
+    calls.made[0][1].set_result(0)
+    assert not remote.flush(0.01), "an answer that comes late settles its own call only"
+    calls.made[1][1].set_result(0)
+    assert remote.flush(1)
+    remote.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import learn
+from brayx.trainer.loop import Alone, learn
 from brayx.types import Fragment
 
 BATCH_STEPS = 32
@@ -244,3 +246,71 @@ def test_read_only_batches_are_fine_and_stay_as_they_are(tmp_path):
 
     summary, *_ = run(tmp_path, stream=frozen())
     assert summary.updates == 2
+
+
+class FailingFolders(Folders):
+    """Saves none but those numbered in ``good``."""
+
+    def __init__(self, root, good):
+        super().__init__(root)
+        self.good = good
+        self.tried = 0
+
+    def save(self, folder, step, metrics):
+        self.tried += 1
+        if self.tried not in self.good:
+            raise TrackingError("the disk is full")
+        super().save(folder, step, metrics)
+
+
+def test_a_checkpoint_that_fails_is_counted_and_training_goes_on(tmp_path, caplog):
+    keeper = FailingFolders(tmp_path, good={3, 6})
+    summary, _, numbers, *_ = run(keeper, count=5, checkpoint_interval_s=1e-6)
+    assert summary.updates == 5
+    assert [step // BATCH_STEPS for step, _, _ in keeper.saved] == [3, 5]
+    assert len(numbers.samples["checkpoints_failed"]) == 4
+    assert len([record for record in caplog.records if "the disk is full" in record.message]) == 2, "once in a row"
+
+
+def test_the_last_checkpoint_must_be_saved(tmp_path):
+    with pytest.raises(TrackingError, match="the disk is full"):
+        run(FailingFolders(tmp_path, good={1}), count=1, checkpoint_interval_s=1e-6)
+
+
+class Threads(Alone):
+    """Two ranks that are threads; one that waits for another that has gone fails."""
+
+    size = 2
+
+    def __init__(self, rank, barrier, given):
+        self.rank, self.barrier, self.given = rank, barrier, given
+
+    def agree(self, steps, stop):
+        self.given[self.rank] = (steps, stop)
+        self.barrier.wait(20)
+        both = list(self.given.values())
+        self.barrier.wait(20)
+        return sum(steps for steps, _ in both), any(stop for _, stop in both)
+
+
+def test_ranks_end_together_when_one_has_no_batch(tmp_path):
+    barrier, given = threading.Barrier(2), {}
+
+    def rank(number):
+        config = TrainerConfig(model="model", buffers=["buffer"], algorithm=PPOConfig(epochs=1, minibatch_size=16))
+        return learn(
+            config,
+            ActorCritic(3, 2, hidden=(16,)),
+            (np.zeros((1, 3), np.float32),),
+            batches=batches(3 - number),
+            took=lambda: None,
+            publisher=Weights,
+            numbers=Numbers(),
+            keeper=Folders(tmp_path / str(number)),
+            ranks=Threads(number, barrier, given),
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        summaries = list(pool.map(rank, range(2)))
+    assert [(summary.reason, summary.updates) for summary in summaries] == [("stream_ended", 2)] * 2
+    assert [summary.env_steps for summary in summaries] == [4 * BATCH_STEPS] * 2

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from brayx.actor.actor import Actor
 from brayx.actor.doors.asgi import DoorApp, Service
@@ -153,3 +154,53 @@ def test_the_status_page(service: tuple[TableService, str]) -> None:
     with Client(f"http://{address}") as client:
         client.start()
         assert json.loads(urllib.request.urlopen(f"http://{address}/", timeout=5).read()) == {"sessions": 1}
+
+
+def closing(connection: ClientConnection) -> tuple[int, str]:
+    with pytest.raises(ConnectionClosed) as closed:
+        connection.recv(timeout=5)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+@pytest.mark.parametrize("subprotocols", [None, ["brayx.v1"]])
+def test_a_bad_session_id_is_refused_and_not_echoed(
+    service: tuple[TableService, str], subprotocols: list[Any] | None
+) -> None:
+    table, address = service
+    url = f"ws://{address}/session?session=a%0D%0Ax-evil:%201"
+    with connect(url, subprotocols=subprotocols) as connection:
+        assert connection.response is not None
+        assert "session" not in connection.response.headers
+        assert "x-evil" not in connection.response.headers
+        message = connection.recv(timeout=5)
+        error = json.loads(message if isinstance(message, str) else message[1:])
+        assert error["error"] == "bad_request"
+        assert closing(connection)[0] == 4400
+    assert table.table.sessions == []
+
+
+@pytest.fixture
+def impatient() -> Iterator[tuple[TableService, str]]:
+    service = TableService()
+    with serving(DoorApp(service, idle_timeout_s=0.2)) as address:
+        yield service, address
+
+
+def test_an_enveloped_connection_without_a_session_is_closed(impatient: tuple[TableService, str]) -> None:
+    _, address = impatient
+    with connect(f"ws://{address}/session", subprotocols=[Subprotocol("brayx.v1")]) as connection:
+        assert closing(connection) == (4408, "no session for 0.2 s")
+
+
+def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: tuple[TableService, str]) -> None:
+    table, address = impatient
+    with connect(f"ws://{address}/session?session=s", subprotocols=[Subprotocol("brayx.v1")]) as connection:
+        for message in (b"S1", b"P2", b"S3"):
+            connection.send(message)
+            assert connection.recv(timeout=5) == b"R" + message[1:]
+        time.sleep(0.4)  # a running session is not the connection's idleness
+        connection.send(b"P4")
+        assert connection.recv(timeout=5) == b"R4"
+        assert closing(connection) == (4408, "no session for 0.2 s")
+    assert table.ends == [("s", "stop"), ("s", "stop")]

@@ -1,0 +1,47 @@
+"""Training jobs off the beaten path: a model in a deployment of its own, and a job that only reads data at rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.end_to_end.jobs import brayx, job_folder, trials
+
+DATA = """
+import numpy as np
+from brayx import Fragment
+
+def build_source(name, config):
+    rng = np.random.default_rng(config["seed"])
+    for _ in range(40):
+        yield Fragment(
+            obs=rng.normal(size=(33, 4)).astype(np.float32), action=rng.integers(0, 2, 32),
+            log_prob=np.full(32, np.log(0.5), np.float32), reward=np.ones(32, np.float32),
+            terminated=True, truncated=False, policy_version=np.ones(32, np.int64),
+        )
+"""
+
+
+def settings(*options: str) -> list[str]:
+    common = ("actor.port=0", "trainer.where=process", "trainer.target_return=null", *options)
+    return [word for option in common for word in ("--set", option)]
+
+
+def test_a_remote_model_trains(tmp_path: Path) -> None:
+    words = settings("actor.gamecores.0.num=2", "model.placement=remote", "trainer.num_steps=1500")
+    with brayx(tmp_path, "train", str(job_folder(tmp_path)), *words) as command:
+        assert command.ended() == 0, command.err
+    ((trial,),) = trials(tmp_path).values()
+    numbers = trial.metrics()
+    assert numbers["env_steps"] >= 1500
+    assert numbers["policy_version"] > 3
+    assert numbers["lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
+
+
+def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> None:
+    yaml = job_folder(tmp_path, rest_data=DATA)
+    yaml.write_text(yaml.read_text() + "\ndata: {kind: source, module: rest_data, buffer: buffer}\n")
+    with brayx(tmp_path, "train", str(yaml), *settings("actor.gamecores=[]")) as command:
+        assert command.ended() == 0, command.err
+    ((trial,),) = trials(tmp_path).values()
+    assert trial.metrics()["env_steps"] == 40 * 32
+    assert trial.status == "FINISHED"

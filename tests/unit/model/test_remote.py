@@ -1,0 +1,54 @@
+"""`RemoteModel` over a replica in this process: what it knows of versions."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.errors import DeadlineExceeded
+from brayx.model.config import ModelConfig
+from brayx.model.deployment import ModelReplica
+from brayx.model.remote import RemoteModel
+
+
+def build():
+    return torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),)
+
+
+def handle_of(replica):
+    """The three methods as a Serve handle has them."""
+    return SimpleNamespace(
+        **{name: SimpleNamespace(remote=getattr(replica, name)) for name in ("forward", "get_spec", "get_version")}
+    )
+
+
+@pytest.fixture
+async def replica():
+    made = ModelReplica(build, ModelConfig(module="unused", engine="torch"))
+    yield made
+    await made.close()
+
+
+async def test_the_version_is_known_before_the_first_forward(replica):
+    replica.model.load(7, {key: value.numpy() for key, value in build()[0].state_dict().items()})
+    remote = await RemoteModel.connect(handle_of(replica))
+    assert remote.version == 7
+    replica.model.load(9, {key: value.numpy() for key, value in build()[0].state_dict().items()})
+    assert remote.version == 7
+    assert await remote.refresh_version() == remote.version == 9
+    assert (await remote.forward(np.zeros(2, np.float32))).policy_version == 9
+    await remote.close()
+
+
+async def test_asking_a_deployment_that_does_not_answer_ends(replica):
+    handle = handle_of(replica)
+    remote = await RemoteModel.connect(handle)
+    handle.get_version = SimpleNamespace(remote=lambda: asyncio.sleep(60))
+    with pytest.raises(DeadlineExceeded, match="version"):
+        await remote.refresh_version(timeout_s=0.01)
+    assert remote.version == 0
+    await remote.close()
