@@ -209,4 +209,4 @@ class Agent:
         """
 
     async def on_session_end(self, reason: str) -> None:
-        """Called once, last: the session ended by ``stop``, ``idle``, ``disconnect``, ``drained`` or ``error``."""
+        """Called once, last: it ended by ``stop``, ``idle``, ``disconnect``, ``drained``, ``lost`` or ``error``."""

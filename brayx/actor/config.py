@@ -78,7 +78,7 @@ class ActorConfig(BaseModel):
     tick_output_proto: MessageConfig | None = None
     """Message class of a tick's reply, with ``serialize: proto``."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A session without a request for this long is ended, with reason ``idle``."""
+    """A session without a request for this long is ended, with reason ``idle``; a connection without one is closed."""
     tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Deadline of one tick inside the actor."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES

@@ -204,17 +204,8 @@ def metrics_of(command: Command, name: str = "main") -> dict[str, float]:
     return trials(command.folder)[name][-1].metrics()
 
 
-def listening(command: Command) -> set[int]:
-    """TCP ports that a command's processes listen on."""
-    ports: set[int] = set()
-    for process in command.processes():
-        with contextlib.suppress(psutil.Error):
-            ports |= {c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    return ports
-
-
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port."""
+    """Whether nobody listens at a port that the test chose or the command took: other ports may be another's by now."""
     return all(c.laddr.port != port or c.status != psutil.CONN_LISTEN for c in psutil.net_connections("tcp"))
 
 

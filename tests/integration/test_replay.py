@@ -180,12 +180,20 @@ def _read_task_pids():
 
 
 def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
+    def pid(actor):
+        try:
+            return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=30)
+        except ray.exceptions.RayActorError:  # it is being restarted
+            return None
+
     with running_buffer(ray_cluster) as (name, actor):
         thread, got, failed = read_in_background(read_buffer(name, ray_cluster), actor)
         remote = RemoteBuffer(name, namespace=ray_cluster)
         remote.push(fragment(0))
         wait_until(lambda: got)
-        ray.kill(actor, no_restart=False)
+        before = pid(actor)
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: pid(actor) not in (None, before), 60)
         number = 0
 
         def another():
