@@ -138,8 +138,6 @@ class Cluster:
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
             # A job has a dozen small actors that start at once, which is no reason to warn.
             "RAY_worker_maximum_startup_concurrency": "8",
-            # Ray's workers run at nice 15; the games beside them, at 0, would starve replica and learner.
-            "RAY_worker_niceness": "0",
             # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         }

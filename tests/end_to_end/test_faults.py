@@ -28,6 +28,8 @@ from tests.end_to_end.jobs import (
     trials,
 )
 
+pytestmark = pytest.mark.chaos  # minutes of whole jobs: `make test-chaos`
+
 CONTROL_C_S = 10.0
 
 TELLING_AGENT = '''
@@ -57,7 +59,8 @@ class RaisingAgent(Agent):
 def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
     """Words of ``brayx train`` for two CartPole games and a learner without Ray Train, which takes long to start."""
     yaml = job_folder(folder, **files)
-    options = ["actor.port=0", "actor.gamecores.0.num=2", "trainer.where=process", *overrides]
+    options = ["actor.port=0", "actor.gamecores.0.num=2", "trainer.where=process", "trainer.target_return=null"]
+    options += overrides
     return ["train", str(yaml), *(word for option in options for word in ("--set", option))]
 
 
@@ -94,7 +97,12 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
         folder, "agent.module=telling_agent", "agent.class=TellingAgent", telling_agent=TELLING_AGENT
     )  # fmt: skip
     with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
-        command.until(lambda: metrics_of(command).get("env_steps", 0) > 256, "the first env steps")
+
+        def both_play() -> bool:
+            now = metrics_of(command)
+            return now.get("env_steps", 0) > 256 and now["sessions_active"] >= 2
+
+        command.until(both_play, "both games were played")
         games = command.pids("brayx", "gamecore", "gym")
         os.kill(min(games), signal.SIGKILL)
 
