@@ -325,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="brayx gamecore gym", description="Play a Gymnasium environment as a gamecore."
     )
-    parser.add_argument("env_id", help="a registered id, CartPole-v1 for example, or module:id")
+    parser.add_argument("env_id", help="a registered id (CartPole-v1), or module:id of your own")
     parser.add_argument("--url", required=True, help="of the service: http://host:port or ws://host:port")
     parser.add_argument("--games", type=int, default=None, help="how many to play (default: until stopped)")
     parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
@@ -339,6 +339,8 @@ def main(argv: list[str] | None = None) -> int:
         "--die-with-parent", action="store_true", help="end when the process that started this one ends"
     )
     options = parser.parse_args(argv)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a module:id of one's own lies where the game is started
 
     count, total, ticks = 0, 0.0, 0
     began = time.monotonic()

@@ -28,21 +28,43 @@ from tests.end_to_end.jobs import (
     trials,
 )
 
-pytestmark = pytest.mark.chaos  # minutes of whole jobs: `make test-chaos`
-
 CONTROL_C_S = 10.0
 
+LONG_GAME = '''
+"""CartPole whose pole may fall: a game takes seconds, so a gamecore that is killed is killed in a game."""
+import math
+
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class LongCartPole(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.theta_threshold_radians = self.x_threshold = math.inf
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs.clip(-10.0, 10.0), *rest
+
+
+gymnasium.register("LongCartPole-v0", LongCartPole, max_episode_steps=5000)
+'''
+
 TELLING_AGENT = '''
-"""The template's agent; also records the length of the last episode of each session, by how that session ended."""
+"""The template's agent; also records how many steps of a session were in episodes, by how that session ended."""
 from brayx import record
 from gym_agent import GymAgent
 
 
 class TellingAgent(GymAgent):
+    steps = 0
+
     async def on_episode(self, episode, done):
         await super().on_episode(episode, done)
+        self.steps += len(episode) - 1
         if done:
-            record("last_episode_steps", len(episode) - 1, label=episode[-1].end, kind="sum")
+            record("session_steps", self.steps, label=episode[-1].end, kind="sum")
 '''
 
 RAISING_AGENT = '''
@@ -94,8 +116,14 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
     """Kills a gamecore of a training job, waits until another plays in its place, and presses Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
     words = small_job(
-        folder, "agent.module=telling_agent", "agent.class=TellingAgent", telling_agent=TELLING_AGENT
-    )  # fmt: skip
+        folder,
+        "agent.module=telling_agent",
+        "agent.class=TellingAgent",
+        telling_agent=TELLING_AGENT,
+        long_game=LONG_GAME,
+    )
+    yaml = folder / "cartpole.yaml"
+    yaml.write_text(yaml.read_text().replace("CartPole-v1", "long_game:LongCartPole-v0"))
     with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
 
         def both_play() -> bool:
@@ -133,7 +161,7 @@ def test_a_killed_gamecore_ends_its_own_session_only(interrupted: Interrupted) -
 
 
 def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
-    assert interrupted.metrics["last_episode_steps.disconnect"] > 0
+    assert interrupted.metrics["session_steps.disconnect"] > 0
     assert not [name for name in interrupted.metrics if name.startswith("fragments_dropped")]
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.jobs import brayx, job_folder, trials
-
-pytestmark = pytest.mark.chaos  # minutes of whole jobs: `make test-chaos`
 
 DATA = """
 import numpy as np
