@@ -35,7 +35,7 @@ from brayx.actor.session import SessionTable
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
 from deployments.actor import WeightSource, actor_spec, build_runtime
-from pipelines.config import JobConfig
+from deployments.job import JobConfig
 
 SESSION = "layers"
 

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import TrackingError
@@ -372,11 +372,3 @@ class HubClient:
             except Exception:
                 # Ray is shutting down under this process; what was gathered stays here.
                 log.debug("a hand-over to the hub failed", exc_info=True)
-
-
-@contextlib.contextmanager
-def timed(client: HubClient, name: str) -> Iterator[None]:
-    """Records the seconds a block takes as one sample of ``name``; nothing if it raises."""
-    started = time.perf_counter()
-    yield
-    client.add(name, time.perf_counter() - started)

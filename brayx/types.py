@@ -35,21 +35,6 @@ def stack(trees: Sequence[NestedArray]) -> NestedArray:
     return optree.tree_map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), trees[0], *trees[1:])
 
 
-def concatenate(trees: Sequence[NestedArray], axis: int = 0) -> NestedArray:
-    """Joins nested arrays along an existing axis."""
-    return optree.tree_map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves], axis), trees[0], *trees[1:])
-
-
-def take(tree: NestedArray, index: Any) -> NestedArray:
-    """Indexes every leaf with ``index``; slices are views."""
-    return optree.tree_map(lambda leaf: leaf[index], tree)
-
-
-def nbytes(tree: NestedArray) -> int:
-    """Bytes held by all leaves."""
-    return sum(np.asarray(leaf).nbytes for leaf in optree.tree_leaves(tree))
-
-
 class Forward(NamedTuple):
     """What a model computed for one observation.
 

@@ -40,8 +40,8 @@ from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
 from brayx.tracking import Trial, resolve, tracking_uri
 from brayx.types import NestedArray, Weights
+from deployments.job import JobConfig
 from deployments.render import EpisodeRenderer
-from pipelines.config import JobConfig
 
 logger = logging.getLogger("ray.serve")
 

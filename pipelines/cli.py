@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from brayx.errors import BrayxError
+from pipelines.ending import end_within, mark
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     # Read when Ray is imported: a thread that outlives its job must not start a new Ray by calling the one that ended.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    mark()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -48,6 +50,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ends the command in order, once: what is pressed again while it cleans up, within its deadlines, is ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_within()
     raise KeyboardInterrupt
 
 
@@ -111,7 +114,7 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from pipelines.config import JobConfig
+    from deployments.job import JobConfig
     from pipelines.train import train
 
     job = JobConfig.load(arguments.config, arguments.overrides)
@@ -144,7 +147,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     import yaml
 
-    from pipelines.config import JobConfig
+    from deployments.job import JobConfig
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     with contextlib.suppress(BrokenPipeError):

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 import time
@@ -26,14 +27,24 @@ from brayx.replay.config import STREAM_ENVIRONMENT
 
 Ingress = Literal["haproxy", "serve"]
 
+_PORTS = range(20_000, 32_000)
 _MIN_LOGICAL_CPUS = 4
 """Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on just now."""
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A TCP port nobody listens on just now.
+
+    It lies below the ports that systems give to outgoing connections: Ray opens many of those before the port is
+    taken, and one of them would get it now and then.
+
+    Raises:
+        StartupError: none was found.
+    """
+    for port in random.sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")
 
 
 def check_port(host: str, port: int) -> None:
@@ -108,7 +119,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
-            serve.start(http_options={"host": self.host, "port": self.port, "location": "HeadOnly"})
+            serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError | ray.exceptions.RayError):

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from brayx.tracking import initialise, tracking_uri
 from deployments.actor import only, serving_application
+from deployments.job import JobConfig
 from pipelines.cluster import Cluster
-from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve, evaluate
 from pipelines.train import CURVE_FILE, deploy, train_on
 

@@ -16,7 +16,7 @@ from brayx.errors import BrayxError, ConfigError
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
-    from pipelines.config import JobConfig, SourceConfig
+    from deployments.job import JobConfig, SourceConfig
 
 logger = logging.getLogger(__name__)
 

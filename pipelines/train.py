@@ -8,6 +8,7 @@ the order in which nothing is lost: games, learner (an interrupted one saves a l
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 import time
@@ -29,8 +30,8 @@ from deployments.actor import (
     pool_name,
     pooled,
 )
+from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
-from pipelines.config import JobConfig
 from pipelines.evaluate import draw_curve
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
@@ -48,7 +49,8 @@ _READY_TIMEOUT_S = 180.0
 _FIRST_STEP_TIMEOUT_S = 20.0
 _NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
-_INTERRUPTED_END_TIMEOUT_S = 6.0
+_INTERRUPTED_END_TIMEOUT_S = 5.0
+_INTERRUPTED_START_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,9 @@ def train_on(
         target=config.target_return,
     )
     names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "buffer", "sessions")}
-    began, finished = time.monotonic(), False
+    began, learning, finished = time.monotonic(), False, False
     with contextlib.ExitStack() as stack:
+        stack.push(functools.partial(_unfinished, trial))
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
         hub = create_hub(names["hub"], NAMESPACE, trial)
@@ -175,7 +178,7 @@ def train_on(
             _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
             _wait_for_weights(cluster.url, learner, config.model, progress)
             urls = {door: cluster.door(door) for door in ("http", "ws")}
-            began = time.monotonic()
+            began, learning = time.monotonic(), True
             sizes = {buffer_name: job.buffers[buffer_name].size}
             with (
                 Sources(job, {buffer_name: buffer}, sizes) as sources,
@@ -186,11 +189,10 @@ def train_on(
             learner.result()
             finished = True
         except KeyboardInterrupt:
-            progress.say("interrupted: saving a last checkpoint; the same command resumes this trial")
-            _end(learner)
+            progress.say("interrupted: the learner saves a last checkpoint; the same command resumes this trial")
+            _end(learner, learning)
         except BaseException:
-            _end(learner)  # before Ray goes: a thread that still calls it would start another one
-            trial.finish("FAILED")
+            _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
             raise
         seconds = time.monotonic() - began
         numbers = _last_numbers(hub)
@@ -200,6 +202,12 @@ def train_on(
             trial.log_figure(draw_curve(curve, title=job.project, target=config.target_return), CURVE_FILE)
         trial.finish("FINISHED" if finished else "KILLED")
     return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve)
+
+
+def _unfinished(trial: Trial, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off."""
+    if error is not None:
+        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
 def _deploy(
@@ -313,11 +321,11 @@ class _Patience:
         return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log of Ray Serve'}"
 
 
-def _end(learner: Learner) -> None:
-    """Has the learner save a last checkpoint, for as long as somebody who wants to stop will wait."""
+def _end(learner: Learner, learning: bool) -> None:
+    """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
     with contextlib.suppress(BrayxError):
         learner.stop()
-        learner.result(_INTERRUPTED_END_TIMEOUT_S)
+        learner.result(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S)
 
 
 def _last_numbers(hub: Any) -> dict[str, float]:

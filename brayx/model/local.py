@@ -5,14 +5,12 @@ Knows nothing of Ray: weights come through `LocalModel.load`, whoever calls it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 
 from brayx.engines.base import Engine, ModelSpec
-from brayx.errors import DeadlineExceeded
 from brayx.model.batcher import Batcher
 from brayx.types import Forward, NestedArray, Weights
 
@@ -72,7 +70,6 @@ class LocalModel:
         self._engine = engine
         self._spec = engine.spec
         self._current: tuple[int, Any] = (version, engine.bind(engine.initial if weights is None else weights))
-        self._loaded = asyncio.Event()
         self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
             self._run,
             max_batch_size=max_batch_size,
@@ -101,23 +98,6 @@ class LocalModel:
             BadWeights: they do not fit the model; the weights in use stay.
         """
         self._current = (version, self._engine.bind(weights))
-        self._loaded.set()
-        self._loaded = asyncio.Event()
-
-    async def wait_version(self, at_least: int, timeout_s: float) -> int:
-        """Waits until weights of that version or a newer one are loaded.
-
-        Raises:
-            DeadlineExceeded: they were not in time.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.version < at_least:
-                    await self._loaded.wait()
-        except TimeoutError:
-            message = f"no weights of version {at_least} or newer within {timeout_s:g} s; the newest is {self.version}"
-            raise DeadlineExceeded(message, version=self.version) from None
-        return self.version
 
     async def forward(self, *args: NestedArray) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""

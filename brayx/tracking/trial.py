@@ -80,7 +80,7 @@ class Trial:
     resumed: bool = False
 
     @staticmethod
-    def open(project: str, name: str, uri: str, *, resume: bool = True, reopen_finished: bool = False) -> Trial:
+    def open(project: str, name: str, uri: str, *, resume: bool = True) -> Trial:
         """Starts a trial, or goes on with the newest one of that name if that was interrupted.
 
         Args:
@@ -88,7 +88,6 @@ class Trial:
             name: name of the run.
             uri: tracking URI, initialised.
             resume: False starts a new run whatever there is.
-            reopen_finished: goes on even with a trial that came to its end.
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
@@ -109,7 +108,7 @@ class Trial:
                 order_by=["attributes.start_time DESC"],
                 max_results=1,
             )
-            if resume and found and (reopen_finished or found[0].info.status != "FINISHED"):
+            if resume and found and found[0].info.status != "FINISHED":
                 run_id = found[0].info.run_id
                 if found[0].info.status == "RUNNING":
                     _refuse_if_owned(name, run_id, found[0].data.tags.get(_OWNER_TAG, ""))
@@ -182,13 +181,6 @@ class Trial:
                     fresh.append(Param(key, value))
             for start in range(0, len(fresh), 100):
                 client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Writes facts that may change later."""
-        from mlflow.entities import RunTag
-
-        with telling(f"cannot write tags of trial {self.name!r}"):
-            client_of(self.uri).log_batch(self.run_id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
 
     def log_figure(self, figure: Figure, artifact_file: str) -> None:
         """Saves a matplotlib figure as ``artifact_file`` (``curve.png``)."""

@@ -45,22 +45,23 @@ class Command:
     Args:
         words: the command and its arguments.
         folder: where it runs; its output is kept there.
-        environment: variables to add.
+        environment: variables to set; None takes one away.
     """
 
     _count = 0
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, environment: dict[str, str | None] | None = None) -> None:
         Command._count += 1
         self.folder = folder
         self._mark = secrets.token_hex(8)
         self._out = folder / f"stdout-{Command._count}.txt"
         self._err = folder / f"stderr-{Command._count}.txt"
+        variables = {**os.environ, "COLUMNS": "400", **(environment or {}), MARK: self._mark}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [str(BIN / words[0]), *words[1:]],
                 cwd=folder,
-                env={**os.environ, "COLUMNS": "400", **(environment or {}), MARK: self._mark},
+                env={name: value for name, value in variables.items() if value is not None},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -147,9 +148,9 @@ class Command:
         return time.monotonic() - began
 
 
-def brayx(folder: Path, *words: str) -> Command:
+def brayx(folder: Path, *words: str, environment: dict[str, str | None] | None = None) -> Command:
     """``brayx WORDS`` running in ``folder``."""
-    return Command(["brayx", *words], folder)
+    return Command(["brayx", *words], folder, environment)
 
 
 def alone_for(seconds: float, command: Command) -> float:

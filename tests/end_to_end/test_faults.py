@@ -80,9 +80,13 @@ class RaisingAgent(Agent):
 
 def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
     """Words of ``brayx train`` for two CartPole games and a learner without Ray Train, which takes long to start."""
+    return job_words(folder, "trainer.where=process", *overrides, **files)
+
+
+def job_words(folder: Path, *overrides: str, **files: str) -> list[str]:
+    """Words of ``brayx train`` for two CartPole games."""
     yaml = job_folder(folder, **files)
-    options = ["actor.port=0", "actor.gamecores.0.num=2", "trainer.where=process", "trainer.target_return=null"]
-    options += overrides
+    options = ["actor.port=0", "actor.gamecores.0.num=2", "trainer.target_return=null", *overrides]
     return ["train", str(yaml), *(word for option in options for word in ("--set", option))]
 
 
@@ -115,7 +119,7 @@ class Interrupted:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
     """Kills a gamecore of a training job, waits until another plays in its place, and presses Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
-    words = small_job(
+    words = job_words(
         folder,
         "agent.module=telling_agent",
         "agent.class=TellingAgent",
@@ -210,6 +214,28 @@ def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(int
     assert second.run_id != interrupted.trial.run_id
     assert len(trials(interrupted.folder)["main"]) == 1
     assert interrupted.trial.metrics() == before
+
+
+def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
+    with brayx(tmp_path, *small_job(tmp_path)) as command, said_on_failure(command):
+        command.until(lambda: metrics_of(command).get("env_steps", 0) > 256, "games were played")
+        for process in command.processes("ray"):
+            if process.pid != command.process.pid:
+                process.suspend()
+        limit_s = alone_for(CONTROL_C_S, command)
+        command.control_c(group=False)
+        assert command.gone(3 * limit_s) < limit_s
+        assert command.process.returncode == 130
+        assert "processes were killed" in command.err
+
+
+def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
+    options = ["actor.port=0", "trainer.where=process", "trainer.num_steps=1500"]
+    words = ["demo", "--games", "500", *(word for option in options for word in ("--set", option))]
+    with brayx(tmp_path, *words) as command, said_on_failure(command):
+        interrupt_at(command, "gamecore.gym", group=True)
+    (trial,) = trials(tmp_path)["main"]
+    assert trial.status == "FINISHED", "the training had ended"
 
 
 def interrupt_at(command: Command, moment: str, *, group: bool) -> None:

@@ -17,8 +17,8 @@ from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from deployments.actor import build_model
+from deployments.job import JobConfig
 from pipelines.cluster import free_port
-from pipelines.config import JobConfig
 from tests.end_to_end.jobs import ROOT, Command, is_free, said_on_failure
 
 POLICY_VERSION = 41

@@ -27,8 +27,8 @@ from brayx.gamecore.compliance import DoorCompliance
 from deployments.actor import WeightSource, actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
+from deployments.job import JobConfig
 from pipelines.cluster import free_port
-from pipelines.config import JobConfig
 
 TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
 WAIT_S = 60.0
@@ -39,7 +39,7 @@ DIRECTORY = "echo/sessions"
 def service(ray_cluster: str) -> Iterator[str]:
     """Serve with its default ingress; the value is its URL."""
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
 

@@ -14,7 +14,7 @@ from brayx.actor.directory import NAMESPACE
 from brayx.errors import ConfigError
 from brayx.replay.buffer import create_buffer
 from brayx.replay.config import BufferConfig
-from pipelines.config import JobConfig
+from deployments.job import JobConfig
 from pipelines.sources import Sources
 
 JOB = """

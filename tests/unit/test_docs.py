@@ -45,8 +45,8 @@ from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
 from brayx.model.local import LocalModel
 from brayx.replay.packing import Packer
 from brayx.types import Fragment
+from deployments.job import JobConfig
 from pipelines import cli
-from pipelines.config import JobConfig
 from tests.unit.gamecore.echo_server import serving
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from brayx.types import Fragment, Step, concatenate, flatten, nbytes, stack, take
+from brayx.types import Fragment, Step, flatten, stack
 
 SCALARS = st.floats(-1e3, 1e3, width=32)
 TREES: st.SearchStrategy[Any] = st.recursive(
@@ -40,23 +40,11 @@ def test_flatten_of_a_bare_array_keeps_the_prefix() -> None:
 
 
 @given(TREES)
-def test_stack_then_take_gives_each_back(tree: Any) -> None:
+def test_stacked_trees_are_there_by_index(tree: Any) -> None:
     stacked = stack([tree, tree, tree])
     for index in range(3):
-        for path, leaf in flatten(take(stacked, index)).items():
-            np.testing.assert_array_equal(leaf, flatten(tree)[path])
-    assert nbytes(stacked) == 3 * nbytes(tree)
-
-
-@given(TREES)
-def test_concatenate_joins_along_the_axis(tree: Any) -> None:
-    for path, leaf in flatten(concatenate([tree, tree], axis=1)).items():
-        np.testing.assert_array_equal(leaf, np.concatenate([flatten(tree)[path]] * 2, axis=1))
-
-
-def test_slices_are_views() -> None:
-    leaf = np.arange(6)
-    assert np.shares_memory(take({"x": leaf}, slice(1, 4))["x"], leaf)
+        for path, leaf in flatten(stacked).items():
+            np.testing.assert_array_equal(leaf[index], flatten(tree)[path])
 
 
 def test_trees_of_other_structure_do_not_stack() -> None:

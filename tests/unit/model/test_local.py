@@ -11,7 +11,7 @@ import torch
 
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BadWeights, DeadlineExceeded, ModelError, ShapeMismatch
+from brayx.errors import BadWeights, ModelError, ShapeMismatch
 from brayx.model.local import LocalModel
 from brayx.nets.mlp import ActorCritic
 
@@ -123,20 +123,6 @@ async def test_a_misfit_is_refused_before_it_meets_others(make, engine):
     assert "x: [4] float64" in results[1].message
     assert results[0].outputs["factor"] == results[2].outputs["factor"] == 1
     assert batches == [2]
-
-
-async def test_wait_version(make, engine):
-    model = make(engine)
-    with pytest.raises(DeadlineExceeded, match="the newest is 0"):
-        await model.wait_version(1, timeout_s=0.01)
-    waiting = asyncio.create_task(model.wait_version(2, timeout_s=5))
-    await asyncio.sleep(0)
-    model.load(1, factor(1))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    model.load(2, factor(2))
-    assert await waiting == 2
-    assert await model.wait_version(1, timeout_s=0.01) == 2
 
 
 async def test_closed_model_refuses(make, engine):

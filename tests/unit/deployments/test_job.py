@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from brayx.errors import ConfigError
-from pipelines.config import KINDS, JobConfig
+from deployments.job import KINDS, JobConfig
 
 TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 CARTPOLE = TEMPLATES / "cartpole.yaml"

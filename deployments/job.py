@@ -20,7 +20,7 @@ from brayx.errors import ConfigError
 from brayx.model.config import ModelConfig
 from brayx.replay.config import BufferConfig
 from brayx.trainer.config import TrainerConfig
-from pipelines.document import Document, Loc, dotted, nearest, nearest_file, short
+from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
 
 
 class SourceConfig(BaseModel):

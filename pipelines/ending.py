@@ -1,0 +1,53 @@
+"""The promise that an interrupted command is gone in time: what still runs when its time is over is killed.
+
+A command ends what it started in order, each part within a deadline of its own; should several of them hang at once,
+this is what ends the wait. Knows nothing of what the processes do: all carry a mark of the command in their
+environment, which they inherit, orphans and process groups of their own included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+
+import psutil
+
+END_S = 8.0
+"""Seconds from the interrupt to the last process's end."""
+
+_MARK = "BRAYX_COMMAND"
+
+
+def mark() -> None:
+    """Marks this process, and so everything that it starts from now on."""
+    os.environ[_MARK] = secrets.token_hex(8)
+
+
+def end_within(seconds: float = END_S) -> None:
+    """Kills what this command started and is still there after ``seconds``, and ends it with exit code 130."""
+    timer = threading.Timer(seconds, _kill)
+    timer.daemon = True  # a command that is done sooner takes it along
+    timer.start()
+
+
+def _kill() -> None:
+    left = _started()
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=0.5)
+    print(f"brayx: ending took too long: {len(left)} processes were killed", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
+def _started() -> list[psutil.Process]:
+    """Processes with this command's mark, itself left out."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(_MARK) == os.environ.get(_MARK):
+                found.append(process)
+    return found
