@@ -15,9 +15,18 @@ from pathlib import Path
 from types import FrameType
 
 from brayx.errors import BrayxError
-from pipelines.ending import end_within, mark
+from pipelines.ending import end_within, leave, mark
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+
+def run() -> None:
+    """The command ``brayx``."""
+    try:
+        code = main()
+    except SystemExit as asked:  # argparse's help and its refusals
+        code = asked.code if isinstance(asked.code, int) else 1
+    leave(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,4 +165,4 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

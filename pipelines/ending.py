@@ -7,11 +7,13 @@ environment, which they inherit, orphans and process groups of their own include
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import sys
 import threading
+from typing import NoReturn
 
 import psutil
 
@@ -31,6 +33,18 @@ def end_within(seconds: float = END_S) -> None:
     timer = threading.Timer(seconds, _kill)
     timer.daemon = True  # a command that is done sooner takes it along
     timer.start()
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process as ``sys.exit`` would, but without taking every module apart.
+
+    With Ray, torch and MLflow loaded that takes the interpreter three or four seconds, at the end of each command.
+    """
+    with contextlib.suppress(OSError):  # whoever read what it says may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def _kill() -> None:
