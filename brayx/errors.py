@@ -3,14 +3,19 @@
     BrayxError                          internal            500
     ├── ProtocolError                   bad_request         400
     │   ├── BadBody                     bad_body            400
-    │   └── BodyTooLarge                body_too_large      413
+    │   ├── BodyTooLarge                body_too_large      413
+    │   └── HeaderTooLarge              header_too_large    431
+    ├── Unauthorized                    unauthorized        401
     ├── SessionError                    session_error       409
     │   ├── SessionUnknown              session_unknown     404
     │   ├── SessionExists               session_exists      409
-    │   └── SessionLost                 session_lost        410
+    │   ├── SessionLost                 session_lost        410
+    │   ├── SessionResumed              session_resumed     409
+    │   └── OutOfSequence               out_of_sequence     409
     ├── AgentError                      agent_error         500
     ├── Overloaded                      overloaded          503
     │   ├── ServiceFull                 service_full        503
+    │   ├── TooManyConnections          too_many_connections 503
     │   └── QueueFull                   queue_full          503
     ├── DeadlineExceeded                deadline_exceeded   504
     ├── ModelError                      model_error         500
@@ -95,6 +100,21 @@ class BodyTooLarge(ProtocolError):
     http_status = 413
 
 
+class HeaderTooLarge(ProtocolError):
+    """A request's header, or one of its fields, is longer than the door allows."""
+
+    code = "header_too_large"
+    http_status = 431
+
+
+class Unauthorized(BrayxError):
+    """Keys are configured, and the request's key, time or token is missing, unknown, out of its window or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
 class SessionError(BrayxError):
     """A request that does not fit the state of its session."""
 
@@ -126,6 +146,21 @@ class SessionLost(SessionError):
     grpc_status = "DATA_LOSS"
 
 
+class SessionResumed(SessionError):
+    """The session's owner died and another replica goes on with it from a snapshot.
+
+    The request was not applied. ``details["tick"]`` is the number of the tick that comes next; told once.
+    """
+
+    code = "session_resumed"
+
+
+class OutOfSequence(SessionError):
+    """A numbered tick that is neither the next one nor a repeat of the last; ``expected`` and ``got`` in details."""
+
+    code = "out_of_sequence"
+
+
 class AgentError(BrayxError):
     """An agent raised. Its session ends; the traceback is in the replica's log, not on the wire."""
 
@@ -144,6 +179,12 @@ class ServiceFull(Overloaded):
     """No room for another session: only a start is refused so, never a tick."""
 
     code = "service_full"
+
+
+class TooManyConnections(Overloaded):
+    """The door holds as many connections as it may."""
+
+    code = "too_many_connections"
 
 
 class QueueFull(Overloaded):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-_BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
+BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
 """Histogram bounds, ten a decade from 1e-7 to 1e7: a percentile is right to 13 per cent."""
 
 
@@ -43,9 +43,16 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("ticks", "ticks", Kind.SUM, "ticks answered"),
         Metric("tick_seconds", "s", Kind.PERCENTILE, "from the request at the replica to its reply"),
+        Metric("tick_wait_seconds", "s", Kind.PERCENTILE, "until the session takes the request, of one tick in eight"),
         Metric("sessions_started", "sessions", Kind.SUM, "sessions begun"),
         Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason"),
         Metric("sessions_active", "sessions", Kind.LAST, "sessions running now"),
+        Metric("sessions_resumed", "sessions", Kind.SUM, "sessions taken over from another replica's snapshot"),
+        Metric("snapshots_failed", "snapshots", Kind.SUM, "snapshots of sessions that could not be taken or kept"),
+        Metric("ticks_forwarded", "ticks", Kind.SUM, "requests that the owner's replica answered for another"),
+        Metric("forwarded_seconds", "s", Kind.PERCENTILE, "from passing a request on to its answer"),
+        Metric("ticks_fallen_back", "ticks", Kind.SUM, "ticks past their deadline, answered by the fallback, by which"),
+        Metric("ticks_repeated", "ticks", Kind.SUM, "numbered ticks that came again and got the kept reply"),
         Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
@@ -59,7 +66,9 @@ METRICS: dict[str, Metric] = {
         Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
         Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
+        Metric("updates", "batches", Kind.SUM, "learner batches learned from"),
         Metric("policy_version", "versions", Kind.LAST, "newest published weights"),
+        Metric("acting_version", "versions", Kind.LAST, "weights that a replica acts with, by model"),
         Metric("lag_versions", "versions", Kind.MEAN, "policy versions published between acting and learning"),
         Metric("loss", "1", Kind.MEAN, "total loss"),
         Metric("policy_loss", "1", Kind.MEAN, "surrogate loss"),
@@ -80,7 +89,7 @@ DROPPED = "metrics_dropped"
 """Counts samples of names past a bound."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Cell:
     """Samples of one metric and one label set, in a form that merges."""
 
@@ -89,14 +98,16 @@ class _Cell:
     maximum: float = -math.inf
     last: float = math.nan
     buckets: dict[int, float] = field(default_factory=dict)
+    histogram: bool = False
 
-    def add(self, value: float, weight: float, histogram: bool) -> None:
+    def add(self, value: float, weight: float) -> None:
         self.count += weight
         self.total += value * weight
-        self.maximum = max(self.maximum, value)
+        if value > self.maximum:
+            self.maximum = value
         self.last = value
-        if histogram:
-            slot = bisect.bisect_left(_BOUNDS, value)
+        if self.histogram:
+            slot = bisect.bisect_left(BOUNDS, value)
             self.buckets[slot] = self.buckets.get(slot, 0.0) + weight
 
     def merge(self, other: _Cell) -> None:
@@ -112,7 +123,7 @@ class _Cell:
         for slot in sorted(self.buckets):
             seen += self.buckets[slot]
             if seen >= rank:
-                return min(_BOUNDS[min(slot, len(_BOUNDS) - 1)], self.maximum)
+                return min(BOUNDS[min(slot, len(BOUNDS) - 1)], self.maximum)
         return self.maximum
 
 
@@ -125,6 +136,9 @@ class Sink(Protocol):
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample, as `Recorder.add`."""
+
+    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        """Adds what a recorder drained, as `Recorder.merge`."""
 
 
 class Recorder:
@@ -156,10 +170,10 @@ class Recorder:
             if not self._has_room(name, label):
                 self._drop(weight)
                 return
-            cell = self._cells[name, label] = _Cell()
             if name not in METRICS:
                 self._own[name] = Metric(name, "", kind or Kind.MEAN, "application metric")
-        cell.add(float(value), weight, self.metric(name).kind is Kind.PERCENTILE)
+            cell = self._cells[name, label] = _Cell(histogram=self.metric(name).kind is Kind.PERCENTILE)
+        cell.add(float(value), weight)
 
     def metric(self, name: str) -> Metric:
         """The declaration of ``name``; an application's own defaults to a mean."""
@@ -210,8 +224,8 @@ class Recorder:
         return len(self._cells) < self._max_names or (name in METRICS and not label)
 
     def _drop(self, count: float) -> None:
-        self._cells.setdefault((DROPPED, ""), _Cell()).add(count, 1.0, False)
+        self._cells.setdefault((DROPPED, ""), _Cell()).add(count, 1.0)
 
 
 def _copy(cell: _Cell) -> _Cell:
-    return _Cell(cell.count, cell.total, cell.maximum, cell.last, dict(cell.buckets))
+    return _Cell(cell.count, cell.total, cell.maximum, cell.last, dict(cell.buckets), cell.histogram)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ _LAST_WORD_S = 1.0
 
 
 class Actor:
-    """Answers one session: ``start``, then ``tick`` any number of times, then ``stop``; then `on_end`, always."""
+    """Answers one session: ``start``, then ``tick`` any number of times, then ``stop``; then `on_end`, always.
+
+    All calls of one session come from one task. An actor of a session that ran elsewhere gets `restore` instead of
+    ``start``.
+    """
 
     async def start(self, session: str, body: bytes) -> bytes:
         """Begins the session ``session``."""
@@ -42,6 +47,21 @@ class Actor:
 
     async def on_end(self, reason: str) -> None:
         """Called once when the session is over, for whatever reason, after the reply to the last request."""
+
+    def fallback(self) -> bytes | None:
+        """What to answer instead of the tick under way, which is late; None: nothing, wait for it."""
+        return None
+
+    async def missed(self) -> None:
+        """The tick just answered was late: its client has acted on something else."""
+
+    async def snapshot(self) -> bytes | None:
+        """What another actor needs to go on with the session after the last tick; None: it cannot be moved."""
+        return None
+
+    async def restore(self, session: str, snapshot: bytes) -> None:
+        """Goes on with a session from what `snapshot` gave, perhaps in another process."""
+        raise NotImplementedError
 
     async def call(self, body: bytes) -> bytes:
         """Answers a stateless call (a request without ``step_kind``); calls of many clients run side by side."""
@@ -72,7 +92,7 @@ class Codec:
                 return None
             try:
                 return json.loads(body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadBody(f"body is not JSON: {error}; it starts with {body[:40]!r}") from None
         if self.kind == "proto" and self.tick_input is not None:
             message = self.tick_input()
@@ -147,7 +167,9 @@ class AgentActor(Actor):
         self._cut = factory.episode_length + 1 if factory.episode_length else None
         self._agents: Sequence[Agent] = ()
         self._session = ""
+        self._start = b""
         self._tick = 0
+        self._late: State | None = None
         self._episode: list[State] = []
         self._handed_over: asyncio.Task[None] | None = None
         self._keep = factory.keeper() if factory.keeper is not None else None
@@ -155,14 +177,33 @@ class AgentActor(Actor):
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
-        self._session = session
+        self._session, self._start = session, body
         with self._services.use():
             self._make_agents(state)
         return b"Game Started"
 
+    async def snapshot(self) -> bytes | None:
+        """The agents' own snapshots; the episode so far is handed over first, so that nothing of it is lost."""
+        with self._services.use():
+            agents = [agent.snapshot() for agent in self._agents]
+            if any(data is None for data in agents):
+                return None
+            if len(self._episode) > 1:
+                await self._hand_over(done=False)
+                await self._settle()
+        # Between Ray's own processes only: no door ever reads it.
+        return pickle.dumps((self._start, self._tick, agents))
+
+    async def restore(self, session: str, snapshot: bytes) -> None:
+        start, self._tick, agents = pickle.loads(snapshot)
+        await self.start(session, start)
+        with self._services.use():
+            for agent, data in zip(self._agents, agents, strict=True):
+                agent.restore(data)
+
     async def tick(self, body: bytes) -> bytes:
         codec = self._codec
-        state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
+        self._late = state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
         with self._services.use():
             await self._act(state)
             reply = codec.encode(state.output)
@@ -173,6 +214,25 @@ class AgentActor(Actor):
             if self._cut is not None and len(self._episode) >= self._cut:
                 await self._hand_over(done=False)
         return reply
+
+    def fallback(self) -> bytes | None:
+        """The agents' own choice, if each has one: `Agent.on_deadline`."""
+        state = self._late
+        if state is None or any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
+            return None
+        chosen = State(state.session, tick=state.tick, input=state.input, output=self._codec.empty())
+        for agent in self._agents:
+            agent.on_deadline(chosen)
+        return self._codec.encode(chosen.output)
+
+    async def missed(self) -> None:
+        """Cuts the episode before the tick: no fragment may hold an action that was not the agent's."""
+        episode = self._episode[:-1]
+        self._episode = []
+        if len(episode) > 1:
+            await self._settle()
+            with self._services.use():
+                self._handed_over = asyncio.create_task(self._on_episode(episode, False))
 
     async def stop(self, body: bytes) -> bytes:
         if body:

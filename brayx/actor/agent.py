@@ -210,3 +210,21 @@ class Agent:
 
     async def on_session_end(self, reason: str) -> None:
         """Called once, last: it ended by ``stop``, ``idle``, ``disconnect``, ``drained``, ``lost`` or ``error``."""
+
+    def on_deadline(self, state: State) -> None:
+        """Chooses at once, with ``fallback: agent``, since `on_tick` is late: reads ``state.input``, writes ``output``.
+
+        `on_tick` still runs to its end with a state of its own; that state is in no episode, which is cut before it.
+        """
+        raise NotImplementedError
+
+    def snapshot(self) -> bytes | None:
+        """What another instance needs to go on after this tick, in another process; None: this agent cannot be moved.
+
+        With it, a session survives its replica (``actor.snapshot_every``) and is moved when a replica ends.
+        """
+        return None
+
+    def restore(self, snapshot: bytes) -> None:
+        """Goes on from what `snapshot` gave; called after the constructor, which gets the session's start again."""
+        raise NotImplementedError

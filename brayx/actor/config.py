@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from brayx.gamecore.auth import DEFAULT_WINDOW_S
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 
 
@@ -43,8 +44,8 @@ class GamecoreConfig(BaseModel):
     """Command line; ``{url}`` becomes the door's URL and ``{index}`` the process's number."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """How many processes."""
-    door: Literal["http", "ws"] = "ws"
-    """Which URL ``{url}`` becomes."""
+    door: Literal["http", "ws", "tcp"] = "ws"
+    """Which URL ``{url}`` becomes: Serve's ingress for ``http`` and ``ws``, the replicas' own port for ``tcp``."""
 
 
 class ActorConfig(BaseModel):
@@ -73,15 +74,52 @@ class ActorConfig(BaseModel):
     """Every so many sessions the whole game is handed to the job's renders; null: never."""
     serialize: Literal["json", "proto"] | None = "json"
     """Format of tick bodies; null: raw bytes."""
-    tick_input_proto: MessageConfig | None = None
+    tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's body, with ``serialize: proto``."""
-    tick_output_proto: MessageConfig | None = None
+    tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's reply, with ``serialize: proto``."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A session without a request for this long is ended, with reason ``idle``; a connection without one is closed."""
     tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Deadline of one tick inside the actor."""
+    """Deadline of one tick inside the actor; past it the session ends."""
+    tick_deadline_ms: Annotated[float, Field(gt=0)] | None = None
+    """A tick without an answer this long after it came gets the fallback's, and the session goes on; null: it waits."""
+    fallback: Literal["last", "default", "agent"] = "last"
+    """What a late tick is answered with: the session's last reply, ``fallback_body``, or the agents' `on_deadline`."""
+    fallback_body: str = ""
+    """The answer of ``fallback: default``."""
+    native_host: str = "127.0.0.1"
+    """Address of the replicas' own ports; ``0.0.0.0`` lets other machines in."""
+    native_port: Annotated[int, Field(ge=0, le=65535)] | None = 8100
+    """HTTP and WebSocket port that every replica of a node opens beside Serve's ingress; 0: a free one; null: none."""
+    tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = 8101
+    """Port for Bray's TCP framing; as `native_port`."""
+    max_connections: Annotated[int, Field(ge=1)] = 8192
+    """Connections that a native port of a replica holds; further ones are told and closed."""
+    reconnect_timeout_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long a session with numbered ticks waits for its client after its connection broke; 0: it ends at once."""
+    snapshot_every: Annotated[int, Field(ge=0)] = 0
+    """Ticks between two snapshots of a session whose agents can give one; 0: none is taken."""
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long a replica that ends lets sessions finish that cannot be moved to another; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
+    keys_file: str | None = None
+    """File of the keys that requests are signed with (`brayx keys new`); null: the environment's, if it has any."""
+    key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
+    """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []
     """Game processes a training job starts."""
+
+    @field_validator("tick_input_proto", "tick_output_proto")
+    @classmethod
+    def _goes_with_proto(cls, value: MessageConfig | None, info: ValidationInfo) -> MessageConfig | None:
+        """Without its class a message would reach the agents as raw bytes; with another format it means nothing."""
+        if "serialize" not in info.data:
+            return value  # which is told by itself
+        serialize = info.data["serialize"]
+        if serialize == "proto" and value is None:
+            raise ValueError("{module: ..., message: ...}, because serialize is proto")
+        if serialize != "proto" and value is not None:
+            raise ValueError(f"null, because serialize is {serialize or 'null'}")
+        return value

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
-import uvicorn
 from ray import serve
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve.schema import LoggingConfig
@@ -26,13 +25,21 @@ from ray.serve.schema import LoggingConfig
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.directory import RENEW_S, DirectoryRecovering, Location, create_directory
-from brayx.actor.doors.asgi import FORWARDED_PREFIX, DoorApp, Service
-from brayx.actor.session import SessionTable
-from brayx.errors import BrayxError, ConnectFailed, Overloaded, TransportError
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.grpc import GrpcDoor
+from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnection, WebSockets
+from brayx.actor.doors.native import Limits, Listener, check_shared_port
+from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.export import Exporter
+from brayx.actor.service import Reply, into
+from brayx.actor.session import BETWEEN, SessionTable, Snapshot
+from brayx.errors import BrayxError, ConnectFailed, Overloaded, QueueFull, ServiceFull, TransportError, Unauthorized
+from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
-from brayx.metrics import Recorder, Sink
+from brayx.metrics import Kind, Metric, Part, Recorder, Sink
+from brayx.ports import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +47,11 @@ _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
 _PROBE_TIMEOUT_S = 2.0
 _IDLE_PEER_CONNECTIONS = 64
+_PEERS_IDLE_S = 300.0
+_MAX_ROUTING = 4096
+_DRAIN_CHECK_S = 0.2
+_LAST_S = 4.0
+"""After the drain: agents are told, and what they left is handed over."""
 
 
 @dataclass
@@ -48,7 +60,8 @@ class ActorRuntime:
 
     Attributes:
         make_actor: makes the actor of each session.
-        recorder: where the replica counts.
+        recorder: where the replica counts; the replica puts its export before it.
+        versions: the policy version of each model.
         describe: JSON facts for the status page (the policy version, say).
         check: raises when something behind the actors is broken for good; called by Serve's health check.
         close: coroutines functions that end what the builder started, in order.
@@ -56,16 +69,25 @@ class ActorRuntime:
 
     make_actor: Callable[[], Actor]
     recorder: Sink = field(default_factory=Recorder)
+    versions: Callable[[], Mapping[str, int]] = dict
     describe: Callable[[], dict[str, Any]] = dict
     check: Callable[[], None] = lambda: None
     close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """Records one sample with the recorder of the time: what a builder makes may record into the runtime."""
+        self.recorder.add(name, value, label=label, kind=kind, weight=weight)
+
+    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        """Adds what another recorder drained."""
+        self.recorder.merge(part)
 
 
 RuntimeBuilder = Callable[[Mapping[str, Any]], Awaitable[ActorRuntime]]
 """Makes the runtime from the Serve handles that were bound to the deployment."""
 
 
-class ActorReplica(Service):
+class ActorReplica(GrpcDoor):
     """One replica: sessions, doors and the way to other replicas' sessions.
 
     Args:
@@ -78,8 +100,16 @@ class ActorReplica(Service):
     async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
         self, build: RuntimeBuilder, config: ActorConfig, directory: str, handles: Mapping[str, Any]
     ) -> None:
-        self._runtime = await build(handles)
+        self.max_body_bytes = config.max_body_bytes
+        self.idle_timeout_s = config.idle_timeout_s
+        self._config = config
+        self._application = directory
+        self._keys = Keys.configured(config.keys_file, config.key_window_s)
         self._owner = uuid.uuid4().hex
+        self._draining = False
+        self._routing: set[asyncio.Task[None]] = set()
+        self._runtime = await build(handles)
+        self._export = self._runtime.recorder = Exporter(self._runtime.recorder, self._levels)
         self._directory = create_directory(directory)
         self._table = SessionTable(
             self._runtime.make_actor,
@@ -89,43 +119,115 @@ class ActorReplica(Service):
             recorder=self._runtime.recorder,
             claim=self._claim,
             release=self._release,
+            reconnect_timeout_s=config.reconnect_timeout_s,
+            tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
+            fallback=config.fallback,
+            default=config.fallback_body.encode(),
+            snapshot_every=config.snapshot_every,
+            keep=self._keep,
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._peers = Peers()
-        self._tick_timeout_s = config.tick_timeout_s
-        self._peer_door = _PeerDoor(self._app)
-        self._address = await self._peer_door.open()
+        self._native = NativePorts(self, self._app, config, directory)
+        await self._native.open()
+        self._address = await self._native.open_to_peers()
         await self._ask("renew", self._owner, self._address, [])
         self._renewal = asyncio.create_task(self._renew())
+        self._watching = asyncio.create_task(self._drain_when_told())
+        here = serve.get_replica_context()
+        self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
         """The application that Serve's ingress runs."""
         return self._app
 
-    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
         """Answers a request here, or has the session's owner answer it."""
-        if request.session in self._table or forwarded or request.kind in (StepKind.START, StepKind.CALL):
-            return await self._table.step(request)
-        location: Location | None = await self._ask("locate", request.session)
-        if location is None or location.owner == self._owner:
-            return await self._table.step(request)
-        return await self._forward(location, request)
+        if self._keys is not None and not let_in:
+            try:
+                self._keys.check(request, time.time())
+            except Unauthorized as error:
+                self._refuse(reply, error)
+                return
+        table = self._table
+        kind = request.kind
+        if request.session in table or forwarded or kind is StepKind.CALL:
+            table.submit(request, reply)
+        elif kind is StepKind.START:
+            if self._draining:
+                self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+            else:
+                table.submit(request, reply)
+        elif len(self._routing) >= _MAX_ROUTING:
+            self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
+        else:
+            task = asyncio.get_running_loop().create_task(self._elsewhere(request, reply))
+            self._routing.add(task)
+            task.add_done_callback(self._routing.discard)
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self._runtime.recorder.add("requests_refused", 1.0, label=error.code)
+        reply(error)
+
+    async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
+        """Finds out who has a session that is not here, and has the request answered."""
+        try:
+            found: Location | Snapshot | None = await self._ask("locate", request.session, self._taker)
+            if isinstance(found, Snapshot):
+                self._table.resume(request.session, found, request, reply)
+            elif found is None or found.owner == self._owner:
+                self._table.submit(request, reply)
+            else:
+                began = time.perf_counter()
+                answer = await self._forward(found, request)
+                self._runtime.recorder.add("ticks_forwarded", 1.0)
+                self._runtime.recorder.add("forwarded_seconds", time.perf_counter() - began)
+                reply(answer)
+        except BrayxError as error:
+            if error.details.get("layer") == BETWEEN and not again:
+                await self._elsewhere(request, reply, again=True)  # it has left its owner since
+            else:
+                self._refuse(reply, error)
+        except Exception as error:
+            logger.exception("session %s: the request could not be passed on", request.session)
+            self._refuse(reply, Overloaded(f"the request could not be passed on: {type(error).__name__}"))
+
+    @property
+    def _taker(self) -> str:
+        """Who takes a session over that has lost its replica: this one, while it takes any."""
+        return "" if self._draining else self._owner
 
     def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """Calls ``on_end(reason)`` when the session ends here; at once if it has already."""
-        entry = self._table.get(session)
-        if entry is not None:
-            entry.on_end.append(on_end)
+        """See `Service.watch`. Of a session that runs on another replica nothing is heard; its next request is told."""
+        if session in self._table:
+            self._table.watch(session, on_end)
 
-    async def disconnect(self, session: str) -> None:
-        """Ends a session whose connection broke."""
-        entry = self._table.get(session)
-        if entry is not None:
-            self._table.end(entry, "disconnect")
+    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
+        """Tells the session's owner that its connection is gone."""
+        if session in self._table:
+            await self._table.disconnect(session, for_good=for_good)
+            return
+        try:
+            found = await self._ask("locate", session, "")
+            if isinstance(found, Location) and found.owner != self._owner:
+                await self._peers.leave(found.address, session, for_good=for_good)
+        except BrayxError as error:
+            logger.info("session %s: its owner was not told that the connection broke: %s", session, error)
+
+    async def left(self, session: str, for_good: bool) -> None:
+        """A peer tells that the connection of a session is gone that runs here."""
+        await self._table.disconnect(session, for_good=for_good)
 
     def status(self) -> dict[str, Any]:
         """Facts for the status page."""
-        return {"service": "brayx", "sessions": len(self._table), **self._runtime.describe()}
+        return {
+            "service": "brayx",
+            "application": self._application,
+            "sessions": len(self._table),
+            "draining": self._draining,
+            "doors": self._native.urls,
+            **self._runtime.describe(),
+        }
 
     async def check_health(self) -> None:
         """Serve's health check: raises when this replica should be replaced."""
@@ -133,22 +235,64 @@ class ActorReplica(Service):
             raise RuntimeError(f"the session directory's renewal ended: {self._renewal.exception()!r}")
         self._runtime.check()
 
+    async def drain(self) -> None:
+        """Takes no new sessions and connections, moves what can be moved, and lets the rest finish for a while."""
+        if self._draining:
+            return
+        self._draining = True
+        self._native.shut()
+        deadline = time.monotonic() + self._config.drain_timeout_s
+        while len(self._table) and time.monotonic() < deadline:
+            await self._table.move(self._park)
+            await asyncio.sleep(_DRAIN_CHECK_S)
+        await self._table.close("drained")
+
+    async def _drain_when_told(self) -> None:
+        """Serve tells a replica only that it is over, once no request is under way: long after a WebSocket should know.
+
+        So this looks for the mark that Serve sets first; without it (a later version of Ray) the end comes at once.
+        """
+        while not _is_told_to_end():  # noqa: ASYNC110 (Serve's mark, not an event)
+            await asyncio.sleep(_DRAIN_CHECK_S)
+        await self.drain()
+
     async def __del__(self) -> None:
         """Serve's shutdown hook: ends all sessions, then everything the replica started."""
-        if not hasattr(self, "_renewal"):
+        if not hasattr(self, "_watching"):
             return
-        await self._table.close("drained")
+        if self._draining:
+            await asyncio.wait([self._watching], timeout=self._config.drain_timeout_s + _LAST_S)
+        else:
+            await self.drain()
+        self._watching.cancel()
+        await self._table.close("drained", _LAST_S / 2)
         self._renewal.cancel()
-        await self._peer_door.close()
-        await self._peers.close()
-        for close in self._runtime.close:
-            await close()
+        await asyncio.to_thread(self._export.close)  # first: it hands over to what the runtime closes
+        # Side by side and each on its own: one that hangs or raises keeps no other from what it has to hand over.
+        closing: list[Awaitable[Any]] = [self._native.close(), self._peers.close(), self._ask("leave", self._owner)]
+        closing += [close() for close in self._runtime.close]
+        for result in await asyncio.gather(*(_within(work, _LAST_S / 2) for work in closing), return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("a part of the replica did not end in order: %s: %s", type(result).__name__, result)
+
+    def _levels(self) -> Iterator[tuple[str, str, float]]:
+        """What the export looks at."""
+        yield "sessions_active", "", len(self._table)
+        for model, version in self._runtime.versions().items():
+            yield "acting_version", model, version
 
     async def _claim(self, session: str) -> None:
         await self._ask("claim", session, self._owner)
 
-    async def _release(self, session: str) -> None:
-        await self._ask("release", session, self._owner)
+    async def _release(self, session: str, reason: str) -> None:
+        await self._ask("release", session, self._owner, reason)
+
+    def _keep(self, session: str, snapshot: Snapshot) -> None:
+        """Hands a snapshot to the directory without waiting: the next one replaces it anyway."""
+        self._directory.keep.remote(session, self._owner, snapshot)
+
+    async def _park(self, session: str, snapshot: Snapshot) -> None:
+        await self._ask("park", session, self._owner, snapshot)
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """Calls the directory, again while it restarts, within a deadline; its typed errors come out as themselves."""
@@ -177,24 +321,26 @@ class ActorReplica(Service):
         while True:
             await asyncio.sleep(RENEW_S)
             try:
+                self._address = await self._native.open_to_peers()
                 lost = await self._ask("renew", self._owner, self._address)
                 if lost is None:
                     lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
                 self._table.lose(lost or [])
-            except (BrayxError, RayTaskError) as error:
+            except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
 
     async def _forward(self, location: Location, request: StepRequest) -> bytes:
+        if self._keys is not None:
+            request = self._keys.renewed(request, time.time())
         transport = self._peers.take(location.address)
         try:
-            reply = await transport.step(request, self._tick_timeout_s + 1.0)
+            reply = await transport.step(request, self._config.tick_timeout_s + 1.0)
         except TransportError as error:
             await transport.close()
             if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
                 await self._peers.drop(location.address)
                 await self._ask("bury", location.owner)
-                if await self._ask("locate", request.session) is None:  # raises SessionLost, once
-                    return await self._table.step(request)
+                return await self._after_burial(request)
             raise
         except BrayxError:
             await self._peers.put_back(location.address, transport)
@@ -204,6 +350,22 @@ class ActorReplica(Service):
             raise
         await self._peers.put_back(location.address, transport)
         return reply
+
+    async def _after_burial(self, request: StepRequest) -> bytes:
+        """The owner is dead: the session resumes here from its snapshot, or its loss is told, once."""
+        found = await self._ask("locate", request.session, self._taker)
+        if isinstance(found, Location):
+            return await self._forward(found, request)  # a third replica was quicker
+        if found is None:
+            return await self._table.step(request)
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._table.resume(request.session, found, request, into(waiter))
+        return await waiter
+
+
+async def _within(work: Awaitable[Any], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await work
 
 
 class Peers:
@@ -230,6 +392,14 @@ class Peers:
         else:
             await transport.close()
 
+    async def leave(self, address: str, session: str, *, for_good: bool) -> None:
+        """Tells a replica that the connection of a session of its own is gone."""
+        transport = AsyncHttpTransport(Endpoint.parse(f"{address}{LEFT_PREFIX}"))
+        try:
+            await transport.step(StepRequest(StepKind.CALL, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
+        finally:
+            await transport.close()
+
     async def drop(self, address: str) -> None:
         """Closes the connections to a replica that is gone."""
         for transport in self._idle.pop(address, ()):
@@ -253,29 +423,88 @@ async def _is_reachable(address: str) -> bool:
     return True
 
 
-class _PeerDoor:
-    """The HTTP door on a free port of this node, for the other replicas of the deployment."""
+class NativePorts:
+    """The listeners that a replica opens itself: HTTP and TCP for gamecores, HTTP for its peers.
 
-    def __init__(self, app: DoorApp) -> None:
-        self._app = app
-        self._serving: asyncio.Task[None] | None = None
-        self._server: uvicorn.Server | None = None
+    Args:
+        replica: what answers.
+        app: its ASGI application, for WebSocket connections.
+        config: the actor's options.
+        application: who may share the ports: replicas of the same directory.
+    """
 
-    async def open(self) -> str:
+    def __init__(self, replica: ActorReplica, app: DoorApp, config: ActorConfig, application: str) -> None:
+        self._config = config
+        self._application = application
+        self._limits = Limits(
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            idle_s=max(config.idle_timeout_s, _PEERS_IDLE_S),
+        )
+        self._replica = replica
+        self._websockets = WebSockets(app, self._limits)
+        self._listeners: list[Listener] = []
+        self._peers: dict[str, Listener] = {}
+        self.urls: dict[str, str] = {}
+        """URL of each native door that is open."""
+
+    def _http(self, *, peers: bool = False) -> Listener:
+        def make(listener: Listener) -> HttpConnection:
+            return HttpConnection(listener, self._websockets, left=self._replica.left if peers else None)
+
+        return Listener(self._replica, make, self._limits)
+
+    async def open(self) -> None:
+        """Opens the ports that are configured.
+
+        Raises:
+            StartupError: one is taken.
+        """
+        config = self._config
+        if config.native_port is not None:
+            check = asyncio.to_thread(check_shared_port, config.native_host, config.native_port, self._application)
+            await check
+            listener = self._http()
+            await listener.open(config.native_host, config.native_port, shared=True)
+            self._listeners.append(listener)
+            at = f"{config.native_host}:{config.native_port}"
+            self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
+        if config.tcp_port is not None:
+            listener = Listener(self._replica, TcpConnection, self._limits)
+            await listener.open(config.native_host, config.tcp_port, shared=True)
+            self._listeners.append(listener)
+            self.urls["tcp"] = f"tcp://{config.native_host}:{config.tcp_port}"
+
+    async def open_to_peers(self) -> str:
+        """URL where other replicas reach this one: on loopback while the cluster is one node, else on the node's."""
         nodes = await asyncio.to_thread(ray.nodes)
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        listener = socket.create_server((host, 0), backlog=256)
-        config = uvicorn.Config(self._app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=300)
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        return f"http://{host}:{listener.getsockname()[1]}"
+        if host not in self._peers:
+            listener = self._http(peers=True)
+            await listener.open(host, 0)
+            self._peers[host] = listener
+        return f"http://{host}:{self._peers[host].address[1]}"
+
+    def shut(self) -> None:
+        """Takes no more gamecores' connections."""
+        for listener in self._listeners:
+            listener.shut()
 
     async def close(self) -> None:
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            self._server.force_exit = True
-            await asyncio.wait([self._serving], timeout=2.0)
-            self._serving.cancel()
+        """Closes all listeners and connections."""
+        self._websockets.close()
+        for listener in [*self._listeners, *self._peers.values()]:
+            await listener.close()
+
+
+def _is_told_to_end() -> bool:
+    """Whether Serve has told this process's replica to end: it sets a mark of its own, which nothing public shows."""
+    from ray._private.worker import global_worker
+
+    for actor in list(getattr(global_worker, "actors", {}).values()):
+        if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
+            return True
+    return False
 
 
 def actor_deployment(
@@ -295,16 +524,22 @@ def actor_deployment(
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
     """
+    chosen = {
+        field: free_port(config.native_host) for field in ("native_port", "tcp_port") if getattr(config, field) == 0
+    }
+    config = config.model_copy(update=chosen)  # here, so that all replicas open the same
     deployment: Any = serve.deployment(
         serve.ingress()(ActorReplica),
         name=name,
         num_replicas=config.num_workers,
-        max_ongoing_requests=max(100, 2 * config.actors_per_worker),
+        # Each open WebSocket is a request under way: with fewer places they would keep ticks waiting.
+        max_ongoing_requests=2 * config.actors_per_worker + 256,
+        max_queued_requests=2 * config.actors_per_worker + 256,
         ray_actor_options={"num_cpus": config.cpus_per_worker, "memory": config.memory_per_worker * 2**20},
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + _LAST_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
     application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}))

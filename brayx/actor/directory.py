@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from brayx.actor.session import Snapshot
 from brayx.errors import Overloaded, SessionExists, SessionLost
 
 LEASE_S = 6.0
 RENEW_S = 1.5
 RECOVERY_S = 2 * RENEW_S
 GRACE_S = 600.0
+
+
+_REMEMBERED_ENDS = 65536
+MAX_SNAPSHOT_BYTES = 1024 * 1024
+MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
+PARKED = "parked"
+"""Owner of sessions between two replicas; never alive."""
 
 
 class DirectoryRecovering(Overloaded):
@@ -62,6 +71,9 @@ class Directory:
         self._sessions: dict[str, set[str]] = {}
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
+        self._snapshots: dict[str, tuple[Snapshot, int]] = {}
+        self._snapshot_bytes = 0
+        self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
         """Keeps an owner alive.
@@ -103,26 +115,82 @@ class Directory:
             self._check_recovered()
         if holder is not None and holder != owner and self._alive(holder):
             raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
+        self._drop_snapshot(session)
+        self._reasons.pop(session, None)
         self._take(session, owner)
 
-    def release(self, session: str, owner: str) -> None:
-        """Frees a session's id, if it is still this owner's."""
-        if self._owner_of.get(session) == owner:
-            self._forget(session)
+    def release(self, session: str, owner: str, reason: str = "stop") -> None:
+        """Frees a session's id, if it is still this owner's; whoever asks for it next is told the reason, once."""
+        if self._owner_of.get(session) != owner:
+            return
+        self._forget(session)
+        if reason != "stop":
+            self._reasons[session] = reason
+            while len(self._reasons) > _REMEMBERED_ENDS:
+                self._reasons.popitem(last=False)
 
-    def locate(self, session: str) -> Location | None:
-        """The living owner of a session; None: there is no such session.
+    def keep(self, session: str, owner: str, snapshot: Snapshot) -> bool:
+        """Keeps a session's newest snapshot in case its owner dies; False: it is too large, or not this owner's."""
+        if self._owner_of.get(session) != owner:
+            return False
+        return self._store(session, snapshot)
+
+    def park(self, session: str, owner: str, snapshot: Snapshot) -> None:
+        """Takes a session over from an owner that ends, for the next replica that is asked for it.
 
         Raises:
-            SessionLost: its owner died. Told once: the id is free afterwards.
+            Overloaded: the snapshot is too large to be kept.
+        """
+        if self._owner_of.get(session) != owner:
+            return
+        if not self._store(session, snapshot):
+            raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="directory")
+        self._take(session, PARKED)
+        self._seen[PARKED] = self._dead_since_now()
+
+    def leave(self, owner: str) -> None:
+        """An owner ends in order: it has no sessions any more."""
+        for session in list(self._sessions.get(owner, ())):
+            self.release(session, owner, "drained")
+        self.bury(owner)
+
+    def _store(self, session: str, snapshot: Snapshot) -> bool:
+        size = len(snapshot.actor) + len(snapshot.kept or b"")
+        held = self._snapshots.get(session)
+        total = self._snapshot_bytes + size - (held[1] if held else 0)
+        if size > MAX_SNAPSHOT_BYTES or total > MAX_SNAPSHOTS_BYTES:
+            return False
+        self._snapshots[session] = (snapshot, size)
+        self._snapshot_bytes = total
+        return True
+
+    def locate(self, session: str, taker: str = "") -> Location | Snapshot | None:
+        """The living owner of a session; None: there is no such session.
+
+        Args:
+            session: its id.
+            taker: the owner that asks. It gets the snapshot of a session that has lost its own, which is its own from
+                then on. Empty: it takes none.
+
+        Raises:
+            SessionLost: its owner ended it, or died without a snapshot. Told once: the id is free afterwards.
             DirectoryRecovering: whether there is one is not known yet.
         """
         owner = self._owner_of.get(session)
         if owner is None:
+            reason = self._reasons.pop(session, "")
+            if reason:
+                raise SessionLost(f"session {session!r} was ended: {reason}", reason=reason)
             self._check_recovered()
             return None
         if self._alive(owner):
             return Location(owner, self._address[owner])
+        if session in self._snapshots:
+            if not taker:
+                raise Overloaded(f"session {session!r} is between two replicas; try again", layer="directory")
+            snapshot = self._snapshots[session][0]
+            self._take(session, taker)
+            return snapshot
         self._forget(session)
         raise SessionLost(
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
@@ -137,6 +205,10 @@ class Directory:
         """Number of sessions by living owner."""
         return {owner: len(held) for owner, held in self._sessions.items() if self._alive(owner)}
 
+    def addresses(self) -> list[str]:
+        """URLs of the living owners."""
+        return [address for owner, address in self._address.items() if self._alive(owner)]
+
     def _alive(self, owner: str) -> bool:
         seen = self._seen.get(owner)
         return seen is not None and self._clock() - seen <= self._lease_s
@@ -144,9 +216,18 @@ class Directory:
     def _dead_since_now(self) -> float:
         return self._clock() - 2 * self._lease_s
 
+    def _drop_snapshot(self, session: str) -> None:
+        _, size = self._snapshots.pop(session, (None, 0))
+        self._snapshot_bytes -= size
+
     def _take(self, session: str, owner: str) -> None:
-        if self._owner_of.get(session, owner) != owner:
+        before = self._owner_of.get(session, owner)
+        if before != owner:
+            kept = self._snapshots.get(session)
             self._forget(session)
+            if kept is not None:
+                self._snapshots[session] = kept
+                self._snapshot_bytes += kept[1]
         self._owner_of[session] = owner
         self._sessions.setdefault(owner, set()).add(session)
         self._seen.setdefault(owner, self._dead_since_now())  # until its renewal has told its address
@@ -157,6 +238,7 @@ class Directory:
         for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
             for session in self._sessions.pop(owner, ()):
                 self._owner_of.pop(session, None)
+                self._drop_snapshot(session)
             self._address.pop(owner, None)
             del self._seen[owner]
 
@@ -166,6 +248,7 @@ class Directory:
 
     def _forget(self, session: str) -> None:
         owner = self._owner_of.pop(session)
+        self._drop_snapshot(session)
         held = self._sessions.get(owner)
         if held is not None:
             held.discard(session)

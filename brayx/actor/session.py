@@ -1,29 +1,37 @@
 """The session table: which sessions run here, one owner each, their requests in order, their end told once.
 
-Pure asyncio: no Ray, no HTTP. A door hands in a `StepRequest` and gets bytes or a typed error; the directory of other
-replicas is reached through the two callables ``claim`` and ``release``. A session ends in exactly one place
-(`SessionTable.end`), whatever ended it: a stop, an agent that raised, a client that went away, idleness, or the
-replica's own end.
+Pure asyncio: no Ray, no HTTP. A session is a task with an inbox: a door puts a `StepRequest` in and is called back
+with bytes or a typed error, so that the order of a session's requests is the order in which they came, and nothing
+but the session's own task ever calls its actor. The directory of other replicas is reached through the callables
+``claim`` and ``release``. A session ends in exactly one place (`SessionTable.end`), whatever ended it: a stop, an
+agent that raised, a client that went away, idleness, or the replica's own end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from brayx.actor.actor import Actor
+from brayx.actor.service import Reply, Service
 from brayx.errors import (
     AgentError,
     BadBody,
     BrayxError,
     DeadlineExceeded,
+    OutOfSequence,
+    Overloaded,
     QueueFull,
     ServiceFull,
     SessionExists,
     SessionLost,
+    SessionResumed,
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -32,40 +40,132 @@ from brayx.metrics import Recorder, Sink
 logger = logging.getLogger(__name__)
 
 _REMEMBERED_ENDS = 4096
+_LEAST_SWEEP_S = 0.01
+_MOST_SWEEP_S = 0.25
+_LAST_WORD_S = 1.5
+_WAITS_TIMED = 8
+"""The wait of one tick in as many is timed, and stands for all of them: timing each would be felt."""
+
+BETWEEN = "between"
+"""Layer of the error for a request that came while its session was moved: it was not applied."""
+
+T = TypeVar("T")
 
 
-async def _free(session: str) -> None:
-    """The claim and release of a table that stands alone."""
+def _nobody(result: bytes | BrayxError) -> None:
+    """The reply to what nobody asked."""
+
+
+async def _take(session: str) -> None:
+    """The claim of a table that stands alone."""
+
+
+async def _free(session: str, reason: str) -> None:
+    """The release of a table that stands alone."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a session needs to go on elsewhere.
+
+    Attributes:
+        tick: how many ticks have been answered, which is the number of the next one if all are numbered.
+        seq: number of the next numbered tick.
+        kept: reply to the numbered tick before that; a repeat gets it.
+        actor: what `Actor.snapshot` gave.
+        exact: nothing has happened since it was taken: the session was moved, not lost.
+    """
+
+    tick: int
+    seq: int
+    kept: bytes | None
+    actor: bytes
+    exact: bool = False
 
 
 class Session:
-    """One running session. The table makes and ends it; doors see only `on_end`."""
+    """One session. The table makes and ends it; doors see only `on_end`."""
 
-    __slots__ = ("actor", "ended", "freed", "id", "last_seen", "lock", "on_end", "waiting")
+    __slots__ = (
+        "actor",
+        "began",
+        "ended",
+        "fallen",
+        "id",
+        "inbox",
+        "kept",
+        "last_reply",
+        "last_seen",
+        "left_at",
+        "moving",
+        "on_end",
+        "park",
+        "seq",
+        "task",
+        "ticks",
+        "timed_out",
+        "wake",
+    )
 
-    def __init__(self, session: str, actor: Actor, now: float) -> None:
+    actor: Actor
+    task: asyncio.Task[None]
+
+    def __init__(self, session: str) -> None:
         self.id = session
-        self.actor = actor
-        self.lock = asyncio.Lock()
-        self.waiting = 0
-        self.last_seen = now
-        self.ended = False
-        self.freed = asyncio.Event()
+        self.inbox: deque[tuple[StepRequest, Reply, float]] = deque()
+        self.wake: asyncio.Future[None] | None = None
+        self.began = 0.0
+        self.timed_out = False
+        self.last_seen = time.monotonic()
+        self.left_at = 0.0
+        self.moving = False
+        self.park: Callable[[str, Snapshot], Awaitable[None]] | None = None
+        self.ended = ""
+        self.ticks = 0
+        self.seq = 0
+        self.kept: bytes | None = None
+        self.last_reply: bytes | None = None
+        self.fallen: bytes | None = None
         self.on_end: list[Callable[[str], None]] = []
 
+    @property
+    def numbered(self) -> bool:
+        """Whether its client numbers its ticks, and so can find it again over another connection."""
+        return self.seq > 0
 
-class SessionTable:
+    def put(self, request: StepRequest, reply: Reply) -> None:
+        """Adds to the inbox and wakes the task up."""
+        self.inbox.append((request, reply, time.perf_counter()))
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Wakes the task up."""
+        wake = self.wake
+        if wake is not None:
+            self.wake = None
+            if not wake.done():
+                wake.set_result(None)
+
+
+class SessionTable(Service):
     """All sessions of one replica.
 
     Args:
         make_actor: makes the actor of a new session.
-        max_sessions: further starts are refused with `ServiceFull`.
+        max_sessions: further starts are refused with `ServiceFull`; as many stateless calls run at once.
         max_waiting: requests of one session that may wait for their turn; further ones get `QueueFull`.
         idle_timeout_s: a session without a request for this long ends with reason ``idle``.
         tick_timeout_s: deadline of one start, tick or stop inside the actor; past it the session ends.
         recorder: where ticks, sessions and refusals are counted.
         claim: makes the session id this replica's, or raises `SessionExists`.
-        release: frees the id.
+        release: frees the id of a session that ended for a reason, and then tells whoever asks for it why; a table that
+            stands alone does so itself.
+        reconnect_timeout_s: a numbered session whose connection broke is kept this long for another one.
+        tick_deadline_s: a tick without an answer this long after it came is answered by ``fallback``; None: it waits.
+        fallback: what with: the session's ``last`` reply, these bytes as ``default``, or the ``agent``'s own choice.
+        default: for ``fallback="default"``.
+        snapshot_every: ticks between two snapshots of a session whose actor can give one; 0: none.
+        keep: is given each snapshot.
     """
 
     def __init__(
@@ -77,8 +177,14 @@ class SessionTable:
         idle_timeout_s: float = 60.0,
         tick_timeout_s: float = 10.0,
         recorder: Sink | None = None,
-        claim: Callable[[str], Awaitable[None]] = _free,
-        release: Callable[[str], Awaitable[None]] = _free,
+        claim: Callable[[str], Awaitable[None]] = _take,
+        release: Callable[[str, str], Awaitable[None]] = _free,
+        reconnect_timeout_s: float = 10.0,
+        tick_deadline_s: float | None = None,
+        fallback: Literal["last", "default", "agent"] = "last",
+        default: bytes = b"",
+        snapshot_every: int = 0,
+        keep: Callable[[str, Snapshot], None] | None = None,
     ) -> None:
         self.recorder: Sink = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
@@ -88,13 +194,21 @@ class SessionTable:
         self._tick_timeout_s = tick_timeout_s
         self._claim = claim
         self._release = release
+        self._remembers = release is _free
+        self._reconnect_timeout_s = reconnect_timeout_s
+        self._tick_deadline_s = tick_deadline_s
+        self._fallback = fallback
+        self._default = default
+        self._snapshot_every = snapshot_every if keep is not None else 0
+        self._keep = keep
         self._sessions: dict[str, Session] = {}
-        self._starting: set[str] = set()
+        self._tasks: dict[asyncio.Task[None], Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._endings: set[asyncio.Task[None]] = set()
-        self._reaper: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
         self._stateless: Actor | None = None
         self._closed = False
+        self._turn = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -111,192 +225,504 @@ class SessionTable:
         """Ids of the running sessions."""
         return list(self._sessions)
 
-    async def step(self, request: StepRequest) -> bytes:
-        """Answers a request.
+    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
+        """See `Service.watch`."""
+        entry = self._sessions.get(session)
+        if entry is not None:
+            entry.on_end.append(on_end)
+        else:
+            on_end(self._ended.get(session, "lost"))
 
-        Raises:
-            BrayxError: the typed error the client gets; it is counted, and the session has ended if it had to.
+    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
+        """See `Service.disconnect`."""
+        entry = self._sessions.get(session)
+        if entry is None:
+            return
+        if entry.numbered and not for_good and self._reconnect_timeout_s > 0:
+            entry.left_at = time.monotonic()
+        else:
+            self.end(entry, "disconnect")
+
+    def status(self) -> dict[str, Any]:
+        """How many sessions run."""
+        return {"sessions": len(self._sessions)}
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        """Takes a request, see `Service.submit`; it is counted, and the session has ended if it had to."""
+        kind = request.kind
+        if kind is StepKind.TICK or kind is StepKind.STOP:
+            session = self._sessions.get(request.session)
+            if session is None:
+                self._refuse(reply, self._gone(request.session, kind.value))
+            elif len(session.inbox) >= self._max_waiting:
+                waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
+                self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
+            else:
+                session.put(request, reply)
+        elif kind is StepKind.START:
+            self._start(request, reply)
+        else:
+            self._call(request, reply)
+
+    def resume(self, session: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+        """Goes on with a session that ran elsewhere, whose id is this replica's already.
+
+        Args:
+            session: its id.
+            snapshot: the last one taken of it.
+            request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`.
+            reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
-        try:
-            if request.kind is StepKind.TICK:
-                began = time.perf_counter()
-                reply = await self._tick(request.session, request.body)
-                self.recorder.add("ticks", 1.0)
-                self.recorder.add("tick_seconds", time.perf_counter() - began)
-                return reply
-            if request.kind is StepKind.START:
-                return await self._start(request.session, request.body)
-            if request.kind is StepKind.STOP:
-                return await self._stop(request.session, request.body)
-            return await self._call(request.body)
-        except BrayxError as error:
-            self.recorder.add("requests_refused", 1.0, label=error.code)
-            raise
+        if session in self._sessions:
+            self._sessions[session].put(request, reply)
+            return
+        self._enter(Session(session), lambda entry: self._restore(entry, snapshot, request, reply))
 
-    async def _start(self, session: str, body: bytes) -> bytes:
-        if session in self._sessions or session in self._starting:
-            raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
-        if self._closed or len(self._sessions) + len(self._starting) >= self._max_sessions:
-            raise ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {self._max_sessions}")
-        self._starting.add(session)
+    def _start(self, request: StepRequest, reply: Reply) -> None:
+        name = request.session
+        if name in self._sessions:
+            error: BrayxError = SessionExists(f"session {name!r} is already running: stop it first, or use another id")
+        elif self._closed or len(self._sessions) >= self._max_sessions:
+            error = ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {self._max_sessions}")
+        elif len(self._tasks) >= 2 * self._max_sessions:
+            ending = len(self._tasks) - len(self._sessions)
+            error = ServiceFull(f"{ending} sessions of this replica are ending, at most {self._max_sessions} may")
+        else:
+            self._enter(Session(name), lambda entry: self._open(entry, request, reply))
+            return
+        self._refuse(reply, error)
+
+    def _enter(self, session: Session, begin: Callable[[Session], Awaitable[bool]]) -> None:
+        self._sessions[session.id] = session
+        session.task = asyncio.get_running_loop().create_task(self._live(session, begin))
+        self._tasks[session.task] = session
+        session.task.add_done_callback(self._tasks.pop)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _live(self, session: Session, begin: Callable[[Session], Awaitable[bool]]) -> None:
+        """A session's task, from its start to its last word."""
         try:
-            await self._claim(session)
-            try:
-                actor = self._make_actor()
-                reply = await self._guard(actor.start(session, body), session, "start")
-            except BaseException:
-                await self._give_back(session)
-                raise
-            self._sessions[session] = Session(session, actor, time.monotonic())
+            if not await begin(session):
+                return
+        except asyncio.CancelledError:
+            return  # ended before it began
         finally:
-            self._starting.discard(session)
-        self._ended.pop(session, None)
+            if not hasattr(session, "actor"):
+                self._turn_away(session)
+        try:
+            await self._serve(session)
+        except asyncio.CancelledError:
+            self.end(session, "drained")
+        except Exception:
+            logger.exception("session %s: its task failed", session.id)
+            self.end(session, "error")
+        finally:
+            self._turn_away(session)
+        await self._finish(session)
+
+    async def _open(self, session: Session, request: StepRequest, reply: Reply) -> bool:
+        """Starts a session; False: it did not, and has been told why."""
+        try:
+            await self._claim(session.id)
+        except BaseException as error:
+            self._forget(session)
+            self._refuse(reply, _typed(error, "its id could not be claimed"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        try:
+            actor = self._make_actor()
+            answer = await self._guard(session, actor.start(session.id, request.body), "start")
+        except BaseException as error:
+            self._forget(session)
+            await self._give_back(session.id, "stop")
+            self._refuse(reply, _typed(error, "the actor could not be made"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        session.actor = actor
+        self._begun(session)
+        reply(answer)
+        return True
+
+    async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> bool:
+        """Brings a session back; False: it could not be, and has been told so."""
+        try:
+            actor = self._make_actor()
+            await self._guard(session, actor.restore(session.id, snapshot.actor), "restore")
+        except BaseException as error:
+            self._forget(session)
+            await self._give_back(session.id, "stop")
+            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        session.actor = actor
+        session.ticks, session.seq, session.kept = snapshot.tick, snapshot.seq, snapshot.kept
+        self._begun(session)
+        self.recorder.add("sessions_resumed", 1.0)
+        if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
+            # Nothing is lost: at most its client has not heard of the last tick in the snapshot, and asks for it again.
+            session.inbox.appendleft((request, reply, time.perf_counter()))
+        else:
+            following = snapshot.seq or snapshot.tick
+            told = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"
+            self._refuse(reply, SessionResumed(told, tick=following))
+        return True
+
+    def _begun(self, session: Session) -> None:
+        if not session.ended:
+            self._ended.pop(session.id, None)
+        session.last_seen = time.monotonic()
         self.recorder.add("sessions_started", 1.0)
         self.recorder.add("sessions_active", len(self._sessions))
-        if self._reaper is None:
-            self._reaper = asyncio.create_task(self._reap())
-        return reply
 
-    async def _tick(self, session: str, body: bytes) -> bytes:
-        entry = self._find(session, "tick")
-        if entry.lock.locked() or entry.waiting:
-            return await self._queue(entry, entry.actor.tick, body, "tick")
-        async with entry.lock:
-            if entry.ended:
-                raise self._gone(session, "tick")
-            return await self._run(entry, entry.actor.tick(body), "tick")
+    async def _serve(self, session: Session) -> None:
+        """Answers a session's requests, one after the other, until it has ended."""
+        inbox, loop = session.inbox, asyncio.get_running_loop()
+        while True:
+            while inbox and not session.ended:
+                request, reply, arrived = inbox.popleft()
+                if request.kind is StepKind.TICK:
+                    await self._tick(session, request, reply, arrived)
+                elif request.kind is StepKind.CALL:
+                    await self._move(session)
+                else:
+                    await self._stop(session, request, reply)
+            if session.ended:
+                return
+            session.wake = wake = loop.create_future()
+            await wake
 
-    async def _queue(self, entry: Session, work: Callable[[bytes], Awaitable[bytes]], body: bytes, kind: str) -> bytes:
-        """A request that came while another of its session runs: waits its turn, in order of arrival."""
-        if entry.waiting >= self._max_waiting:
-            raise QueueFull(f"session {entry.id!r} has {entry.waiting} requests waiting, at most {self._max_waiting}")
-        entry.waiting += 1
+    async def _tick(self, session: Session, request: StepRequest, reply: Reply, arrived: float) -> None:
+        seq = request.seq
+        if seq is not None and seq != session.seq:
+            if seq == session.seq - 1 and session.kept is not None:
+                session.last_seen = time.monotonic()
+                self.recorder.add("ticks_repeated", 1.0)
+                reply(session.kept)
+            else:
+                told = f"tick {seq} of session {session.id!r} is out of sequence, expected {session.seq}"
+                self._refuse(reply, OutOfSequence(told, expected=session.seq, got=seq))
+            return
+        self._turn += 1
+        if self._turn == _WAITS_TIMED:
+            self._turn = 0
+            self.recorder.add("tick_wait_seconds", time.perf_counter() - arrived, weight=_WAITS_TIMED)
+        if self._tick_deadline_s is None:
+            answer = await self._run(session, session.actor.tick(request.body), "tick", reply)
+        else:
+            answer = await self._in_time(session, request, reply, self._tick_deadline_s, arrived)
+        if answer is None:
+            return
+        session.ticks += 1
+        if seq is not None:
+            session.seq, session.kept = seq + 1, answer
+        recorder = self.recorder
+        recorder.add("ticks", 1.0)
+        if session.fallen is None:
+            recorder.add("tick_seconds", time.perf_counter() - arrived)
+            reply(answer)
+        session.fallen = None
+        if self._snapshot_every and session.ticks % self._snapshot_every == 0:
+            await self._snapshot(session)
+
+    async def _in_time(
+        self, session: Session, request: StepRequest, reply: Reply, deadline_s: float, arrived: float
+    ) -> bytes | None:
+        """Answers a tick by its deadline, with the fallback if need be; what the actor says later is not used."""
+
+        def fall_back() -> None:
+            answer = self._fallen(session)
+            if answer is not None:
+                session.fallen = answer
+                self.recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
+                self.recorder.add("tick_seconds", time.perf_counter() - arrived)
+                reply(answer)
+
+        def answered_once(result: bytes | BrayxError) -> None:
+            if session.fallen is None:
+                reply(result)
+
+        left_s = max(0.0, deadline_s - (time.perf_counter() - arrived))
+        timer = asyncio.get_running_loop().call_later(left_s, fall_back)
         try:
-            async with entry.lock:
-                if entry.ended:
-                    raise self._gone(entry.id, kind)
-                return await self._run(entry, work(body), kind)
+            answer = await self._run(session, session.actor.tick(request.body), "tick", answered_once)
         finally:
-            entry.waiting -= 1
+            timer.cancel()
+        if session.fallen is None:
+            session.last_reply = answer
+            return answer
+        if answer is not None:
+            await self._guard(session, session.actor.missed(), "missed")
+        return session.fallen
 
-    async def _stop(self, session: str, body: bytes) -> bytes:
-        entry = self._find(session, "stop")
-        reply = await self._queue(entry, entry.actor.stop, body, "stop")
-        self.end(entry, "stop")
-        await entry.freed.wait()
-        return reply
-
-    async def _call(self, body: bytes) -> bytes:
-        if self._stateless is None:
-            self._stateless = self._make_actor()
-        return await self._guard(self._stateless.call(body), "", "call")
-
-    async def _run(self, entry: Session, work: Awaitable[bytes], kind: str) -> bytes:
-        """Runs one request of a session; whatever leaves the agents in doubt ends the session."""
+    def _fallen(self, session: Session) -> bytes | None:
+        """The fallback's answer; None: there is none, and the tick is waited for."""
+        if self._fallback == "default":
+            return self._default
+        if self._fallback == "last":
+            return session.last_reply
         try:
-            reply = await self._guard(work, entry.id, kind)
-        except BadBody:
-            entry.last_seen = time.monotonic()
-            raise
+            return session.actor.fallback()
+        except Exception:
+            logger.exception("session %s: the actor's fallback raised", session.id)
+            return None
+
+    async def _stop(self, session: Session, request: StepRequest, reply: Reply) -> None:
+        answer = await self._run(session, session.actor.stop(request.body), "stop", reply)
+        if answer is not None:
+            self.end(session, "stop")
+            await self._give_back(session.id, "stop")
+            reply(answer)
+
+    async def _run(self, session: Session, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
+        """Runs one request of a session; whatever leaves the agents in doubt ends the session. None: it was refused."""
+        try:
+            answer = await self._guard(session, work, kind)
+        except BadBody as error:
+            session.last_seen = time.monotonic()
+            self._refuse(reply, error)
+            return None
+        except BrayxError as error:
+            self.end(session, "error")
+            self._refuse(reply, error)
+            return None
         except asyncio.CancelledError:
-            self.end(entry, "disconnect")
+            self._refuse(reply, SessionLost(f"session {session.id!r} was ended here: drained", reason="drained"))
             raise
-        except BrayxError:
-            self.end(entry, "error")
-            raise
-        entry.last_seen = time.monotonic()
-        return reply
+        session.last_seen = time.monotonic()
+        return answer
 
-    async def _guard(self, work: Awaitable[bytes], session: str, kind: str) -> bytes:
+    async def _guard(self, session: Session, work: Awaitable[T], kind: str) -> T:
+        """What the actor answers; what it raises as a typed error, lateness included (`_sweep` looks for that)."""
+        session.began = time.monotonic()
         try:
-            async with asyncio.timeout(self._tick_timeout_s):
-                return await work
-        except TimeoutError:
+            return await work
+        except asyncio.CancelledError:
+            if not session.timed_out:
+                if _is_cancelled():
+                    raise
+                raise AgentError(f"the actor raised in {kind}: CancelledError") from None
             raise DeadlineExceeded(
-                f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session!r}", layer="actor"
+                f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}",
+                layer="actor",
             ) from None
         except AgentError as error:
-            logger.error("session %s: %s", session, error, exc_info=error.__cause__)
+            logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
             raise
         except BrayxError:
             raise
         except Exception as error:
-            logger.exception("session %s: the actor raised in %s", session, kind)
+            logger.exception("session %s: the actor raised in %s", session.id, kind)
             raise AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}") from error
+        finally:
+            session.began = 0.0
+            if session.timed_out:
+                session.timed_out = False
+                session.task.uncancel()
 
-    def _find(self, session: str, kind: str) -> Session:
-        entry = self._sessions.get(session)
-        if entry is None:
-            raise self._gone(session, kind)
-        return entry
+    async def _snapshot(self, session: Session) -> None:
+        """Has the actor's state kept; an actor that cannot give one goes on without."""
+        assert self._keep is not None
+        try:
+            data = await self._guard(session, session.actor.snapshot(), "snapshot")
+        except BrayxError as error:
+            self.recorder.add("snapshots_failed", 1.0)
+            logger.warning("session %s: no snapshot: %s", session.id, error)
+            return
+        if data is not None:
+            self._keep(session.id, Snapshot(session.ticks, session.seq, session.kept, data))
+
+    def _call(self, request: StepRequest, reply: Reply) -> None:
+        if len(self._calls) >= self._max_sessions:
+            told = f"this replica answers {len(self._calls)} stateless calls, at most {self._max_sessions} at once"
+            self._refuse(reply, QueueFull(told))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_call(request, reply))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _answer_call(self, request: StepRequest, reply: Reply) -> None:
+        if self._stateless is None:
+            self._stateless = self._make_actor()
+        try:
+            async with asyncio.timeout(self._tick_timeout_s):
+                reply(await self._stateless.call(request.body))
+        except TimeoutError:
+            told = f"the actor took longer than {self._tick_timeout_s} s for a stateless call"
+            self._refuse(reply, DeadlineExceeded(told, layer="actor"))
+        except BrayxError as error:
+            if isinstance(error, AgentError):
+                logger.error("stateless call: %s", error, exc_info=error.__cause__)
+            self._refuse(reply, error)
+        except Exception as error:
+            logger.exception("stateless call: the actor raised")
+            self._refuse(reply, AgentError(f"the actor raised in call: {type(error).__name__}: {error}"))
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self.recorder.add("requests_refused", 1.0, label=error.code)
+        reply(error)
 
     def _gone(self, session: str, kind: str) -> BrayxError:
         """What a request for a session that does not run any more is told."""
         reason = self._ended.pop(session, "")
-        if reason not in ("", "stop"):
-            return SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
-        return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
+        if reason == "moved":
+            self._ended[session] = reason  # however often it is asked: where it is now is not known here
+        return _over(session, kind, reason)
 
-    def end(self, entry: Session, reason: str) -> None:
-        """Ends a session once; its actor is told in a task of the table's own, after the request in flight."""
-        if entry.ended:
+    def end(self, session: Session, reason: str) -> None:
+        """Ends a session once; its own task tells the actor, after the request in flight."""
+        if session.ended:
             return
-        entry.ended = True
-        self._sessions.pop(entry.id, None)
-        self._ended[entry.id] = reason
+        session.ended = reason
+        self._forget(session)
+        self._ended[session.id] = reason
         while len(self._ended) > _REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         self.recorder.add("sessions_ended", 1.0, label=reason)
         self.recorder.add("sessions_active", len(self._sessions))
-        task = asyncio.create_task(self._finish(entry, reason))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        session.rouse()
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
 
     def lose(self, sessions: Iterable[str]) -> None:
         """Ends sessions that another replica has taken over, with reason ``lost``."""
-        for entry in [self._sessions[session] for session in sessions if session in self._sessions]:
-            self.end(entry, "lost")
+        for session in [self._sessions[name] for name in sessions if name in self._sessions]:
+            self.end(session, "lost")
 
-    async def _finish(self, entry: Session, reason: str) -> None:
-        try:
-            await self._give_back(entry.id)
-        finally:
-            entry.freed.set()
-        for callback in entry.on_end:
+    def _turn_away(self, session: Session) -> None:
+        """Answers what still waits in the inbox of a session that is over."""
+        self._forget(session)
+        while session.inbox:
+            request, reply, _ = session.inbox.popleft()
+            if session.ended != "moved":
+                self._ended.pop(session.id, None)
+            self._refuse(reply, _over(session.id, request.kind.value, session.ended))
+
+    async def _finish(self, session: Session) -> None:
+        """The end of a session that had begun: frees its id, tells who watches, then the actor."""
+        moved = session.ended == "moved"
+        if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
+            await self._give_back(session.id, session.ended)
+        for callback in session.on_end:
             try:
-                callback(reason)
+                callback(session.ended)
             except Exception:
-                logger.exception("session %s: a watcher of its end raised", entry.id)
-        try:
-            async with asyncio.timeout(self._tick_timeout_s), entry.lock:
-                await entry.actor.on_end(reason)
-        except TimeoutError:
-            logger.error("session %s: on_end(%s) took longer than %s s", entry.id, reason, self._tick_timeout_s)
-        except Exception:
-            logger.exception("session %s: on_end(%s) raised", entry.id, reason)
-
-    async def _give_back(self, session: str) -> None:
-        """Gives the id back; a session that ends is not held up by an id that cannot be freed."""
+                logger.exception("session %s: a watcher of its end raised", session.id)
+        if moved:
+            return  # it goes on elsewhere, in another actor
         try:
             async with asyncio.timeout(self._tick_timeout_s):
-                await self._release(session)
+                await session.actor.on_end(session.ended)
+        except TimeoutError:
+            logger.error(
+                "session %s: on_end(%s) took longer than %s s", session.id, session.ended, self._tick_timeout_s
+            )
+        except Exception:
+            logger.exception("session %s: on_end(%s) raised", session.id, session.ended)
+
+    async def _give_back(self, session: str, reason: str) -> None:
+        """Gives the id back, unless it has been started anew here; an id that cannot be freed holds up nobody."""
+        if session in self._sessions:
+            return
+        try:
+            async with asyncio.timeout(self._tick_timeout_s):
+                await self._release(session, reason)
+                if not self._remembers:
+                    self._ended.pop(session, None)
         except Exception as error:
             logger.warning("session %s: its id could not be freed: %s: %s", session, type(error).__name__, error)
 
-    async def _reap(self) -> None:
-        """Ends idle sessions; looks often enough that none outlives its limit by more than a quarter."""
+    async def _sweep(self) -> None:
+        """Looks for ticks past their deadline and for idle sessions, often enough to be late by a quarter at most."""
+        shortest_s = min(self._tick_timeout_s, self._idle_timeout_s, self._reconnect_timeout_s or _MOST_SWEEP_S * 4)
+        every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MOST_SWEEP_S)
         while True:
-            await asyncio.sleep(min(self._idle_timeout_s / 4, 5.0))
-            limit = time.monotonic() - self._idle_timeout_s
-            for entry in [e for e in self._sessions.values() if e.last_seen < limit and not e.lock.locked()]:
-                self.end(entry, "idle")
+            await asyncio.sleep(every_s)
+            now = time.monotonic()
+            late, idle, gone = (
+                now - limit for limit in (self._tick_timeout_s, self._idle_timeout_s, self._reconnect_timeout_s)
+            )
+            for task, session in list(self._tasks.items()):
+                if session.began:
+                    if session.began < late and not session.timed_out:
+                        session.timed_out = True
+                        task.cancel()
+                elif session.inbox or session.ended:
+                    continue
+                elif session.left_at and session.left_at < gone and session.last_seen <= session.left_at:
+                    self.end(session, "disconnect")
+                elif session.last_seen < idle:
+                    self.end(session, "idle")
+
+    async def move(self, park: Callable[[str, Snapshot], Awaitable[None]]) -> None:
+        """Hands sessions over whose actors can give a snapshot and of which no request waits; they end as ``moved``.
+
+        Args:
+            park: keeps an exact snapshot for whoever goes on with the session, its id included.
+        """
+        for session in list(self._sessions.values()):
+            if not session.moving and not session.inbox and not session.began:
+                session.moving = True
+                session.inbox.append((StepRequest(StepKind.CALL, session.id, b""), _nobody, 0.0))
+                session.park = park
+                session.rouse()
+
+    async def _move(self, session: Session) -> None:
+        """Between two requests: the session's state goes to where it can be taken up, and its task ends."""
+        try:
+            data = await self._guard(session, session.actor.snapshot(), "snapshot")
+        except BrayxError as error:
+            logger.warning("session %s: it cannot be moved: %s", session.id, error)
+            return
+        if data is None or session.ended or session.park is None:
+            return
+        try:
+            await session.park(session.id, Snapshot(session.ticks, session.seq, session.kept, data, exact=True))
+        except BrayxError as error:
+            logger.warning("session %s: it could not be moved: %s", session.id, error)
+            return
+        self.end(session, "moved")
 
     async def close(self, reason: str = "drained", timeout_s: float = 10.0) -> None:
         """Ends every session with ``reason``, waits for their agents to be told, and takes no more."""
         self._closed = True
-        if self._reaper is not None:
-            self._reaper.cancel()
-        for entry in list(self._sessions.values()):
-            self.end(entry, reason)
-        if self._endings:
-            await asyncio.wait(self._endings, timeout=timeout_s)
+        for session in list(self._sessions.values()):
+            self.end(session, reason)
+        pending = {*self._tasks, *self._calls}
+        if pending:
+            _, late = await asyncio.wait(pending, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_WORD_S)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._stateless is not None:
+            stateless, self._stateless = self._stateless, None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await stateless.on_end(reason)
+
+
+def _over(session: str, kind: str, reason: str) -> BrayxError:
+    """What a request is told for a session that ended for ``reason``; empty: nobody knows of it."""
+    if reason == "moved":
+        return Overloaded(f"session {session!r} is between two replicas; try again", layer=BETWEEN)
+    if reason not in ("", "stop"):
+        return SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
+    return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself is being cancelled, not only something that the actor awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _typed(error: BaseException, what: str) -> BrayxError:
+    return error if isinstance(error, BrayxError) else AgentError(f"{what}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The wire, as bytes and headers: what a request and a reply are on HTTP and on WebSocket.
+"""The wire, as bytes and headers: what a request and a reply are on HTTP, on WebSocket and on TCP.
 
 Knows nothing of sockets, servers or agents; the doors and the clients both stand on this file, so that a fact about
 the wire is written once. ``docs/protocol.md`` tells the same in prose, for authors of clients in other languages.
@@ -7,8 +7,8 @@ the wire is written once. ``docs/protocol.md`` tells the same in prose, for auth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from brayx.errors import ProtocolError
 
@@ -19,6 +19,7 @@ WS_SUBPROTOCOL = "brayx.v1"
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256
+MAX_SEQ = 2**63 - 1
 
 
 class StepKind(StrEnum):
@@ -31,28 +32,32 @@ class StepKind(StrEnum):
 
 
 class Frame(StrEnum):
-    """Kind byte of a WebSocket message under `WS_SUBPROTOCOL`."""
+    """Kind byte of a WebSocket message under `WS_SUBPROTOCOL`.
+
+    A ``NUMBERED`` message is a tick whose body comes after its ``seq``, eight bytes, big-endian.
+    """
 
     START = "S"
     TICK = "T"
+    NUMBERED = "N"
     STOP = "P"
     REPLY = "R"
     ERROR = "E"
 
 
 FRAME_OF_KIND = {StepKind.START: Frame.START, StepKind.TICK: Frame.TICK, StepKind.STOP: Frame.STOP}
-KIND_OF_FRAME = {frame.value: kind for kind, frame in FRAME_OF_KIND.items()}
+KIND_OF_FRAME = {frame.value: kind for kind, frame in FRAME_OF_KIND.items()} | {Frame.NUMBERED.value: StepKind.TICK}
 
 
-@dataclass(frozen=True, slots=True)
-class StepRequest:
-    """One request, whatever door it came in by.
+class StepRequest(NamedTuple):
+    """One request, whatever door it came in by. A tuple, because one is made for every tick.
 
     Attributes:
         kind: start, tick, stop, or a stateless call.
         session: the session's id; empty only for a stateless call.
         body: opaque bytes, read by the actor alone.
         key, time, token: Bray's credentials, as sent.
+        seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; None: not given.
     """
 
     kind: StepKind
@@ -61,6 +66,7 @@ class StepRequest:
     key: str = ""
     time: str = ""
     token: str = ""
+    seq: int | None = None
 
 
 def check_session(session: str) -> str:
@@ -97,6 +103,19 @@ def parse_kind(text: str) -> StepKind:
         ) from None
 
 
+def parse_seq(text: str) -> int | None:
+    """The number a ``seq`` header holds; None when it is empty.
+
+    Raises:
+        ProtocolError: it is no number from 0 to `MAX_SEQ`.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SEQ):
+        raise ProtocolError(f"header 'seq' is {text[:40]!r}, expected a number from 0 to 2^63 - 1", header="seq")
+    return int(text)
+
+
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
     """The request that HTTP ``headers`` (lower-case names) and ``body`` make.
 
@@ -112,6 +131,7 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
         key=headers.get("key", ""),
         time=headers.get("time", ""),
         token=headers.get("token", ""),
+        seq=parse_seq(headers.get("seq", "")),
     )
 
 
@@ -123,6 +143,7 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "key": request.key,
         "time": request.time,
         "token": request.token,
+        "seq": "" if request.seq is None else str(request.seq),
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -145,6 +166,24 @@ def decode_frame(message: bytes) -> tuple[Frame, bytes]:
         raise ProtocolError(
             f"WebSocket message starts with {kind!r}, expected one of {', '.join(f.value for f in Frame)}"
         ) from None
+
+
+def encode_numbered(seq: int, body: bytes) -> bytes:
+    """A numbered tick under `WS_SUBPROTOCOL`."""
+    return Frame.NUMBERED.value.encode() + seq.to_bytes(8, "big") + body
+
+
+def decode_numbered(body: bytes) -> tuple[int, bytes]:
+    """``seq`` and body of what `decode_frame` gave of a numbered tick.
+
+    Raises:
+        ProtocolError: it is too short, or the number is above `MAX_SEQ`.
+    """
+    if len(body) < 8 or body[0] & 0x80:
+        raise ProtocolError(
+            f"a numbered tick starts with its seq in eight bytes, from 0 to 2^63 - 1, got {body[:8]!r}", field="seq"
+        )
+    return int.from_bytes(body[:8], "big"), body[8:]
 
 
 def close_code(http_status: int) -> int:

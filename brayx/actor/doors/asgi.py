@@ -12,37 +12,15 @@ from typing import Any
 
 from brayx.actor.doors.http import step, write
 from brayx.actor.doors.websocket import session
+from brayx.actor.service import Service
 from brayx.errors import ProtocolError
-from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, SESSION_PATH, STEP_PATH, StepRequest
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, SESSION_PATH, STEP_PATH
 
-FORWARDED_PREFIX = "/-/peer"
-"""Where a replica sends what it passes on to a session's owner, so that it is passed on once."""
+__all__ = ["DoorApp", "Service"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_FORWARDED_STEP = FORWARDED_PREFIX + STEP_PATH
-
-
-class Service:
-    """What a door needs of the replica behind it."""
-
-    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
-        """Answers a request, or raises a typed error."""
-        raise NotImplementedError
-
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """Calls ``on_end(reason)`` when the session ends here."""
-        raise NotImplementedError
-
-    async def disconnect(self, session: str) -> None:
-        """The connection that was ``session`` broke: ends it with reason ``disconnect``."""
-        raise NotImplementedError
-
-    def status(self) -> dict[str, Any]:
-        """JSON facts about the replica."""
-        raise NotImplementedError
 
 
 class DoorApp:
@@ -70,8 +48,6 @@ class DoorApp:
         if kind == "http":
             if path == STEP_PATH:
                 await step(self._service, self._max_body_bytes, scope, receive, send)
-            elif path == _FORWARDED_STEP:
-                await step(self._service, self._max_body_bytes, scope, receive, send, forwarded=True)
             elif path in ("", "/"):
                 await write(send, 200, json.dumps(self._service.status()).encode(), content_type=b"application/json")
             else:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING
 
-from brayx.errors import BodyTooLarge, BrayxError, Overloaded, ProtocolError
+from brayx.actor.service import told
+from brayx.errors import BodyTooLarge, DeadlineExceeded, Overloaded, ProtocolError
 from brayx.gamecore.protocol import STEP_PATH, parse_request
 
 if TYPE_CHECKING:
-    from brayx.actor.doors.asgi import Receive, Scope, Send, Service
+    from brayx.actor.doors.asgi import Receive, Scope, Send
+    from brayx.actor.service import Service
+
+
+logger = logging.getLogger(__name__)
+
+_STALL_S = 30.0
+"""A body that comes in pieces must be there whole after this long."""
 
 
 class _ClientGone(Exception):
     """The client closed the connection before its request was whole."""
 
 
-async def step(
-    service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send, *, forwarded: bool = False
-) -> None:
-    """Answers one ``POST /step``; ``forwarded``: it comes from a peer that took this replica for the owner."""
+async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers one ``POST /step``."""
     try:
         if scope["method"] != "POST":
             await write(send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}").to_wire())
@@ -26,10 +34,11 @@ async def step(
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
         request = parse_request(headers, body)
-        reply = await service.step(request, forwarded=forwarded)
+        reply = await service.step(request)
     except _ClientGone:
         return
-    except BrayxError as error:
+    except Exception as failure:
+        error = told(failure)
         await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
         return
     await write(send, 200, reply, content_type=b"application/octet-stream")
@@ -47,14 +56,18 @@ async def _read(receive: Receive, content_length: str, limit: int) -> bytes:
             raise BodyTooLarge(f"body has {len(body)} bytes, at most {limit} are allowed", limit=limit)
         return body
     parts, size = [body], len(body)
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise BodyTooLarge(f"body has more than the {limit} bytes that are allowed", limit=limit)
+    try:
+        async with asyncio.timeout(_STALL_S):
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise _ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise BodyTooLarge(f"body has more than the {limit} bytes that are allowed", limit=limit)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the body was not whole after {_STALL_S:g} s", layer="door") from None
     return b"".join(parts)
 
 
@@ -65,5 +78,8 @@ async def write(
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if retry_after:
         headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    try:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+    except RuntimeError as error:
+        logger.debug("a client left before it was answered: %s", error)  # uvloop's word for a closed transport

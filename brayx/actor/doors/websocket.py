@@ -11,11 +11,21 @@ and replies of their own (`brayx.gamecore.protocol.Frame`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError, SessionError
+from brayx.actor.service import told
+from brayx.errors import (
+    BadBody,
+    BodyTooLarge,
+    BrayxError,
+    OutOfSequence,
+    ProtocolError,
+    SessionError,
+    SessionResumed,
+)
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     WS_SUBPROTOCOL,
@@ -25,14 +35,19 @@ from brayx.gamecore.protocol import (
     check_session,
     close_code,
     decode_frame,
+    decode_numbered,
     encode_frame,
 )
 
 if TYPE_CHECKING:
-    from brayx.actor.doors.asgi import Receive, Scope, Send, Service
+    from brayx.actor.doors.asgi import Receive, Scope, Send
+    from brayx.actor.service import Service
 
 _CLOSE_NORMAL = 1000
 _CLOSE_GOING_AWAY = 1001
+_CLOSE_SERVICE_RESTART = 1012
+_RUNS_ON = (OutOfSequence, SessionResumed)
+"""After one of these the session runs."""
 _MAX_REASON_BYTES = 123
 _TIMEOUT_STATUS = 408
 
@@ -72,7 +87,7 @@ class _Connection:
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._idle_timeout_s = idle_timeout_s
-        self._send = send
+        self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
         self._fields = {name: headers.get(name) or query.get(name, "") for name in ("session", "key", "time", "token")}
         self._running = False
@@ -113,40 +128,57 @@ class _Connection:
         if not self._enveloped:
             await self._step(StepKind.TICK, data, text=text)
             return
+        seq = None
         try:
             frame, body = decode_frame(data)
+            if frame is Frame.NUMBERED:
+                seq, body = decode_numbered(body)
             kind = KIND_OF_FRAME.get(frame.value)
             if kind is None:
-                raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T or P")
+                raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
         except ProtocolError as error:
             await self._fail(error, text=text, over=False)
             return
-        await self._step(kind, body, text=text)
+        await self._step(kind, body, text=text, seq=seq)
 
-    async def _step(self, kind: StepKind, body: bytes, *, text: bool, quiet: bool = False) -> None:
+    async def _step(
+        self, kind: StepKind, body: bytes, *, text: bool, quiet: bool = False, seq: int | None = None
+    ) -> None:
+        """Asks the service; a numbered tick on a connection without a session attaches to the one that runs."""
         fields = self._fields
+        attaching = seq is not None and not self._running
         try:
             if kind is StepKind.START:
                 if self._running:
                     raise SessionError("this connection's session is running: one connection is one session")
                 self._wait_no_more()
             self._stopping = kind is StepKind.STOP
-            request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"])
-            reply = await self._service.step(request)
-        except BrayxError as error:
-            survives = isinstance(error, BadBody | ProtocolError) or (self._running and kind is StepKind.START)
+            request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"], seq)
+            reply = await self._service.step(request, let_in=self._running)
+        except Exception as failure:
+            error = told(failure)
+            if attaching and isinstance(error, _RUNS_ON):
+                self._attach()
+            survives = isinstance(error, BadBody | ProtocolError) or (
+                self._running and (kind is StepKind.START or isinstance(error, _RUNS_ON))
+            )
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:
                 self._wait_for_start()
             return
-        if kind is StepKind.START:
-            self._running = True
-            self._service.watch(fields["session"], self._ended_elsewhere)
+        if kind is StepKind.START or attaching:
+            self._attach()
         elif kind is StepKind.STOP:
             self._running = False
             self._wait_for_start()
         if not quiet:
             await self._write(Frame.REPLY, reply, text=text)
+
+    def _attach(self) -> None:
+        """The session is this connection's from now on."""
+        self._wait_no_more()
+        self._running = True
+        self._service.watch(self._fields["session"], self._ended_elsewhere)
 
     async def _write(self, frame: Frame, body: bytes, *, text: bool) -> None:
         data = encode_frame(frame, body) if self._enveloped else body
@@ -154,6 +186,12 @@ class _Connection:
             await self._send({"type": "websocket.send", "text": data.decode("utf-8", "replace")})
         else:
             await self._send({"type": "websocket.send", "bytes": data})
+
+    async def _send(self, message: dict[str, object]) -> None:
+        try:
+            await self._server_send(message)
+        except RuntimeError:
+            raise _Closed from None  # uvicorn's word for a client that left while it was let in
 
     async def _fail(self, error: BrayxError, *, text: bool, over: bool) -> None:
         """Sends the error's document; ``over`` also closes the connection, which has no session any more."""
@@ -167,7 +205,8 @@ class _Connection:
         """The session ended without this connection asking: idle, drained, or stopped through another door."""
         if self._running and not self._stopping and reason != "error":
             self._running = False
-            self._closing = asyncio.create_task(self._close(close_code(410), f"session ended: {reason}".encode()))
+            code = _CLOSE_SERVICE_RESTART if reason == "moved" else close_code(410)
+            self._closing = asyncio.create_task(self._close(code, f"session ended: {reason}".encode()))
 
     def _wait_for_start(self) -> None:
         """A connection without a session holds a place in the service: its time for a start is limited."""
@@ -185,13 +224,19 @@ class _Connection:
 
     async def _close(self, code: int, reason: bytes) -> None:
         text = reason[:_MAX_REASON_BYTES].decode("utf-8", "ignore")
-        await self._send({"type": "websocket.close", "code": code, "reason": text})
+        with contextlib.suppress(_Closed, OSError):  # it is gone already
+            await self._send({"type": "websocket.close", "code": code, "reason": text})
 
     async def closed_by_client(self, code: int) -> None:
         """A bare connection that closes in an orderly way stops its session; any other end is a disconnect."""
-        if self._running and not self._enveloped and code in (_CLOSE_NORMAL, _CLOSE_GOING_AWAY):
-            self._running = False
-            await self._service.step(StepRequest(StepKind.STOP, self._fields["session"], b""))
+        if not self._running or code not in (_CLOSE_NORMAL, _CLOSE_GOING_AWAY):
+            return
+        self._running = False
+        if self._enveloped:
+            await self._service.disconnect(self._fields["session"], for_good=True)
+        else:
+            with contextlib.suppress(BrayxError):  # nobody is there to be told
+                await self._service.step(StepRequest(StepKind.STOP, self._fields["session"], b""), let_in=True)
 
     async def abandon(self) -> None:
         """Leaves nothing behind: a session still running had lost its client."""

@@ -127,6 +127,14 @@ async def test_a_body_that_is_not_json_reaches_no_agent() -> None:
     assert json.loads(await actor.tick(b"0"))["tick"] == 0
 
 
+async def test_a_body_nested_too_deep_to_parse_is_a_bad_body() -> None:
+    actor, _ = make(Recorder)
+    await actor.start("s", b"")
+    with pytest.raises(BadBody, match=r"not JSON.*b'\[\[\["):
+        await actor.tick(b"[" * 200_000 + b"]" * 200_000)
+    assert json.loads(await actor.tick(b"0"))["tick"] == 0
+
+
 async def test_an_agent_that_cannot_be_built_is_named() -> None:
     class Broken(Agent):
         def __init__(self, name: str, config: Any, state: State) -> None:
@@ -280,3 +288,68 @@ async def test_an_end_that_runs_out_of_time_still_tells_the_agents_and_counts_wh
     numbers = recorder.summary()
     assert numbers["fragments_dropped.cancelled"] == 1
     assert numbers["fragments_dropped.deadline"] == 1
+
+
+class Counts(Recorder):
+    """Counts its ticks, and can be moved."""
+
+    def __init__(self, name: str, config: Any, state: State) -> None:
+        super().__init__(name, config, state)
+        self.started_with = state.input
+        self.count = 0
+
+    async def on_tick(self, state: State) -> None:
+        self.count += 1
+        state.output = {"count": self.count, "tick": state.tick, "start": self.started_with}
+
+    def snapshot(self) -> bytes:
+        return str(self.count).encode()
+
+    def restore(self, snapshot: bytes) -> None:
+        self.count = int(snapshot)
+
+
+async def test_an_actor_goes_on_from_anothers_snapshot_with_the_start_that_the_other_had() -> None:
+    first, log = make(Counts, Counts)
+    await first.start("s", b'{"level": 3}')
+    for tick in range(3):
+        await first.tick(b"%d" % tick)
+    data = await first.snapshot()
+    assert data is not None
+    assert [entry[0] for entry in log] == [[0, 1, 2], [0, 1, 2]], "the episode so far is handed over first"
+    second, _ = make(Counts, Counts)
+    await second.restore("s", data)
+    assert json.loads(await second.tick(b"3")) == {"count": 4, "tick": 3, "start": {"level": 3}}
+
+
+async def test_one_agent_that_cannot_be_moved_keeps_its_actor_where_it_is() -> None:
+    actor, log = make(Counts, Recorder)
+    await actor.start("s", b"")
+    await actor.tick(b"1")
+    assert await actor.snapshot() is None
+    assert not log
+
+
+class Choosy(Recorder):
+    def on_deadline(self, state: State) -> None:
+        state.output = {"instead of": state.input}
+
+
+async def test_a_missed_tick_is_in_no_episode_and_the_agents_choice_is_encoded() -> None:
+    actor, log = make(Choosy)
+    await actor.start("s", b"")
+    for tick in range(3):
+        await actor.tick(b"%d" % tick)
+    assert json.loads(actor.fallback() or b"") == {"instead of": 2}
+    await actor.missed()
+    for tick in (3, 4):
+        await actor.tick(b"%d" % tick)
+    await actor.on_end("idle")
+    assert log == [([0, 1], ["tick", "tick"], False, ""), ([3, 4], ["tick", "tick"], True, "idle"), "idle"]
+
+
+async def test_agents_without_a_choice_of_their_own_have_no_fallback() -> None:
+    actor, _ = make(Choosy, Recorder)
+    await actor.start("s", b"")
+    await actor.tick(b"1")
+    assert actor.fallback() is None

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from brayx.actor.deployment import Peers
 from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.native import Limits, Listener
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from tests.unit.actor.doors.test_asgi import TableService
-from tests.unit.gamecore.echo_server import serving
+
+
+class _Closing:
+    def __init__(self, listener: Listener) -> None:
+        self.aclose = listener.close
 
 
 def is_open(transport: AsyncHttpTransport) -> bool:
@@ -15,9 +23,16 @@ def is_open(transport: AsyncHttpTransport) -> bool:
 
 
 async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_closed() -> None:
-    peers = Peers(max_idle=2)
-    with serving(DoorApp(TableService())) as host:
-        address = f"http://{host}"
+    peers, table = Peers(max_idle=2), TableService()
+
+    async def left(session: str, for_good: bool) -> None:
+        await table.disconnect(session, for_good=for_good)
+
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, left), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        address = "http://{}:{}".format(*listener.address)
         transports = [peers.take(address) for _ in range(3)]
         for transport in transports:
             assert await transport.step(StepRequest(StepKind.CALL, "", b"x"), 5.0) == b"x"
@@ -30,3 +45,19 @@ async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_cl
         await peers.put_back(address, transports[1])
         await peers.close()
         assert not is_open(transports[1])
+
+
+async def test_a_peer_is_told_of_a_session_whose_connection_is_gone() -> None:
+    heard: list[tuple[str, bool]] = []
+
+    async def left(session: str, for_good: bool) -> None:
+        heard.append((session, for_good))
+
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, left), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        for for_good in (False, True):
+            await Peers().leave("http://{}:{}".format(*listener.address), "s", for_good=for_good)
+    assert heard == [("s", False), ("s", True)]

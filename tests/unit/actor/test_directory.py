@@ -2,8 +2,9 @@
 
 import pytest
 
-from brayx.actor.directory import Directory, DirectoryRecovering
-from brayx.errors import SessionExists, SessionLost
+from brayx.actor.directory import Directory, DirectoryRecovering, Location
+from brayx.actor.session import Snapshot
+from brayx.errors import Overloaded, SessionExists, SessionLost
 
 
 class Clock:
@@ -129,3 +130,94 @@ def test_owners_dead_for_long_are_forgotten_with_their_sessions(clock: Clock) ->
     assert directory.locate("of gone") is None
     assert set(directory._seen) == set(directory._sessions) == set(directory._address) == {"alive"}
     assert set(directory._owner_of) == {"of alive"}
+
+
+def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
+    return Snapshot(4, 4, b"kept", data, exact)
+
+
+def test_why_a_session_ended_is_told_once_to_whoever_asks_and_a_stop_is_no_news(directory: Directory) -> None:
+    for session, reason in (("s", "idle"), ("t", "stop")):
+        directory.claim(session, "a")
+        directory.release(session, "a", reason)
+    with pytest.raises(SessionLost, match="idle") as lost:
+        directory.locate("s")
+    assert lost.value.details == {"reason": "idle"}
+    assert directory.locate("s") is None
+    assert directory.locate("t") is None
+    directory.claim("s", "a")
+    directory.release("s", "a", "idle")
+    directory.claim("s", "b")
+    assert directory.locate("s") is not None, "a session started anew is not an ended one"
+
+
+class TestSnapshots:
+    def test_a_dead_owners_session_goes_to_who_asks_with_its_last_snapshot(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        assert directory.keep("s", "a", snapshot(b"old"))
+        assert directory.keep("s", "a", snapshot(b"new"))
+        directory.bury("a")
+        assert directory.locate("s", "b") == snapshot(b"new")
+        location = directory.locate("s", "c")
+        assert isinstance(location, Location)
+        assert location.owner == "b"
+
+    def test_nobody_keeps_a_snapshot_of_a_session_that_is_not_its_own(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        assert not directory.keep("s", "b", snapshot())
+        assert not directory.keep("unknown", "b", snapshot())
+        directory.bury("a")
+        with pytest.raises(SessionLost):
+            directory.locate("s", "b")
+
+    def test_who_takes_none_is_told_to_try_again_and_the_session_stays(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(exact=True))
+        with pytest.raises(Overloaded, match="between two replicas"):
+            directory.locate("s")
+        assert directory.locate("s", "b") == snapshot(exact=True)
+
+    def test_a_parked_session_outlives_its_owners_leaving_and_others_do_not(self, directory: Directory) -> None:
+        directory.claim("moved", "a")
+        directory.claim("left", "a")
+        directory.park("moved", "a", snapshot(exact=True))
+        directory.leave("a")
+        with pytest.raises(SessionLost, match="drained"):
+            directory.locate("left", "b")
+        assert directory.locate("left", "b") is None
+        assert directory.locate("moved", "b") == snapshot(exact=True)
+        assert directory.owners() == {"b": 1}
+
+    def test_a_start_takes_the_id_of_a_lost_session_and_forgets_its_snapshot(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.keep("s", "a", snapshot())
+        directory.bury("a")
+        directory.claim("s", "b")
+        directory.bury("b")
+        with pytest.raises(SessionLost):
+            directory.locate("s", "c")
+
+    def test_what_is_kept_is_bounded_and_given_back(
+        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brayx.actor.directory.MAX_SNAPSHOT_BYTES", 20)
+        monkeypatch.setattr("brayx.actor.directory.MAX_SNAPSHOTS_BYTES", 30)
+        for session in ("s", "t"):
+            directory.claim(session, "a")
+        assert not directory.keep("s", "a", snapshot(bytes(17)))
+        with pytest.raises(Overloaded, match="too large"):
+            directory.park("s", "a", snapshot(bytes(17)))
+        assert directory.keep("s", "a", snapshot(bytes(16)))
+        assert directory.keep("s", "a", snapshot(bytes(15))), "the one before is replaced"
+        assert not directory.keep("t", "a", snapshot(bytes(15)))
+        directory.release("s", "a")
+        assert directory.keep("t", "a", snapshot(bytes(15)))
+
+    def test_parked_sessions_that_nobody_asks_for_are_forgotten_in_the_end(
+        self, directory: Directory, clock: Clock
+    ) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(exact=True))
+        clock.now = 700.0
+        directory.renew("b", "http://b", [])
+        assert directory.locate("s", "b") is None

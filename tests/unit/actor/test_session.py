@@ -6,16 +6,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from brayx.actor.actor import Actor
-from brayx.actor.session import SessionTable
+from brayx.actor.session import SessionTable, Snapshot
 from brayx.errors import (
     AgentError,
     BadBody,
     BrayxError,
     DeadlineExceeded,
+    OutOfSequence,
     QueueFull,
     ServiceFull,
     SessionExists,
     SessionLost,
+    SessionResumed,
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -25,12 +27,13 @@ from brayx.metrics import Recorder
 class Script(Actor):
     """Does what the body says, and keeps what it saw."""
 
-    made: list["Script"]
+    hold_end = False
 
     def __init__(self) -> None:
         self.session = ""
         self.seen: list[bytes] = []
         self.reasons: list[str] = []
+        self.missed_after: list[bytes] = []
         self.gate = asyncio.Event()
 
     async def start(self, session: str, body: bytes) -> bytes:
@@ -46,7 +49,25 @@ class Script(Actor):
         await self._do(body)
         return b"stopped"
 
+    def fallback(self) -> bytes:
+        return b"own"
+
+    async def missed(self) -> None:
+        self.missed_after.append(self.seen[-1])
+
+    async def snapshot(self) -> bytes:
+        return b"|".join(self.seen)
+
+    async def restore(self, session: str, snapshot: bytes) -> None:
+        if not snapshot.startswith(b"|"):
+            raise ValueError("cannot read that")
+        self.session, self.seen = session, snapshot.split(b"|")
+
+    call = tick
+
     async def on_end(self, reason: str) -> None:
+        if self.hold_end:
+            await self.gate.wait()
         self.reasons.append(reason)
 
     async def _do(self, body: bytes) -> None:
@@ -69,6 +90,9 @@ class Bench:
     def _make(self) -> Script:
         self.actors.append(Script())
         return self.actors[-1]
+
+    def number(self, seq: int, body: bytes) -> Awaitable[bytes]:
+        return self.table.step(StepRequest(StepKind.TICK, "s", body, seq=seq))
 
     def ask(self, kind: str, session: str = "s", body: bytes = b"") -> Awaitable[bytes]:
         return self.table.step(StepRequest(StepKind(kind), session, body))
@@ -131,8 +155,10 @@ async def test_one_slow_session_does_not_hold_up_another() -> None:
 async def test_requests_waiting_in_one_session_are_bounded() -> None:
     bench = Bench(max_waiting=2)
     await bench.ask("start")
-    held = [asyncio.ensure_future(bench.ask("tick", body=b"wait")) for _ in range(3)]
-    await asyncio.sleep(0)
+    held = []
+    for _ in range(3):  # one runs, two wait
+        held.append(asyncio.ensure_future(bench.ask("tick", body=b"wait")))
+        await asyncio.sleep(0.01)
     with pytest.raises(QueueFull, match="at most 2"):
         await bench.ask("tick")
     bench.actors[0].gate.set()
@@ -167,7 +193,7 @@ async def test_a_start_that_fails_leaves_the_id_free() -> None:
     async def claim(session: str) -> None:
         claims.append(f"+{session}")
 
-    async def release(session: str) -> None:
+    async def release(session: str, reason: str) -> None:
         claims.append(f"-{session}")
 
     bench = Bench(claim=claim, release=release)
@@ -214,7 +240,7 @@ async def test_a_tick_past_its_deadline_ends_the_session() -> None:
     await until(lambda: bench.actors[0].reasons == ["error"])
 
 
-async def test_a_client_that_goes_away_in_a_tick_ends_the_session_as_disconnect() -> None:
+async def test_who_stops_waiting_for_a_tick_leaves_its_session_as_it_is() -> None:
     bench = Bench()
     await bench.ask("start")
     tick = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
@@ -222,7 +248,9 @@ async def test_a_client_that_goes_away_in_a_tick_ends_the_session_as_disconnect(
     tick.cancel()
     with pytest.raises(asyncio.CancelledError):
         await tick
-    await until(lambda: bench.actors[0].reasons == ["disconnect"])
+    bench.actors[0].gate.set()
+    assert await bench.ask("tick", body=b"next") == b"s:next"
+    assert bench.actors[0].seen == [b"", b"wait", b"next"]
 
 
 async def test_idle_sessions_are_reaped_and_told_and_busy_ones_are_not() -> None:
@@ -263,6 +291,19 @@ async def test_watchers_hear_of_the_end_once() -> None:
     assert bench.actors[0].reasons == ["stop"]
 
 
+async def test_the_wait_of_one_tick_in_eight_is_timed_and_stands_for_all() -> None:
+    recorder = Recorder()
+    bench = Bench(recorder=recorder)
+    for session in ("a", "b"):
+        await bench.ask("start", session)
+    for count in range(1, 33):
+        await bench.ask("tick", "ab"[count % 2], b"x")
+        cells, own = recorder.drain()
+        recorder.merge((cells, own))
+        waits = cells.get(("tick_wait_seconds", ""))
+        assert (waits.count if waits else 0) == count // 8 * 8
+
+
 async def test_what_happens_is_counted() -> None:
     recorder = Recorder()
     bench = Bench(recorder=recorder)
@@ -283,17 +324,13 @@ async def test_what_happens_is_counted() -> None:
 async def test_no_tick_runs_on_a_session_that_ended_while_it_waited() -> None:
     bench = Bench()
     await bench.ask("start")
-    entry = bench.table.get("s")
-    assert entry is not None
-    await entry.lock.acquire()
-    stop = asyncio.ensure_future(bench.ask("stop", body=b"end"))
-    await asyncio.sleep(0)
-    late = asyncio.ensure_future(bench.ask("tick", body=b"late"))
-    entry.lock.release()  # the tick runs before the stop wakes up, and finds the lock free
-    assert await stop == b"stopped"
-    with pytest.raises(SessionUnknown):
-        await late
-    assert bench.actors[0].seen == [b"", b"end"]
+    asked = [asyncio.ensure_future(bench.ask(*words)) for words in (("tick", "s", b"wait"), ("stop",), ("tick",))]
+    await asyncio.sleep(0.01)
+    bench.actors[0].gate.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert results[:2] == [b"s:wait", b"stopped"]
+    assert isinstance(results[2], SessionUnknown)
+    assert bench.actors[0].seen == [b"", b"wait", b""]
 
 
 async def test_a_tick_that_waited_does_not_run_on_the_old_actor_of_a_restarted_session() -> None:
@@ -301,21 +338,161 @@ async def test_a_tick_that_waited_does_not_run_on_the_old_actor_of_a_restarted_s
     await bench.ask("start")
     entry = bench.table.get("s")
     assert entry is not None
-    async with entry.lock:
-        queued = asyncio.ensure_future(bench.ask("tick", body=b"old"))
-        await asyncio.sleep(0)
-        bench.table.end(entry, "idle")
-        await bench.ask("start")
-    with pytest.raises(SessionUnknown):
+    running = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
+    await asyncio.sleep(0.01)
+    queued = asyncio.ensure_future(bench.ask("tick", body=b"old"))
+    await asyncio.sleep(0)
+    bench.table.end(entry, "idle")
+    await bench.ask("start")
+    bench.actors[0].gate.set()
+    assert await running == b"s:wait", "what ran when the session ended is answered"
+    with pytest.raises(SessionLost, match="idle"):
         await queued
-    assert [actor.seen for actor in bench.actors] == [[b""], [b""]]
+    assert [actor.seen for actor in bench.actors] == [[b"", b"wait"], [b""]]
+
+
+async def test_the_end_of_a_session_does_not_free_the_id_of_the_one_started_after_it() -> None:
+    owned: list[str] = []
+
+    async def claim(session: str) -> None:
+        owned.append(session)
+
+    async def release(session: str, reason: str) -> None:
+        owned.remove(session)
+
+    bench = Bench(claim=claim, release=release)
+    await bench.ask("start")
+    entry = bench.table.get("s")
+    assert entry is not None
+    running = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
+    await asyncio.sleep(0.01)
+    bench.table.end(entry, "idle")
+    owned.clear()
+    await bench.ask("start")
+    bench.actors[0].gate.set()
+    await running
+    await until(lambda: bench.actors[0].reasons == ["idle"])
+    assert owned == ["s"]
+
+
+class TestNumberedTicks:
+    async def test_a_repeat_gets_the_kept_reply_and_does_not_reach_the_actor(self) -> None:
+        bench = Bench()
+        await bench.ask("start")
+        assert await bench.number(0, b"a") == b"s:a"
+        assert await bench.number(0, b"other") == b"s:a"
+        assert await bench.number(1, b"b") == b"s:b"
+        assert await bench.number(1, b"b") == b"s:b"
+        assert bench.actors[0].seen == [b"", b"a", b"b"]
+
+    async def test_a_repeat_that_comes_while_the_first_still_runs_gets_the_same_reply(self) -> None:
+        bench = Bench()
+        await bench.ask("start")
+        asked = [asyncio.ensure_future(bench.number(0, b"wait")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        bench.actors[0].gate.set()
+        assert await asyncio.gather(*asked) == [b"s:wait"] * 3
+        assert bench.actors[0].seen == [b"", b"wait"]
+
+    @pytest.mark.parametrize("seq", [0, 3, 7])
+    async def test_any_other_number_is_told_and_changes_nothing(self, seq: int) -> None:
+        bench = Bench()
+        await bench.ask("start")
+        for number in range(2):
+            await bench.number(number, b"%d" % number)
+        with pytest.raises(OutOfSequence) as wrong:
+            await bench.number(seq, b"x")
+        assert wrong.value.details == {"expected": 2, "got": seq}
+        assert await bench.number(2, b"2") == b"s:2"
+        assert bench.actors[0].seen == [b"", b"0", b"1", b"2"]
+
+    async def test_a_tick_refused_for_its_body_does_not_use_its_number_up(self) -> None:
+        bench = Bench()
+        await bench.ask("start")
+        with pytest.raises(BadBody):
+            await bench.number(0, b"bad")
+        assert await bench.number(0, b"good") == b"s:good"
+
+    async def test_ticks_without_a_number_leave_the_numbering_alone(self) -> None:
+        bench = Bench()
+        await bench.ask("start")
+        await bench.number(0, b"a")
+        await bench.ask("tick", body=b"plain")
+        assert await bench.number(0, b"a") == b"s:a"
+        assert await bench.number(1, b"b") == b"s:b"
+
+
+class TestSnapshots:
+    def bench(self, **options: object) -> tuple[Bench, list[tuple[str, Snapshot]]]:
+        kept: list[tuple[str, Snapshot]] = []
+        return Bench(keep=lambda *snapshot: kept.append(snapshot), **options), kept
+
+    async def resumed(self, bench: Bench, snapshot: Snapshot, request: StepRequest) -> bytes:
+        answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
+        bench.table.resume("s", snapshot, request, answer.set_result)
+        result = await answer
+        if isinstance(result, BrayxError):
+            raise result
+        return result
+
+    async def test_one_is_taken_every_so_many_ticks(self) -> None:
+        bench, kept = self.bench(snapshot_every=2)
+        await bench.ask("start")
+        for number in range(5):
+            await bench.number(number, b"%d" % number)
+        await until(lambda: len(kept) == 2)
+        assert kept == [("s", Snapshot(2, 2, b"s:1", b"|0|1")), ("s", Snapshot(4, 4, b"s:3", b"|0|1|2|3"))]
+
+    async def test_a_session_resumed_from_one_is_told_once_where_it_is(self) -> None:
+        bench, _ = self.bench()
+        tick = StepRequest(StepKind.TICK, "s", b"9", seq=9)
+        with pytest.raises(SessionResumed) as told:
+            await self.resumed(bench, Snapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
+        assert told.value.details == {"tick": 4}
+        assert await bench.number(3, b"3") == b"s:3"
+        assert await bench.number(4, b"4") == b"s:4"
+        assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3", b"4"]
+
+    async def test_a_session_that_was_moved_goes_on_as_if_nothing_were(self) -> None:
+        bench, _ = self.bench()
+        tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
+        assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
+
+    async def test_sessions_are_moved_between_two_requests_and_not_told_that_they_ended(self) -> None:
+        bench, _ = self.bench()
+        parked: dict[str, Snapshot] = {}
+
+        async def park(session: str, snapshot: Snapshot) -> None:
+            parked[session] = snapshot
+
+        await bench.ask("start")
+        await bench.number(0, b"0")
+        busy = asyncio.ensure_future(bench.number(1, b"wait"))
+        await asyncio.sleep(0.01)
+        await bench.table.move(park)
+        assert not parked, "a session is not moved in the middle of a tick"
+        bench.actors[0].gate.set()
+        await busy
+        heard: list[str] = []
+        bench.table.watch("s", heard.append)
+        await bench.table.move(park)
+        await until(lambda: heard == ["moved"])
+        assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True)}
+        assert bench.actors[0].reasons == []
+        assert len(bench.table) == 0
+
+    async def test_one_that_cannot_be_restored_is_lost(self) -> None:
+        bench, _ = self.bench()
+        with pytest.raises(SessionLost, match="cannot read"):
+            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
+        assert len(bench.table) == 0
 
 
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:
     bench = Bench(max_waiting=2)
     await bench.ask("start")
     held = [asyncio.ensure_future(bench.ask("tick", body=b"wait"))]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     held += [asyncio.ensure_future(bench.ask("stop")) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="at most 2"):
@@ -328,7 +505,7 @@ async def test_stops_that_wait_are_bounded_like_ticks() -> None:
 async def test_a_stop_is_answered_once_the_id_is_free() -> None:
     freeing, freed = asyncio.Event(), asyncio.Event()
 
-    async def release(session: str) -> None:
+    async def release(session: str, reason: str) -> None:
         freeing.set()
         await freed.wait()
 
@@ -343,7 +520,7 @@ async def test_a_stop_is_answered_once_the_id_is_free() -> None:
 
 
 async def test_an_id_that_cannot_be_freed_holds_up_neither_the_stop_nor_the_end() -> None:
-    async def release(session: str) -> None:
+    async def release(session: str, reason: str) -> None:
         raise RuntimeError("the directory's own")
 
     bench = Bench(release=release)
@@ -356,7 +533,7 @@ async def test_an_id_that_cannot_be_freed_holds_up_neither_the_stop_nor_the_end(
 
 
 async def test_a_release_that_hangs_is_given_up_after_the_ticks_deadline() -> None:
-    async def release(session: str) -> None:
+    async def release(session: str, reason: str) -> None:
         await asyncio.sleep(60)
 
     bench = Bench(release=release, tick_timeout_s=0.05)
@@ -373,3 +550,99 @@ async def test_sessions_taken_over_elsewhere_are_lost_here() -> None:
     bench.table.lose(["b", "unknown"])
     await until(lambda: bench.actors[1].reasons == ["lost"])
     assert bench.table.sessions == ["a"]
+
+
+class TestBrokenConnections:
+    async def test_a_session_whose_ticks_are_numbered_waits_for_another_connection(self) -> None:
+        bench = Bench(reconnect_timeout_s=0.1)
+        await bench.ask("start")
+        await bench.number(0, b"0")
+        for seq in (1, 2):
+            await bench.table.disconnect("s")
+            await asyncio.sleep(0.05)
+            await bench.number(seq, b"on")
+        assert bench.actors[0].reasons == []
+        await bench.table.disconnect("s")
+        await until(lambda: bench.actors[0].reasons == ["disconnect"])
+
+    async def test_others_end_at_once_and_so_do_those_left_for_good(self) -> None:
+        bench = Bench()
+        for session in ("plain", "s"):
+            await bench.ask("start", session)
+        await bench.number(0, b"0")
+        await bench.table.disconnect("plain")
+        await bench.table.disconnect("s", for_good=True)
+        await until(lambda: [actor.reasons for actor in bench.actors] == [["disconnect"], ["disconnect"]])
+
+
+class TestFallback:
+    @pytest.mark.parametrize(("fallback", "expected"), [("last", b"s:first"), ("default", b"wait!"), ("agent", b"own")])
+    async def test_a_late_tick_is_answered_by_the_fallback_and_the_session_goes_on(
+        self, fallback: str, expected: bytes
+    ) -> None:
+        recorder = Recorder()
+        bench = Bench(tick_deadline_s=0.05, fallback=fallback, default=b"wait!", recorder=recorder)
+        await bench.ask("start")
+        assert await bench.number(0, b"first") == b"s:first"
+        assert await bench.number(1, b"wait") == expected
+        late = asyncio.ensure_future(bench.number(1, b"wait"))
+        await asyncio.sleep(0.01)
+        bench.actors[0].gate.set()
+        assert await late == expected, "a repeat gets what was answered"
+        assert await bench.number(2, b"next") == b"s:next"
+        assert bench.actors[0].missed_after == [b"wait"]
+        numbers = recorder.summary()
+        assert numbers[f"ticks_fallen_back.{fallback}"] == 1
+        assert numbers["ticks"] == 3
+
+    async def test_without_a_last_reply_the_first_tick_is_waited_for(self) -> None:
+        bench = Bench(tick_deadline_s=0.02)
+        await bench.ask("start")
+        tick = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
+        await asyncio.sleep(0.1)
+        bench.actors[0].gate.set()
+        assert await tick == b"s:wait"
+
+    async def test_an_actor_that_raises_after_its_deadline_still_ends_its_session(self) -> None:
+        bench = Bench(tick_deadline_s=0.02, fallback="default", tick_timeout_s=0.1)
+        await bench.ask("start")
+        assert await bench.ask("tick", body=b"wait") == b""
+        await until(lambda: bench.actors[0].reasons == ["error"])
+
+
+async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> None:
+    def make() -> Script:
+        raise OSError("no memory left")
+
+    table = SessionTable(make)
+    start = StepRequest(StepKind.START, "s", b"")
+    for _ in range(2):
+        with pytest.raises(AgentError, match="no memory left"):
+            await table.step(start)
+    assert len(table) == 0
+
+
+async def test_sessions_that_are_ending_are_bounded_too() -> None:
+    bench = Bench(max_sessions=2)
+    for session in "abcd":
+        await bench.ask("start", session)
+        bench.actors[-1].hold_end = True
+        await bench.ask("stop", session)
+    with pytest.raises(ServiceFull, match="are ending"):
+        await bench.ask("start", "e")
+    for actor in bench.actors:
+        actor.gate.set()
+    await until(lambda: all(actor.reasons for actor in bench.actors))
+    await bench.ask("start", "e")
+
+
+async def test_stateless_calls_at_once_are_bounded_and_their_actor_is_told_of_the_end() -> None:
+    bench = Bench(max_sessions=2)
+    calls = [asyncio.ensure_future(bench.ask("", "", b"wait")) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(QueueFull, match="at most 2"):
+        await bench.ask("", "")
+    bench.actors[0].gate.set()
+    assert await asyncio.gather(*calls) == [b":wait", b":wait"]
+    await bench.table.close()
+    assert bench.actors[0].reasons == ["drained"]

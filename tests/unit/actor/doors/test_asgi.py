@@ -16,12 +16,12 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from brayx.actor.actor import Actor
-from brayx.actor.doors.asgi import DoorApp, Service
+from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.session import SessionTable
-from brayx.errors import ServiceFull
+from brayx.errors import BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
-from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
 from tests.unit.gamecore.echo_server import serving
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -53,28 +53,12 @@ class Echo(Actor):
         self.ends.append((self.session, reason))
 
 
-class TableService(Service):
-    """A replica without Ray: the doors' service straight over a table."""
+class TableService(SessionTable):
+    """A replica without Ray: the doors' service is the table itself. Keeps how each session ended."""
 
     def __init__(self, **options: Any) -> None:
         self.ends: list[tuple[str, str]] = []
-        self.table = SessionTable(lambda: Echo(self.ends), **options)
-
-    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
-        return await self.table.step(request)
-
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        entry = self.table.get(session)
-        assert entry is not None
-        entry.on_end.append(on_end)
-
-    async def disconnect(self, session: str) -> None:
-        entry = self.table.get(session)
-        if entry is not None:
-            self.table.end(entry, "disconnect")
-
-    def status(self) -> dict[str, Any]:
-        return {"sessions": len(self.table)}
+        super().__init__(lambda: Echo(self.ends), **options)
 
 
 class TestDoors(DoorCompliance):
@@ -177,7 +161,7 @@ def test_a_bad_session_id_is_refused_and_not_echoed(
         error = json.loads(message if isinstance(message, str) else message[1:])
         assert error["error"] == "bad_request"
         assert closing(connection)[0] == 4400
-    assert table.table.sessions == []
+    assert table.sessions == []
 
 
 @pytest.fixture
@@ -204,3 +188,21 @@ def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: 
         assert connection.recv(timeout=5) == b"R4"
         assert closing(connection) == (4408, "no session for 0.2 s")
     assert table.ends == [("s", "stop"), ("s", "stop")]
+
+
+class Broken(TableService):
+    """A service with a bug of its own."""
+
+    async def step(self, request: StepRequest, **_: Any) -> bytes:
+        raise LookupError("what nobody thought of")
+
+
+def test_what_nobody_thought_of_is_an_internal_error_without_its_details() -> None:
+    with serving(DoorApp(Broken())) as address:
+        with Client(f"http://{address}") as client, pytest.raises(BrayxError) as failed:
+            client.call(b"x")
+        assert type(failed.value) is BrayxError
+        assert "nobody thought of" not in failed.value.message
+        with connect(f"ws://{address}/session", subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
+            connection.send(b"S")
+            assert json.loads(connection.recv()[1:])["error"] == "internal"

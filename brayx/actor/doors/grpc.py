@@ -1,0 +1,229 @@
+"""The gRPC door: the methods of `brayx/gamecore/v1/gamecore.proto`, unary ``Step`` and bidirectional ``Play``.
+
+Serve's gRPC ingress calls them on the replica by their names; so does a server of ``grpc.aio``. Knows nothing of
+either, nor of sessions beyond the `Service`.
+
+An error is set on the call, never raised: Serve passes trailing metadata on for a call that returns, not for one that
+raises, and what it tells of an exception holds the traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from brayx.actor.service import Service
+from brayx.errors import (
+    BodyTooLarge,
+    BrayxError,
+    DeadlineExceeded,
+    HeaderTooLarge,
+    ProtocolError,
+    SessionLost,
+    SessionUnknown,
+)
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_SEQ, StepKind, StepRequest, check_session
+from brayx.gamecore.transports.base import SESSION_KEEPING, ends_session
+from brayx.gamecore.v1 import ERROR_METADATA
+from brayx.gamecore.v1 import gamecore_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+_KINDS: dict[int, StepKind] = {
+    pb.STEP_KIND_CALL: StepKind.CALL,
+    pb.STEP_KIND_START: StepKind.START,
+    pb.STEP_KIND_TICK: StepKind.TICK,
+    pb.STEP_KIND_STOP: StepKind.STOP,
+}
+_MAX_CREDENTIAL_CHARS = 256
+_MAX_ERROR_BYTES = 3072
+_MAX_STATUS_BYTES = 512
+"""All metadata of an answer, Base64 and percent signs included, must fit into the 8 KiB that clients allow."""
+
+
+class GrpcDoor(Service):
+    """A `Service` with the methods of the gRPC service ``brayx.gamecore.v1.Gamecore``.
+
+    Attributes:
+        max_body_bytes: limit on a request's body. The server's own limit on a message must be higher, since what it
+            refuses is told without an error of ours.
+        idle_timeout_s: a stream without a session for this long is ended.
+    """
+
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    idle_timeout_s: float = 60.0
+
+    # Serve finds out by the name of the parameter `grpc_context` that a method wants the call's context.
+
+    async def Step(self, request: pb.StepRequest, grpc_context: Any) -> pb.StepReply:
+        """Answers one request."""
+        try:
+            return pb.StepReply(body=await self.step(_read(request, self.max_body_bytes)))
+        except Exception as error:
+            _refuse(grpc_context, _told(error))
+            return pb.StepReply()
+
+    async def Play(self, requests: AsyncIterator[pb.StepRequest], grpc_context: Any) -> AsyncIterator[pb.PlayReply]:
+        """Answers the requests of one session; ends without a word when it has moved to another replica."""
+        stream = _Stream(self, requests)
+        try:
+            while (request := await stream.next()) is not None:
+                yield await stream.answer(request)
+                if stream.over:
+                    return
+            if stream.farewell is not None:
+                yield _error(stream.farewell)
+        finally:
+            await stream.abandon()
+
+
+class _Stream:
+    """The session of one call of ``Play``."""
+
+    def __init__(self, door: GrpcDoor, requests: AsyncIterator[pb.StepRequest]) -> None:
+        self.over = False
+        self.farewell: BrayxError | None = None
+        self._door = door
+        self._requests = requests
+        self._session = ""
+        self._running = False
+        self._opening: asyncio.Task[bytes] | None = None
+        self._coming: asyncio.Task[pb.StepRequest | None] | None = None
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def next(self) -> pb.StepRequest | None:
+        """The next request; None when there will be none, with `farewell` if the client has not been told why."""
+        # A session is reaped by its owner, which then says so; if that is another replica, nobody says it here.
+        timeout_s = self._door.idle_timeout_s * (2 if self._running else 1)
+        self._coming = asyncio.create_task(self._read())
+        await asyncio.wait((self._coming, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ended.done():
+            self._running = False
+            reason = self._ended.result()
+            if reason not in ("error", "moved"):  # the reply before this has told it; it is not over
+                self.farewell = SessionLost(f"the session was ended: {reason}", reason=reason)
+        elif self._coming.done():
+            return self._coming.result()
+        else:
+            self.farewell = DeadlineExceeded(f"no request came for {timeout_s:g} s", layer="grpc")
+        return None
+
+    async def _read(self) -> pb.StepRequest | None:
+        return await anext(self._requests, None)
+
+    async def answer(self, message: pb.StepRequest) -> pb.PlayReply:
+        """The reply to a request; `over` tells whether it is the last one."""
+        try:
+            request = self._request(message)
+            if self._running:
+                reply = await self._door.step(request, let_in=True)
+            else:
+                self._opening = asyncio.create_task(self._door.step(request))
+                reply = await asyncio.shield(self._opening)
+        except Exception as failure:
+            self._opening = None
+            error = _told(failure)
+            if isinstance(error, SESSION_KEEPING) and not self._running:
+                self._attach(request.session)
+            elif not self._running or ends_session(error):
+                self._running = False
+                self.over = True
+            return _error(error)
+        self._opening = None
+        if request.kind is StepKind.STOP:
+            self._running = False
+            self.over = True
+        elif not self._running:
+            self._attach(request.session)
+        return pb.PlayReply(body=reply)
+
+    def _attach(self, session: str) -> None:
+        """The session is this stream's from now on."""
+        self._running = True
+        self._door.watch(session, self._on_end)
+
+    def _request(self, message: pb.StepRequest) -> StepRequest:
+        if self._session and not message.session:
+            message.session = self._session
+        request = _read(message, self._door.max_body_bytes)
+        if request.kind is StepKind.CALL:
+            raise ProtocolError("kind is STEP_KIND_CALL, expected START, TICK or STOP: a stateless call goes to Step")
+        if self._session and request.session != self._session:
+            raise ProtocolError(
+                f"session is {request.session!r} on the stream of {self._session!r}: one stream is one session"
+            )
+        if self._running and request.kind is StepKind.START:
+            raise ProtocolError("this stream's session is running: one stream is one session")
+        if not self._running and request.kind is StepKind.TICK and request.seq is None:
+            raise SessionUnknown("a tick without seq on a stream that has no session: send a start first")
+        self._session = request.session
+        return request
+
+    def _on_end(self, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def abandon(self) -> None:
+        """Leaves nothing behind: a session still running, or just being opened, has lost its client."""
+        if self._coming is not None:
+            self._coming.cancel()
+        opening = self._opening
+        if opening is not None:
+            await asyncio.wait([opening])  # the service gives it a deadline
+            self._running = not opening.cancelled() and opening.exception() is None
+        if self._running:
+            self._running = False
+            await self._door.disconnect(self._session)
+
+
+def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
+    """The request that ``message`` stands for.
+
+    Raises:
+        ProtocolError: it stands for none, or is too large.
+    """
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise ProtocolError(f"kind is {int(message.kind)}, expected 0 to {len(_KINDS) - 1}", field="kind")
+    body = message.body
+    if len(body) > max_body_bytes:
+        raise BodyTooLarge(f"body has {len(body)} bytes, at most {max_body_bytes} are allowed", limit=max_body_bytes)
+    key, time, token = message.key, message.time, message.token
+    for name, value in (("key", key), ("time", time), ("token", token)):
+        if len(value) > _MAX_CREDENTIAL_CHARS:
+            raise HeaderTooLarge(
+                f"{name} has {len(value)} characters, at most {_MAX_CREDENTIAL_CHARS} are allowed", field=name
+            )
+    session = message.session
+    if session or kind is not StepKind.CALL:
+        check_session(session)
+    seq = message.seq if message.HasField("seq") else None
+    if seq is not None and seq > MAX_SEQ:
+        raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")
+    return StepRequest(kind, session, body, key, time, token, seq)
+
+
+def _told(error: Exception) -> BrayxError:
+    """What the client is told of ``error``."""
+    if isinstance(error, BrayxError):
+        return error
+    logger.error("the gRPC door: a request failed", exc_info=error)
+    return BrayxError(f"the service failed with {type(error).__name__}; its log says more")
+
+
+def _refuse(context: Any, error: BrayxError) -> None:
+    """Makes ``error`` the call's answer."""
+    document = error.to_wire()
+    if len(document) > _MAX_ERROR_BYTES:
+        document = type(error)(error.message[:200] + "…").to_wire()
+    context.set_code(getattr(grpc.StatusCode, error.grpc_status))
+    context.set_details(error.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore"))
+    context.set_trailing_metadata([(ERROR_METADATA, document)])
+
+
+def _error(error: BrayxError) -> pb.PlayReply:
+    return pb.PlayReply(error=error.to_wire())

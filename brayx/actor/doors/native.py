@@ -1,0 +1,235 @@
+"""The native port: a replica's own listeners, beside Serve's ingress. HTTP with WebSocket on one port, TCP on another.
+
+Every replica of a node opens the same two numbers with ``SO_REUSEPORT``; the kernel shares connections out, and the
+session directory makes up for where they land. This file owns what all such connections have in common: the listening
+sockets, the bound on their number, and the deadlines of connections that are idle or stall. The protocols are
+`brayx.actor.doors.http1` and `brayx.actor.doors.tcp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from brayx.errors import StartupError
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
+
+if TYPE_CHECKING:
+    from brayx.actor.service import Service
+
+_BACKLOG = 1024
+_PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may take of a door.
+
+    Attributes:
+        max_body_bytes: of a request.
+        max_header_bytes: of an HTTP request's line and headers together.
+        max_connections: of one listener; further ones are told and closed.
+        max_in_flight: requests of one connection that may be under way; the rest is not read before that.
+        stall_s: a request that has begun to come must be there whole after this long; so must the last replies be
+            gone of a connection that is closed.
+        idle_s: a connection without a request for this long is closed.
+    """
+
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_header_bytes: int = 16 * 1024
+    max_connections: int = 8192
+    max_in_flight: int = 256
+    stall_s: float = 10.0
+    idle_s: float = 60.0
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection: counted, and closed when it is idle or stalls. The protocols extend it.
+
+    Attributes:
+        in_flight: requests under way.
+        waiting_since: since when nothing was under way and no request came; None: it is not waiting.
+        stalled_since: since when a request has been coming in; None: none is.
+        closing_since: since when it has been found to be closing, with replies that are not taken; None: it is not.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.service = listener.service
+        self.limits = listener.limits
+        self.in_flight = 0
+        self.waiting_since: float | None = time.monotonic()
+        self.stalled_since: float | None = None
+        self.closing_since: float | None = None
+        self._reading = True
+        self._writable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods of asyncio.Transport without being one.
+        self.transport = cast(asyncio.Transport, transport)
+        if not self.listener.take(self):
+            self.refuse()
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.listener.drop(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self.regulate()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.regulate()
+
+    def regulate(self) -> None:
+        """Reads on only while there is room for what comes, and the client takes its replies."""
+        reading = self._writable and self.in_flight < self.limits.max_in_flight
+        if reading == self._reading or self.transport.is_closing():
+            return
+        self._reading = reading
+        if reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def refuse(self) -> None:
+        """Tells a client that there is no room for its connection."""
+        raise NotImplementedError
+
+    def expire(self, what: str) -> None:
+        """Tells a client, if its protocol has a way to, that its time is over, and closes."""
+        self.transport.close()
+
+
+class Listener:
+    """One listening socket and its connections.
+
+    Args:
+        service: what answers.
+        make: makes the protocol of a connection.
+        limits: of its connections.
+    """
+
+    def __init__(self, service: Service, make: Callable[[Listener], Connection], limits: Limits) -> None:
+        self.service = service
+        self.limits = limits
+        self._make = make
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self.address = ("", 0)
+
+    def __len__(self) -> int:
+        """Connections now."""
+        return len(self._connections)
+
+    async def open(self, host: str, port: int, *, shared: bool = False) -> None:
+        """Listens.
+
+        Args:
+            host: address to bind.
+            port: 0 takes a free one.
+            shared: other replicas may listen at the same port.
+
+        Raises:
+            StartupError: it cannot be bound.
+        """
+        try:
+            listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.setblocking(False)
+            listening.bind((host, port))
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            taken = "is taken" if error.errno == errno.EADDRINUSE else "cannot be opened"
+            raise StartupError(
+                f"native port {port} of {host} {taken} ({error.strerror}): stop what listens there, or set the "
+                f"actor's native_port and tcp_port to others, or to null for none",
+                port=port,
+            ) from None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: self._make(self), sock=listening)
+        self.address = listening.getsockname()[:2]
+        self._sweeper = loop.create_task(self._sweep())
+
+    def take(self, connection: Connection) -> bool:
+        """Counts a new connection; False: there is no room for it."""
+        if len(self._connections) >= self.limits.max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def drop(self, connection: Connection) -> None:
+        """Forgets a connection that is gone, or that another protocol has taken over."""
+        self._connections.discard(connection)
+
+    def shut(self) -> None:
+        """Takes no more connections; those there are go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def close(self) -> None:
+        """Closes the socket and all connections; replies already written are still sent."""
+        self.shut()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.transport.close()
+
+    async def _sweep(self) -> None:
+        limits = self.limits
+        while True:
+            await asyncio.sleep(min(1.0, limits.stall_s / 4, limits.idle_s / 4))
+            now = time.monotonic()
+            for connection in list(self._connections):
+                stalled, waiting = connection.stalled_since, connection.waiting_since
+                if connection.transport.is_closing():
+                    connection.closing_since = connection.closing_since or now
+                    if now - connection.closing_since > limits.stall_s:
+                        connection.transport.abort()  # closing waits for a client to read what it never will
+                elif stalled is not None and now - stalled > limits.stall_s:
+                    connection.expire(f"a request was not whole after {limits.stall_s:g} s")
+                elif stalled is None and waiting is not None and now - waiting > limits.idle_s:
+                    connection.expire(f"no request for {limits.idle_s:g} s")
+
+
+def check_shared_port(host: str, port: int, application: str) -> None:
+    """Makes sure that who listens at a shared HTTP port already is a replica of the same application.
+
+    ``SO_REUSEPORT`` would let two applications share a port, and clients of one would reach the other.
+
+    Raises:
+        StartupError: somebody else listens there.
+    """
+    try:
+        with socket.create_connection((host, port), _PROBE_TIMEOUT_S):
+            pass
+    except OSError:
+        return  # nobody does
+    said: Any = None
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/", timeout=_PROBE_TIMEOUT_S) as reply:
+            said = json.load(reply)
+    except (OSError, ValueError):
+        pass
+    if not isinstance(said, dict) or said.get("application") != application:
+        who = f"the actor {said['application']!r}" if isinstance(said, dict) and "application" in said else "another"
+        raise StartupError(
+            f"native port {port} of {host} is taken by {who}: set this actor's native_port and tcp_port to others, "
+            f"or to null for none",
+            port=port,
+        )

@@ -1,0 +1,76 @@
+"""The TCP door: Bray's framing, many sessions on one connection, replies as they come.
+
+The fastest way in: a tick is one frame read, one frame written, and no task of its own. The bytes are
+`brayx.gamecore.tcp`; sessions are the `Service`'s. A connection holds no session: one that breaks ends none.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from brayx.actor.doors.native import Connection, Listener
+from brayx.errors import BrayxError, ProtocolError, TooManyConnections
+from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
+
+_BYTES_OF_ONE = 16 * 1024
+"""A request with a longer body counts as several under way: their number bounds the memory of a connection."""
+
+
+class TcpConnection(Connection):
+    """One client's connection."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener)
+        self._reader = RequestReader(self.limits.max_body_bytes)
+        self._submit = self.service.submit
+
+    def data_received(self, data: bytes) -> None:
+        """Takes every request that is whole now."""
+        reader, submit = self._reader, self._submit
+        try:
+            for session, sent_at, request in reader.feed(data):
+                if type(request) is StepRequest:
+                    weight = 1 + len(request.body) // _BYTES_OF_ONE
+                    self.in_flight += weight
+                    submit(request, partial(self._reply, session, sent_at, weight))
+                else:
+                    assert isinstance(request, ProtocolError)
+                    self.in_flight += 1
+                    self._reply(session, sent_at, 1, request)
+        except MalformedFrame as error:
+            self.transport.write(encode_error(b"", error, ~NO_REQUEST))
+            self.transport.close()
+            return
+        if reader.in_frame:
+            if self.stalled_since is None:
+                self.stalled_since = time.monotonic()
+        else:
+            self.stalled_since = None
+        if self.in_flight:
+            self.waiting_since = None
+            if self.in_flight >= self.limits.max_in_flight:
+                self.regulate()
+
+    def _reply(self, session: bytes, sent_at: int, weight: int, result: bytes | BrayxError) -> None:
+        self.in_flight -= weight
+        if not self.in_flight:
+            self.waiting_since = time.monotonic()
+        transport = self.transport
+        if not transport.is_closing():
+            if isinstance(result, bytes):
+                transport.write(encode_reply(session, result, sent_at))
+            else:
+                transport.write(encode_error(session, result, sent_at))
+        if not self._reading:
+            self.regulate()
+
+    def refuse(self) -> None:
+        most = self.limits.max_connections
+        self.transport.write(encode_error(b"", TooManyConnections(f"this door holds {most} connections"), ~NO_REQUEST))
+
+    def expire(self, what: str) -> None:
+        if self.stalled_since is not None:
+            self.transport.write(encode_error(b"", ProtocolError(what), ~NO_REQUEST))
+        self.transport.close()

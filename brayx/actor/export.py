@@ -1,0 +1,315 @@
+"""A replica's samples on their way to its recorder, and by the way into Ray's Prometheus export.
+
+`Fold` turns what was gathered into points of declared Prometheus metrics and needs no cluster; `Exporter` gathers,
+and gives the points to `ray.util.metrics` from a thread of its own. Knows nothing of sessions, nor of who reads.
+
+What is exported is fixed (`EXPORTED`): each of `METRICS` under its own name, and all that applications count
+themselves under one name for each kind, with their own names as a tag. So no name can be a bad one, or one too many.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from brayx.metrics import BOUNDS, DROPPED, METRICS, Kind, Metric, Part, Recorder, Sink
+
+logger = logging.getLogger(__name__)
+
+OBSERVATIONS = 100
+"""Most observations of one histogram series handed over at once: Ray takes them one at a time, here and in its agent.
+
+Of more samples a part goes on, in proportion to their buckets; what a bucket is owed is carried over, so rare slow
+ones come through too. The exact number of samples is in the counter ``NAME_samples``.
+"""
+MAX_NAMES = 1024
+"""Most pairs of name and label over a replica's life; samples of others count as ``metrics_dropped``."""
+_MAX_LABEL = 100
+_EVERY_S = 0.5
+_CLOSE_S = 1.0
+_SECONDS = tuple(BOUNDS[20:81:2])
+"""Buckets from 10 µs to 10 s, five a decade: ends of `Recorder`'s own, so that no sample changes its bucket."""
+_ANY_UNIT = tuple(BOUNDS[::5])
+
+
+class Type(StrEnum):
+    """Prometheus' types."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One exported metric, by the name that Ray is given."""
+
+    name: str
+    type: Type
+    help: str
+    tags: tuple[str, ...]
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names of its series as Ray's endpoint shows them."""
+        name = f"ray_{self.name}"
+        if self.type is Type.COUNTER:
+            return (f"{name}_total",)
+        if self.type is Type.GAUGE:
+            return (name,)
+        return (f"{name}_bucket", f"{name}_sum", f"{name}_count")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one metric is given: an increment, a level, or ``count`` observations of the same value."""
+
+    of: Declared
+    tags: Mapping[str, str]
+    value: float
+    count: int = 1
+
+
+def _declare(metric: Metric, tags: tuple[str, ...]) -> tuple[Declared, ...]:
+    name, text = f"brayx_{metric.name}", f"{metric.help} [{metric.unit}]"
+    if metric.kind is Kind.SUM:
+        return (Declared(name, Type.COUNTER, text, tags),)
+    if metric.kind is Kind.PERCENTILE:
+        bounds = _SECONDS if metric.unit == "s" else _ANY_UNIT
+        counted = f"how many there were: {metric.help} [samples]"
+        return (
+            Declared(name, Type.HISTOGRAM, text, tags, bounds),
+            Declared(f"{name}_samples", Type.COUNTER, counted, tags),
+        )
+    return (Declared(name, Type.GAUGE, text, tags),)
+
+
+_OWN = {kind: Metric(f"own_{kind}", "its own", kind, f"applications' own metrics ({kind}), by name") for kind in Kind}
+_DECLARED: dict[str, tuple[Declared, ...]] = {
+    **{name: _declare(metric, ("label",)) for name, metric in METRICS.items()},
+    **{metric.name: _declare(metric, ("metric", "label")) for metric in _OWN.values()},
+}
+
+EXPORTED: dict[str, Declared] = {declared.name: declared for each in _DECLARED.values() for declared in each}
+"""Everything that can be exported, by name; Ray puts ``ray_`` before it, and ``_total`` behind a counter."""
+
+
+@dataclass
+class _Owed:
+    """Observations of one histogram series not handed over yet, by bucket; parts of one, for the most."""
+
+    slots: dict[int, float] = field(default_factory=dict)
+
+    def pay(self, buckets: Mapping[int, float]) -> Iterator[tuple[float, int]]:
+        """Values and how often to observe each."""
+        share = min(1.0, OBSERVATIONS / sum(buckets.values()))
+        for slot, count in buckets.items():
+            due = self.slots.get(slot, 0.0) + count * share
+            whole = int(due + 1e-9)
+            self.slots[slot] = due - whole
+            if whole:
+                yield _middle(slot), whole
+
+
+def _middle(slot: int) -> float:
+    """A value inside a bucket of `Recorder`'s."""
+    if slot == 0:
+        return BOUNDS[0]
+    if slot == len(BOUNDS):
+        return 2 * BOUNDS[-1]
+    return math.sqrt(BOUNDS[slot - 1] * BOUNDS[slot])
+
+
+class Fold:
+    """Turns what was gathered into points. Not thread safe.
+
+    Args:
+        max_names: see `MAX_NAMES`. Metrics of `METRICS` without a label always have room.
+    """
+
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        self._max_names = max_names
+        self._known: set[tuple[str, str]] = set()
+        self._owed: dict[tuple[str, str], _Owed] = {}
+
+    def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[Point]:
+        """The points of one part; none of a sum that fell or of values that are no numbers."""
+        cells, own = part
+        dropped = 0.0
+        for (name, label), cell in cells.items():
+            if cell.count <= 0:
+                continue
+            if not self._has_room(name, label):
+                dropped += cell.count
+                continue
+            metric = METRICS.get(name) or own.get(name) or Metric(name, "", Kind.MEAN, "")
+            tags = {"label": _clean(label)}
+            if name not in METRICS:
+                tags["metric"] = _clean(name)
+                declared = _DECLARED[_OWN[metric.kind].name]
+            else:
+                declared = _DECLARED[name]
+            match metric.kind:
+                case Kind.SUM:
+                    points = [Point(declared[0], tags, cell.total)]
+                case Kind.MEAN:
+                    points = [Point(declared[0], tags, cell.total / cell.count)]
+                case Kind.MAX:
+                    points = [Point(declared[0], tags, cell.maximum)]
+                case Kind.LAST:
+                    points = [Point(declared[0], tags, cell.last)]
+                case Kind.PERCENTILE:
+                    paid = self._owed.setdefault((name, label), _Owed()).pay(cell.buckets)
+                    points = [Point(declared[0], tags, value, count) for value, count in paid]
+                    points.append(Point(declared[1], tags, cell.count))
+            for point in points:
+                # A counter cannot take these, and would be spoilt for good by some.
+                if math.isfinite(point.value) and (point.of.type is not Type.COUNTER or point.value > 0):
+                    yield point
+        if dropped:
+            yield Point(_DECLARED[DROPPED][0], {"label": ""}, dropped)
+
+    def _has_room(self, name: str, label: str) -> bool:
+        if (name in METRICS and not label) or (name, label) in self._known:
+            return True
+        if len(self._known) >= self._max_names:
+            return False
+        self._known.add((name, label))
+        return True
+
+
+def _clean(label: str) -> str:
+    """A tag's value: short, and in ASCII, which is all that Ray takes."""
+    return label[:_MAX_LABEL].encode("ascii", "backslashreplace")[:_MAX_LABEL].decode()
+
+
+class Exporter:
+    """The recorder of a replica: what it is given goes to another recorder, and to Prometheus. Thread safe.
+
+    A sample costs one lock and one dictionary look-up, as with the recorder behind it, which gets everything in parts:
+    each ``every_s`` by a thread, from `start` to `close`.
+
+    Args:
+        onward: the recorder behind it.
+        levels: numbers that are looked at, not counted, as (metric of `METRICS`, label, value); asked by the thread.
+        every_s: seconds between two parts.
+    """
+
+    def __init__(
+        self,
+        onward: Sink,
+        levels: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
+        *,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._onward = onward
+        self._levels = levels
+        self._every_s = every_s
+        self._recorder = Recorder()
+        self._into: Sink = self._recorder
+        self._lock = threading.Lock()
+        self._handing = threading.Lock()
+        self._fold = Fold()
+        self._tags: dict[str, str] = {}
+        self._metrics: dict[str, Any] = {}
+        self._gauges: dict[tuple[str, str, str], Point] = {}
+        self._failing = False
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """Records one sample, as `Recorder.add`."""
+        with self._lock:
+            self._into.add(name, value, label=label, kind=kind, weight=weight)
+
+    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        """Adds what another recorder drained."""
+        with self._lock:
+            self._into.merge(part)
+
+    def start(self, **tags: str) -> None:
+        """Starts the thread.
+
+        Args:
+            tags: of every series: which replica this is.
+        """
+        self._tags = {tag: _clean(value) for tag, value in tags.items()}
+        self._thread = threading.Thread(target=self._run, name="brayx-export", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hands over what is left and ends the thread; later samples go straight to the recorder behind this."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=_CLOSE_S)
+        with self._lock:
+            part = self._recorder.drain()
+            self._onward.merge(part)
+            self._into = self._onward
+        self._show(part)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            with self._lock:
+                part = self._recorder.drain()
+            self._onward.merge(part)
+            self._show(part)
+
+    def _show(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        if self._thread is None:
+            return
+        try:
+            with self._handing:
+                self._export(part)
+            self._failing = False
+        except Exception:
+            # Numbers that cannot be shown are no reason to stop counting: the recorder behind has them.
+            if not self._failing:
+                logger.warning("metrics are not exported for now", exc_info=True)
+            self._failing = True
+
+    def _export(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        levels = Recorder()
+        for name, label, value in self._levels():
+            levels.add(name, value, label=label)
+        for point in (*self._fold.points(part), *self._fold.points(levels.drain())):
+            if point.of.type is Type.GAUGE:
+                self._gauges[point.of.name, point.tags["label"], point.tags.get("metric", "")] = point
+            else:
+                self._give(point)
+        # Ray forgets a level that nobody repeats.
+        for point in self._gauges.values():
+            self._give(point)
+
+    def _give(self, point: Point) -> None:
+        metric = self._metrics.get(point.of.name)
+        if metric is None:
+            metric = self._metrics[point.of.name] = _create(point.of, tuple(self._tags))
+        tags = {**self._tags, **point.tags}
+        match point.of.type:
+            case Type.COUNTER:
+                metric.inc(point.value, tags)
+            case Type.GAUGE:
+                metric.set(point.value, tags)
+            case Type.HISTOGRAM:
+                for _ in range(point.count):
+                    metric.observe(point.value, tags)
+
+
+def _create(declared: Declared, tags: tuple[str, ...]) -> Any:
+    from ray.util import metrics
+
+    keys = (*tags, *declared.tags)
+    match declared.type:
+        case Type.COUNTER:
+            return metrics.Counter(declared.name, declared.help, keys)
+        case Type.GAUGE:
+            return metrics.Gauge(declared.name, declared.help, keys)
+        case Type.HISTOGRAM:
+            return metrics.Histogram(declared.name, declared.help, list(declared.bounds), keys)

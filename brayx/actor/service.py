@@ -1,0 +1,89 @@
+"""What a door needs of the replica behind it. Knows nothing of any door, nor of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from brayx.errors import BrayxError
+from brayx.gamecore.protocol import StepRequest
+
+logger = logging.getLogger(__name__)
+
+Reply = Callable[[bytes | BrayxError], None]
+"""Told once what a request came to, in the loop's thread. Must not raise."""
+
+
+class Service:
+    """What answers. A service implements one of `step` and `submit`; `submit` spares a tick a task of its own."""
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        """Takes a request; ``reply`` is called once with what it came to, perhaps before this returns.
+
+        Args:
+            request: what a client asks.
+            reply: gets the answer's body or the typed error.
+            forwarded: it comes from a peer that took this replica for the session's owner: it is not passed on again.
+            let_in: it comes over a connection whose first request has shown its credentials.
+        """
+        task = asyncio.get_running_loop().create_task(self.step(request, forwarded=forwarded, let_in=let_in))
+        task.add_done_callback(lambda done: reply(_result(done)))
+
+    async def step(self, request: StepRequest, *, forwarded: bool = False, let_in: bool = False) -> bytes:
+        """As `submit`, for who waits. Being cancelled cancels the waiting, not the request.
+
+        Raises:
+            BrayxError: the typed error that the client gets.
+        """
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.submit(request, into(waiter), forwarded=forwarded, let_in=let_in)
+        return await waiter
+
+    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
+        """Calls ``on_end(reason)`` when the session ends here; at once if it has ended."""
+        raise NotImplementedError
+
+    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
+        """The connection that was ``session`` is gone: ends it with reason ``disconnect``.
+
+        One whose ticks are numbered has some seconds to come back over another connection, unless its client has
+        closed the connection in order (``for_good``).
+        """
+        raise NotImplementedError
+
+    def status(self) -> dict[str, Any]:
+        """JSON facts about the replica."""
+        raise NotImplementedError
+
+
+def into(waiter: asyncio.Future[bytes]) -> Reply:
+    """The reply that fulfils a future; one that nobody waits for any more is let go."""
+
+    def reply(result: bytes | BrayxError) -> None:
+        if waiter.done():
+            return
+        if isinstance(result, BrayxError):
+            waiter.set_exception(result)
+        else:
+            waiter.set_result(result)
+
+    return reply
+
+
+def told(error: Exception) -> BrayxError:
+    """What a client is told of an exception: a typed one as it is, of any other that there was one; the log has it."""
+    if isinstance(error, BrayxError):
+        return error
+    logger.error("a request failed", exc_info=error)
+    return BrayxError(f"the service failed with {type(error).__name__}; its log says more")
+
+
+def _result(task: asyncio.Task[bytes]) -> bytes | BrayxError:
+    if task.cancelled():
+        return BrayxError("the request was cancelled: this replica is ending")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    return told(error) if isinstance(error, Exception) else BrayxError("the request was cancelled")

@@ -1,0 +1,284 @@
+"""Who may come in: Bray's ``key``, ``time`` and ``token``, made by a client and checked by a service.
+
+A token is the lower-case hex of HMAC-SHA256 over ``key``, ``session`` and ``time`` with that key's secret, so that a
+secret never travels and a token is good for one session and for a while only. It does not cover the body, nor hide
+anything: on a network that others read, put TLS in front. Knows nothing of doors; standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from brayx.errors import ConfigError, Unauthorized
+from brayx.gamecore.protocol import StepRequest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_WINDOW_S = 300.0
+"""How far a request's time may be from the service's clock, either way."""
+
+MIN_SECRET_BYTES = 16
+MAX_KEY_CHARS = 64
+
+KEYS_FILE_VARIABLE = "BRAYX_KEYS_FILE"
+KEYS_VARIABLE = "BRAYX_KEYS"
+
+_KEY_ID = re.compile(rf"(?!#)[!-9;-~]{{1,{MAX_KEY_CHARS}}}")
+_MOST_TIME_DIGITS = 19
+_NEW_SECRET_BYTES = 32
+_NOBODYS_SECRET = secrets.token_bytes(_NEW_SECRET_BYTES)
+_PRIVATE = 0o600
+
+
+def sign(secret: bytes, key: str, session: str, time: str) -> str:
+    """The token of a request.
+
+    Args:
+        secret: of the key, its characters as bytes.
+        key: the key's id.
+        session: the request's session id; empty for a stateless call without one.
+        time: Unix seconds, decimal, as the request says them.
+    """
+    return hmac.digest(secret, f"{key}\n{session}\n{time}".encode("utf-8", "replace"), "sha256").hex()
+
+
+class Keys:
+    """The secrets of a service, by the id of their key. Several at once, so that one can be replaced while in use.
+
+    Args:
+        secrets: by key id.
+        window_s: how far a request's time may be from the service's clock, either way.
+        source: what to call them in messages.
+
+    Raises:
+        ConfigError: no key, an id that cannot travel, or a secret that is too short to be one.
+    """
+
+    def __init__(
+        self, secrets: Mapping[str, bytes], window_s: float = DEFAULT_WINDOW_S, source: str = "the keys"
+    ) -> None:
+        if not secrets:
+            raise ConfigError(f"{source}: no key is there, and nobody would be let in; add one with `brayx keys new`")
+        for key, secret in secrets.items():
+            _check_key(key, source)
+            _check_secret(key, secret, source)
+        self._secrets = dict(secrets)
+        self._window_s = window_s
+
+    def __len__(self) -> int:
+        return len(self._secrets)
+
+    @classmethod
+    def parse(cls, text: str, source: str, window_s: float = DEFAULT_WINDOW_S) -> Self:
+        """The keys in ``text``: ``id: secret`` on each line; empty lines and those that begin with ``#`` are nothing.
+
+        Args:
+            text: of a file.
+            source: what to call it in messages, which never quote a line: it may hold a secret.
+
+        Raises:
+            ConfigError: a line is something else, an id comes twice, or a secret is too short; the line is told.
+        """
+        return cls(_parse(text, source), window_s, source)
+
+    @classmethod
+    def load(cls, path: str | Path, window_s: float = DEFAULT_WINDOW_S) -> Self:
+        """The keys in a file; see `parse`. A file that others than its owner may read is warned of.
+
+        Raises:
+            ConfigError: it cannot be read, others may write to it, or it holds no keys.
+        """
+        return cls(_read(Path(path)), window_s, f"the keys in {path}")
+
+    @classmethod
+    def configured(
+        cls, keys_file: str | None, window_s: float = DEFAULT_WINDOW_S, environment: Mapping[str, str] = os.environ
+    ) -> Self | None:
+        """The keys that a service is to ask for, or None where everybody may come in.
+
+        Args:
+            keys_file: path of the file; None: the environment says.
+            environment: ``BRAYX_KEYS_FILE`` names a file, ``BRAYX_KEYS`` holds what would be in one. Not both.
+
+        Raises:
+            ConfigError: as of `load`, or the environment has both.
+        """
+        if keys_file is not None:
+            return cls.load(keys_file, window_s)
+        path, text = environment.get(KEYS_FILE_VARIABLE, ""), environment.get(KEYS_VARIABLE, "")
+        if path and text:
+            raise ConfigError(f"{KEYS_FILE_VARIABLE} and {KEYS_VARIABLE} are both set: which keys are meant?")
+        if path:
+            return cls.load(path, window_s)
+        return cls.parse(text, KEYS_VARIABLE, window_s) if text else None
+
+    def secret(self, key: str) -> bytes:
+        """The secret of a key, for a client that signs with it.
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        try:
+            return self._secrets[key]
+        except KeyError:
+            raise ConfigError(f"there is no key {key!r}; there are: {', '.join(self._secrets)}") from None
+
+    @property
+    def first(self) -> str:
+        """The id of the first key, which is what a client takes that was told of none."""
+        return next(iter(self._secrets))
+
+    def check(self, request: StepRequest, now: float) -> None:
+        """Lets a request pass whose token was made with one of these keys, for its session, at about ``now``.
+
+        Args:
+            now: Unix seconds.
+
+        Raises:
+            Unauthorized: it does not pass. The message says what is wrong, but not whether there is such a key.
+        """
+        key, time, token = request.key, request.time, request.token
+        if not (key and time and token):
+            absent = ", ".join(repr(name) for name in ("key", "time", "token") if not getattr(request, name))
+            raise Unauthorized(f"this service asks for keys: {absent} missing", missing=absent)
+        if not (time.isascii() and time.isdigit() and len(time) <= _MOST_TIME_DIGITS):
+            raise Unauthorized(f"'time' is {time[:40]!r}, expected Unix seconds, a decimal number", field="time")
+        behind_s = now - int(time)
+        if not -self._window_s <= behind_s <= self._window_s:
+            raise Unauthorized(
+                f"'time' is {abs(behind_s):.0f} s {'behind' if behind_s > 0 else 'ahead of'} this service's clock, at "
+                f"most {self._window_s:g} s are allowed: set the clock, or sign anew",
+                field="time",
+                behind_s=round(behind_s),
+                window_s=self._window_s,
+            )
+        # With an unknown key the same work is done, so that the time taken does not tell which keys there are.
+        secret = self._secrets.get(key, _NOBODYS_SECRET)
+        expected = sign(secret, key, request.session, time)
+        if not hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace")):
+            raise Unauthorized(
+                "'key' is unknown, or 'token' is not the HMAC-SHA256 of key, session and time with that key's secret",
+                field="token",
+            )
+
+    def renewed(self, request: StepRequest, now: float) -> StepRequest:
+        """``request`` signed as of ``now`` with its own key: for a tick that came over a connection which was let in
+        long ago, on its way to another replica, which checks it like any other.
+
+        Raises:
+            Unauthorized: it has no key of these.
+        """
+        secret = self._secrets.get(request.key)
+        if secret is None:
+            raise Unauthorized("'key' is unknown", field="key")
+        time = str(int(now))
+        return request._replace(time=time, token=sign(secret, request.key, request.session, time))
+
+
+def credentials(keys_file: str | None, key: str | None) -> dict[str, Any]:
+    """``key`` and ``secret`` for a client; none where neither an option nor the environment names keys.
+
+    Args:
+        keys_file: path; None: the environment's (`Keys.configured`).
+        key: id; None: the first one.
+
+    Raises:
+        ConfigError: the file cannot be used, or there is no such key in it, or no file for it.
+    """
+    keys = Keys.configured(keys_file)
+    if keys is None:
+        if key is not None:
+            raise ConfigError(f"key {key!r} needs its secret: name the file with --keys-file")
+        return {}
+    chosen = keys.first if key is None else key
+    return {"key": chosen, "secret": keys.secret(chosen)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `credentials` reads."""
+    parser.add_argument("--keys-file", default=None, help="sign requests with a key of this file, `id: secret` a line")
+    parser.add_argument("--key", default=None, metavar="ID", help="which of its keys (default: the first)")
+
+
+def new_key(path: str | Path, key: str | None = None) -> str:
+    """Appends a key with a fresh secret to the file, which is made, for its owner alone, if it is not there.
+
+    Args:
+        key: its id; None: one is made up.
+
+    Returns:
+        The id.
+
+    Raises:
+        ConfigError: the id cannot be one or is there already, or the file cannot be read or written.
+    """
+    path = Path(path)
+    known = _read(path) if path.exists() else {}
+    key = key if key is not None else f"key-{secrets.token_hex(4)}"
+    _check_key(key, str(path))
+    if key in known:
+        raise ConfigError(f"{path}: there is a key {key!r} already; remove its line first, or choose another id")
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _PRIVATE)
+        with os.fdopen(handle, "r+b") as file:
+            before = file.read()
+            begin = b"" if not before or before.endswith(b"\n") else b"\n"
+            file.write(begin + f"{key}: {secrets.token_hex(_NEW_SECRET_BYTES)}\n".encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    return key
+
+
+def _check_key(key: str, source: str) -> None:
+    if not _KEY_ID.fullmatch(key):
+        raise ConfigError(
+            f"{source}: {key[:20]!r} cannot be the id of a key: 1 to {MAX_KEY_CHARS} printable ASCII characters, no "
+            "space, no colon, no # at the beginning"
+        )
+
+
+def _check_secret(key: str, secret: bytes, source: str) -> None:
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{source}: the secret of {key!r} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed"
+        )
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the keys in {path} cannot be read: {reason}") from None
+    if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"{path} can be written by others, who could add a key of their own: chmod 600 {path}")
+    if os.name == "posix" and mode & (stat.S_IRGRP | stat.S_IROTH):
+        logger.warning("%s holds secrets and can be read by others: chmod 600 %s", path, path)
+    return _parse(text, str(path))
+
+
+def _parse(text: str, source: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        where = f"{source}, line {number}"
+        key, colon, secret = (part.strip() for part in line.partition(":"))
+        if not colon:
+            raise ConfigError(f"{where}: expected `id: secret`")
+        _check_key(key, where)
+        _check_secret(key, secret.encode(), where)
+        if key in found:
+            raise ConfigError(f"{where}: key {key!r} is there twice")
+        found[key] = secret.encode()
+    return found

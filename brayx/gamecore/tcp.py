@@ -1,0 +1,273 @@
+"""Bray's TCP framing, as bytes: the door and the clients both stand on it. Knows nothing of sockets.
+
+A request is six big-endian int64 (sizes of session, step_kind, key, token and body; then ``time``) and the five
+fields; a reply is three (sizes of session and body, ``time``) and the two fields. ``time`` comes back as it was sent,
+so that a client with several requests under way knows which one a reply is of; replies may come out of order, in
+order within a session.
+
+Two things are brayx's own, and a client of Bray's survives both: a numbered tick has its number in the step_kind
+(``tick#17``), and an error is a reply whose ``time`` is the bitwise complement of the request's (-1 - time, negative
+since requests have times from 0), with the error document as its body. An error that answers no request which could be
+read has `NO_REQUEST` as its time, and the connection ends after it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from brayx.errors import BodyTooLarge, BrayxError, ProtocolError
+from brayx.gamecore.protocol import (
+    DEFAULT_MAX_BODY_BYTES,
+    MAX_SEQ,
+    StepKind,
+    StepRequest,
+    check_session,
+    parse_kind,
+    parse_seq,
+)
+
+REQUEST_HEAD = struct.Struct(">6q")
+REPLY_HEAD = struct.Struct(">3q")
+
+NO_REQUEST = -1
+"""Time of an error that is of the connection. Clients count from 1: it is the complement of no time of theirs."""
+
+MAX_FIELD_BYTES = 256
+"""Limit on session, step_kind, key and token, each."""
+MAX_SKIPPED_BYTES = 256 * 1024 * 1024
+"""A body above the door's limit is read over and the connection goes on; above this one the connection ends."""
+
+_UNPACK_REQUEST = REQUEST_HEAD.unpack_from
+_UNPACK_REPLY = REPLY_HEAD.unpack_from
+_REQUEST_HEAD_BYTES = REQUEST_HEAD.size
+_REPLY_HEAD_BYTES = REPLY_HEAD.size
+
+
+class MalformedFrame(ProtocolError):
+    """Bytes that are no frame: where the next one begins cannot be told, so the connection ends."""
+
+
+def encode_request(request: StepRequest, time: int) -> bytes:
+    """A request's frame.
+
+    Args:
+        request: its own ``time`` field is not sent: over TCP the number is the time.
+        time: 0 to 2^63 - 1.
+
+    Raises:
+        ProtocolError: a field is not printable ASCII, or too long for any door.
+    """
+    kind = request.kind.value if request.seq is None else f"{request.kind.value}#{request.seq}"
+    session, key, token, body = request.session, request.key, request.token, request.body
+    head = session + kind + key + token
+    if not (head.isascii() and head.isprintable()) or len(head) > MAX_FIELD_BYTES or len(body) > MAX_SKIPPED_BYTES:
+        _check_fields(request)
+    sizes = (len(session), len(kind), len(key), len(token), len(body))
+    return b"%s%s%s" % (REQUEST_HEAD.pack(*sizes, time), head.encode(), body)
+
+
+def _check_fields(request: StepRequest) -> None:
+    for name, value in (("session", request.session), ("key", request.key), ("token", request.token)):
+        if not (value.isascii() and value.isprintable()) or len(value) > MAX_FIELD_BYTES:
+            raise ProtocolError(
+                f"field {name!r} is {value!r}, expected at most {MAX_FIELD_BYTES} characters of printable ASCII",
+                field=name,
+            )
+    if len(request.body) > MAX_SKIPPED_BYTES:
+        raise BodyTooLarge(
+            f"body has {len(request.body)} bytes, no TCP door reads over more than {MAX_SKIPPED_BYTES}",
+            limit=MAX_SKIPPED_BYTES,
+        )
+
+
+def parse_time(text: str) -> int:
+    """The frame's time that credentials' ``time`` stands for.
+
+    Raises:
+        ProtocolError: it is no number from 0 to 2^63 - 1.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SEQ):
+        raise ProtocolError(f"'time' is {text[:40]!r}, over TCP it is Unix seconds, in digits", field="time")
+    return int(text)
+
+
+def encode_reply(session: bytes, body: bytes, time: int) -> bytes:
+    """A reply's frame."""
+    return REPLY_HEAD.pack(len(session), len(body), time) + session + body
+
+
+def encode_error(session: bytes, error: BrayxError, time: int) -> bytes:
+    """The frame of an error that answers the request sent with ``time``."""
+    return encode_reply(session, error.to_wire(), ~time)
+
+
+class RequestReader:
+    """Requests out of a stream of bytes.
+
+    Args:
+        max_body_bytes: a longer body is refused; the frames after it are read all the same.
+    """
+
+    def __init__(self, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._buffer = b""
+        self._large = bytearray()
+        self._missing = 0
+        self._skip = 0
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame has begun and is not whole."""
+        return bool(self._buffer or self._large or self._skip)
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, int, StepRequest | ProtocolError]]:
+        """Every request that is whole now, as ``(session, time, request)``; a refused one as its error.
+
+        Take all of them before the next `feed`.
+
+        Raises:
+            MalformedFrame: the stream cannot be read any further.
+        """
+        if self._large:  # gathered in place: not copied anew with every piece, nor kept as a million tiny ones
+            self._large += data
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = bytes(self._large)
+            self._large = bytearray()
+            self._missing = 0
+        elif self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        elif self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        at, size = 0, len(data)
+        while size - at >= _REQUEST_HEAD_BYTES:
+            session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data, at)
+            # Few comparisons for what nearly every frame is; the rest is looked at closely.
+            if (
+                (session_size | kind_size | key_size | token_size) >> 8
+                or (body_size | time) < 0
+                or body_size > MAX_SKIPPED_BYTES
+            ):
+                _check_head(session_size, kind_size, key_size, token_size, body_size, time)
+            kind_at = at + _REQUEST_HEAD_BYTES + session_size
+            key_at = kind_at + kind_size
+            token_at = key_at + key_size
+            body_at = token_at + token_size
+            end = body_at + body_size
+            if body_size > self._max_body_bytes:
+                if size < body_at:
+                    break
+                session = data[at + _REQUEST_HEAD_BYTES : kind_at]
+                error = BodyTooLarge(
+                    f"body has {body_size} bytes, at most {self._max_body_bytes} are allowed",
+                    limit=self._max_body_bytes,
+                )
+                yield session, time, error
+                self._skip = max(0, end - size)
+                at = min(end, size)
+                continue
+            if size < end:
+                self._missing = end - size
+                break
+            session = data[at + _REQUEST_HEAD_BYTES : kind_at]
+            request: StepRequest | ProtocolError
+            try:
+                request = _request(
+                    session,
+                    data[kind_at:key_at],
+                    data[key_at:token_at],
+                    data[token_at:body_at],
+                    data[body_at:end],
+                    time,
+                )
+            except ProtocolError as error:
+                request = error
+            at = end
+            yield session, time, request
+        if at < size:
+            rest = data[at:] if at else data
+            if self._missing > 0:
+                self._large += rest
+            else:
+                self._buffer = rest
+
+
+def _check_head(*head: int) -> None:
+    *fields, body_size, time = head
+    if not (all(0 <= size <= MAX_FIELD_BYTES for size in fields) and 0 <= body_size <= MAX_SKIPPED_BYTES and time >= 0):
+        raise MalformedFrame(
+            f"a frame begins with sizes of session, step_kind, key, token (each 0 to {MAX_FIELD_BYTES}), body "
+            f"(0 to {MAX_SKIPPED_BYTES}) and a time from 0 as big-endian int64, got {head}",
+            sizes=head,
+        )
+
+
+_TICK = b"tick"
+_NUMBERED = b"tick#"
+
+
+def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
+    if not key and session.isalnum():  # what nearly every frame is, without asking the rest
+        if kind == _TICK:
+            return StepRequest(StepKind.TICK, session.decode("ascii"), body)
+        if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
+            return StepRequest(StepKind.TICK, session.decode("ascii"), body, "", "", "", int(kind[5:]))
+    name, mark, number = kind.decode("latin-1").partition("#")
+    if mark and not number:
+        raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")
+    step_kind = parse_kind(name)
+    text = session.decode("latin-1")
+    return StepRequest(
+        kind=step_kind,
+        session=text if step_kind is StepKind.CALL else check_session(text),
+        body=body,
+        key=key.decode("latin-1"),
+        time=str(time),
+        token=token.decode("latin-1"),
+        seq=parse_seq(number),
+    )
+
+
+class ReplyReader:
+    """Replies out of a stream of bytes.
+
+    Args:
+        max_bytes: a longer reply is refused.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame has begun and is not whole."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        """Every reply that is whole now, as ``(session, body, time)``; an error's time is negative.
+
+        Raises:
+            MalformedFrame: the stream cannot be read any further.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _REPLY_HEAD_BYTES:
+            session_size, body_size, time = _UNPACK_REPLY(self._buffer)
+            if not (0 <= session_size <= MAX_FIELD_BYTES and 0 <= body_size <= self._max_bytes):
+                raise MalformedFrame(
+                    f"a reply begins with sizes of session (0 to {MAX_FIELD_BYTES}) and body (0 to {self._max_bytes}) "
+                    f"as big-endian int64, got {session_size} and {body_size}",
+                    sizes=(session_size, body_size),
+                )
+            body_at = _REPLY_HEAD_BYTES + session_size
+            end = body_at + body_size
+            if len(self._buffer) < end:
+                return
+            session, body = bytes(self._buffer[_REPLY_HEAD_BYTES:body_at]), bytes(self._buffer[body_at:end])
+            del self._buffer[:end]
+            yield session, body, time

@@ -1,0 +1,26 @@
+"""TCP ports for who may choose one. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+from brayx.errors import StartupError
+
+_PORTS = range(20_000, 32_000)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on just now.
+
+    It lies below the ports that systems give to outgoing connections: Ray opens many of those before the port is
+    taken, and one of them would get it now and then.
+
+    Raises:
+        StartupError: none was found.
+    """
+    for port in random.sample(_PORTS, 100):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")

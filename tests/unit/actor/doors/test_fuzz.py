@@ -1,0 +1,119 @@
+"""Damaged frames and hostile clients, for seconds; `tests/chaos/test_fuzz.py` does the same at length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.chaos.conversations import Ask, Message, conversations, cuts, messages, talk_http, talk_tcp, talk_ws
+from tests.chaos.hostile import Where, closed, connected, dawdling, stalled
+from tests.chaos.target import DOORS, NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled, until
+from tests.chaos.traffic import Tally, storm
+
+STALL_S = 0.4
+IMPATIENT = {"stall_s": STALL_S, "idle_s": 3.0, "idle_timeout_s": 3.0}
+FRAMES: dict[Door, int] = {"tcp": 3000, "http": 1500, "ws": 1000, "asgi http": 500, "asgi ws": 500, "grpc": 200}
+few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    """The service; in the end nothing may be left of what was done to it."""
+    with Target() as made:
+        tasks = made.report().tasks
+        yield made
+        report = asyncio.run(settled(made, tasks))
+        assert not faults(report, *NOISE_OF_UVICORN)
+
+
+async def test_damaged_frames_harm_nobody(target: Target) -> None:
+    tally = Tally()
+    async with guarded(target) as ticks:
+        await storm(target, FRAMES, 1, tally)
+    assert not tally.wrong, tally.wrong[0]
+    for door in DOORS:
+        assert tally.sent[door] >= FRAMES[door]
+        assert tally.answered[door] > FRAMES[door] / 50, f"hardly anything sent to {door} was read"
+        assert ticks[door] > 0
+
+
+@few
+@given(talk=conversations(), sizes=cuts())
+def test_any_conversation_over_tcp(target: Target, talk: list[Ask], sizes: list[int]) -> None:
+    talk_tcp(target.address("tcp"), talk, sizes)
+
+
+@pytest.mark.parametrize("door", ["http", "asgi http"])
+@few
+@given(talk=conversations(), sizes=cuts(), chunked=st.booleans())
+def test_any_conversation_over_http(
+    target: Target, door: Door, talk: list[Ask], sizes: list[int], chunked: bool
+) -> None:
+    talk_http(target.address(door), talk, sizes, chunked)
+
+
+@pytest.mark.parametrize("door", ["ws", "asgi ws"])
+@few
+@given(talk=st.lists(messages(), max_size=25), sizes=cuts(), wait=st.booleans())
+def test_any_conversation_over_websocket(
+    target: Target, door: Door, talk: list[Message], sizes: list[int], wait: bool
+) -> None:
+    # uvicorn by itself answers a ping that came with the opening before the opening.
+    talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Target]:
+    with Target(**IMPATIENT) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("door", "where"),
+    [("http", "opening"), ("http", "request"), ("ws", "opening"), ("tcp", "opening"), ("tcp", "request")],
+)
+async def test_who_stalls_in_mid_frame_is_closed_and_harms_nobody(impatient: Target, door: Door, where: Where) -> None:
+    async with guarded(impatient, (door,)) as ticks:
+        assert not await closed(await stalled(impatient, door, where, 50), 20 * STALL_S)
+    assert ticks[door]
+
+
+@pytest.mark.parametrize("door", ["http", "ws", "tcp"])
+async def test_who_sends_a_byte_at_a_time_is_closed_and_harms_nobody(impatient: Target, door: Door) -> None:
+    async with guarded(impatient, (door,)) as ticks:
+        lasted = await asyncio.gather(*(dawdling(impatient, door, STALL_S / 20) for _ in range(10)))
+        assert all(STALL_S <= seconds < 20 * STALL_S for seconds in lasted), lasted
+    assert ticks[door]
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Target]:
+    with Target(max_connections=50, idle_timeout_s=30.0) as made:
+        yield made
+
+
+@pytest.mark.parametrize("door", ["http", "ws", "tcp"])
+async def test_of_a_thousand_connections_no_more_than_the_limit_are_held(narrow: Target, door: Door) -> None:
+    counted = "tcp" if door == "tcp" else "http"
+    await until(lambda: not narrow.report().connections[counted], "the door being empty")
+    async with guarded(narrow, (door,), turns=10**6) as ticks:
+        await further(ticks, door)
+        crowd = []
+        refused = 0
+        for _ in range(1000):
+            try:
+                crowd.append(await connected(narrow, door, started=False))
+            except ConnectionError:
+                refused += 1
+        held = narrow.report().connections
+        assert held[counted] <= 50, held
+        assert held["ws"] <= 50, held
+        await further(ticks, door)
+        if door == "ws":
+            assert refused >= 950
+        for connection in crowd:
+            connection.close()

@@ -1,0 +1,293 @@
+"""The native ports over a real session table, without Serve: the compliance suite, and what it cannot see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvloop
+
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.native import Limits, Listener, check_shared_port
+from brayx.actor.doors.tcp import TcpConnection
+from brayx.errors import StartupError
+from brayx.gamecore.client import Client
+from brayx.gamecore.compliance import DoorCompliance
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.tcp import ReplyReader, encode_request
+from brayx.ports import free_port
+from tests.unit.actor.doors.test_asgi import TableService
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+WAIT_S = 10.0
+
+
+@dataclass
+class Native:
+    """Both native doors of one table, on a loop in a thread of its own."""
+
+    table: TableService
+    http: Listener
+    tcp: Listener
+    run: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}".format(*self.http.address)
+
+    @property
+    def tcp_url(self) -> str:
+        return "tcp://{}:{}".format(*self.tcp.address)
+
+
+@contextlib.contextmanager
+def native(*, uv: bool = True, **limits: Any) -> Iterator[Native]:
+    loop = uvloop.new_event_loop() if uv else asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
+
+    async def make() -> Native:
+        table = TableService()
+        bounds = Limits(**{"max_body_bytes": MAX_BODY_BYTES, **limits})
+        websockets = WebSockets(DoorApp(table, max_body_bytes=MAX_BODY_BYTES), bounds)
+        doors = (
+            Listener(table, lambda listener: HttpConnection(listener, websockets), bounds),
+            Listener(table, TcpConnection, bounds),
+        )
+        for door in doors:
+            await door.open("127.0.0.1", 0)
+        return Native(table, *doors, run)
+
+    made: Native = run(make())
+    try:
+        yield made
+        for door in (made.http, made.tcp):
+            run(door.close())
+        run(made.table.close())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Native]:
+    with native() as made:
+        yield made
+
+
+class TestNativeDoors(DoorCompliance):
+    doors = ("http", "ws", "tcp")
+    max_body_bytes = MAX_BODY_BYTES
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls, service: Native) -> None:
+        cls.url, cls.urls = service.url, {"tcp": service.tcp_url}
+
+
+class TestNativeDoorsOnAsyncio(DoorCompliance):
+    """The same without uvloop, which is not there on every system."""
+
+    doors = ("http", "ws", "tcp")
+    max_body_bytes = MAX_BODY_BYTES
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls) -> Iterator[None]:
+        with native(uv=False) as service:
+            cls.url, cls.urls = service.url, {"tcp": service.tcp_url}
+            yield
+
+
+def connect(listener: Listener) -> socket.socket:
+    return socket.create_connection(listener.address, timeout=WAIT_S)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            data += piece
+    return data
+
+
+def post(kind: str, session: str, body: bytes = b"", more: str = "") -> bytes:
+    head = f"POST /step HTTP/1.1\r\nhost: x\r\nsession: {session}\r\nstep_kind: {kind}\r\n{more}"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_pipelined_requests_are_answered_in_order(service: Native) -> None:
+    session = uuid.uuid4().hex
+    with connect(service.http) as connection:
+        requests = [post("start", session), *(post("tick", session, b"%d" % i) for i in range(50))]
+        connection.sendall(b"".join(requests) + post("stop", session, more="connection: close\r\n"))
+        replies = read_all(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [reply.partition(b"\r\n\r\n")[2] for reply in replies[1:-1]] == [b"%d" % i for i in range(50)]
+    assert len(replies) == 52
+
+
+def test_a_request_in_pieces_of_a_byte(service: Native) -> None:
+    with connect(service.http) as connection:
+        for byte in post("", "", b"call", more="connection: close\r\n").replace(b"session: \r\nstep_kind: \r\n", b""):
+            connection.sendall(bytes([byte]))
+        assert read_all(connection).endswith(b"\r\n\r\ncall")
+
+
+def test_a_chunked_body(service: Native) -> None:
+    head = b"POST /step HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    with connect(service.http) as connection:
+        connection.sendall(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+        assert read_all(connection).endswith(b"\r\n\r\nabcde")
+
+
+def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
+    with connect(service.http) as connection:
+        head = (
+            b"POST /step HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+        )
+        connection.sendall(head)
+        assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"body")
+        assert read_all(connection).endswith(b"body")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"rubbish\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/9.9\r\n\r\n", 400, "bad_request"),
+        (b"POST /step HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
+        (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "header_too_large"),
+        (b"GET /step HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\r\n", 426, "bad_request"),
+    ],
+)
+def test_what_cannot_be_read_is_told_and_closed(service: Native, sent: bytes, status: int, code: str) -> None:
+    with connect(service.http) as connection:
+        connection.sendall(sent)
+        said = read_all(connection)
+    assert said.startswith(b"HTTP/1.1 %d " % status), said
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == code
+    with Client(service.url) as client:
+        assert client.call(b"others") == b"others"
+
+
+def test_status_page_and_paths_that_are_not_there(service: Native) -> None:
+    connection = http.client.HTTPConnection(*service.http.address, timeout=WAIT_S)
+    for path, status in (("/", 200), ("/nothing", 404), ("/-/peer/step", 404), ("/-/left/step", 404)):
+        connection.request("POST" if "step" in path else "GET", path)
+        response = connection.getresponse()
+        document = json.loads(response.read())
+        assert response.status == status
+        assert "sessions" in document or document["error"] == "bad_request"
+    connection.close()
+
+
+def test_a_connection_that_stalls_in_a_request_is_told_and_closed_and_hurts_nobody() -> None:
+    with native(stall_s=0.2) as service, connect(service.http) as half, connect(service.tcp) as piece:
+        half.sendall(b"POST /step HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+        piece.sendall(bytes(20))
+        with Client(service.url) as client:
+            client.start()
+            began = time.monotonic()
+            while time.monotonic() - began < 0.5:
+                assert client.tick(b"on") == b"on"
+        assert read_all(half).startswith(b"HTTP/1.1 408 ")
+        assert b"not whole after 0.2 s" in read_all(piece)
+
+
+def test_an_idle_connection_is_closed_and_one_that_is_used_is_not() -> None:
+    with native(idle_s=0.3) as service, connect(service.http) as idle, Client(service.url) as client:
+        client.start()
+        began = time.monotonic()
+        while time.monotonic() - began < 0.8:
+            assert client.tick(b"on") == b"on"
+            time.sleep(0.02)
+        assert read_all(idle) == b""
+
+
+def test_connections_past_the_limit_are_told_and_closed() -> None:
+    with native(max_connections=2) as service:
+        with connect(service.http) as first, connect(service.http) as second:
+            for connection in (first, second):
+                connection.sendall(post("", "", b"x").replace(b"session: \r\nstep_kind: \r\n", b""))
+                assert connection.recv(1024).startswith(b"HTTP/1.1 200")
+            with connect(service.http) as third:
+                said = read_all(third)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "too_many_connections"
+        deadline = time.monotonic() + WAIT_S
+        while len(service.http):
+            assert time.monotonic() < deadline, "closed connections are still counted"
+            time.sleep(0.01)
+
+
+def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:
+    names = [uuid.uuid4().hex for _ in range(4)]
+    with connect(service.tcp) as connection:
+        for at, name in enumerate(names):
+            connection.sendall(encode_request(StepRequest(StepKind.START, name, b""), at))
+        reader, got = ReplyReader(MAX_BODY_BYTES), []
+        while len(got) < len(names):
+            got += reader.feed(connection.recv(65536))
+        connection.sendall(encode_request(StepRequest(StepKind.TICK, names[0], b"slow"), 10))
+        ticks = [encode_request(StepRequest(StepKind.TICK, name, b"x"), 11) for name in names[1:]]
+        connection.sendall(b"".join(ticks))
+        got.clear()
+        while len(got) < 3:
+            got += reader.feed(connection.recv(65536))
+        assert sorted(session.decode() for session, _, _ in got) == sorted(names[1:])
+        assert {(body, at) for _, body, at in got} == {(b"x", 11)}
+
+
+def test_a_client_that_reads_nothing_is_not_read_from_either() -> None:
+    body = bytes(256 * 1024)
+    with native() as service, connect(service.tcp) as greedy:
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        greedy.settimeout(1.0)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 400 * len(body):
+                greedy.sendall(encode_request(StepRequest(StepKind.CALL, "", body), sent))
+                sent += len(body)
+        assert sent < 400 * len(body), "100 MB of replies were kept for a client that reads none"
+        with Client(service.tcp_url) as client:
+            assert client.call(b"others") == b"others"
+
+
+def test_a_port_that_another_application_has_is_refused(service: Native) -> None:
+    host, port = service.http.address
+    with pytest.raises(StartupError, match=f"native port {port} of 127.0.0.1 is taken"):
+        check_shared_port(host, port, "mine")
+    check_shared_port("127.0.0.1", free_port(), "mine")
+
+
+def test_replicas_share_a_port_and_others_cannot_take_it(service: Native) -> None:
+    port = free_port()
+
+    async def listener(shared: bool) -> Listener:
+        made = Listener(service.table, TcpConnection, Limits())
+        await made.open("127.0.0.1", port, shared=shared)
+        return made
+
+    first, second = service.run(listener(True)), service.run(listener(True))
+    with pytest.raises(StartupError, match="is taken"):
+        service.run(listener(False))
+    service.run(first.close())
+    with Client(f"tcp://127.0.0.1:{port}") as client:
+        assert client.call(b"x") == b"x"
+    service.run(second.close())
