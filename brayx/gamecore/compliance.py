@@ -5,10 +5,10 @@ anything. Subclass in a pytest module, say where the service is and which doors 
 
     class TestMyServer(DoorCompliance):
         url = "http://127.0.0.1:8000"           # or set it from a fixture
-        doors = ("http", "ws")
+        doors = ("http", "ws")                  # and "tcp" and "grpc", with their addresses in `urls`
 
 Knows nothing of how the service is made; speaks to it in bytes where the point is bytes, else through the clients.
-The WebSocket tests need the package ``websockets``.
+The WebSocket tests need the package ``websockets``, those of gRPC ``grpcio``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import struct
 import time
 import uuid
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from brayx.errors import BodyTooLarge, BrayxError, SessionExists
+from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, SessionExists, SessionUnknown
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.protocol import (
     DEFAULT_MAX_BODY_BYTES,
@@ -30,29 +33,40 @@ from brayx.gamecore.protocol import (
     SESSION_PATH,
     STEP_PATH,
     WS_SUBPROTOCOL,
+    StepKind,
+    StepRequest,
+    encode_numbered,
 )
-from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader
+from brayx.gamecore.transports import connect
+from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-Door = Literal["http", "ws"]
+Door = Literal["http", "ws", "tcp", "grpc"]
+
+Tick = Callable[[int | None, bytes], bytes]
+"""Sends a tick of that number (None: not numbered) and body; gives its reply."""
 
 ALL_BYTES = bytes(range(256))
 ONE_MIB = 1024 * 1024
 
 
 class DoorCompliance:
-    """The suite. Tests named ``test_http_*`` and ``test_ws_*`` are of that door only, all others of each in `doors`.
+    """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
+    `doors` but WebSocket's, which has no stateless call, and all others of each.
 
     Attributes:
-        url: of the service, a path before ``/step`` included.
-        doors: which of ``http`` and ``ws`` it has.
+        url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
+        urls: of doors that have an address of their own, by door: ``{"tcp": "tcp://127.0.0.1:8101"}``.
+        doors: which of ``http``, ``ws``, ``tcp`` and ``grpc`` it has.
         max_body_bytes: its limit; a body of one byte more must be refused.
         timeout_s: for each wait of a test.
     """
 
     url: str
+    urls: Mapping[Door, str] = {}
     doors: tuple[Door, ...] = ("http", "ws")
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     timeout_s: float = 10.0
@@ -61,7 +75,8 @@ class DoorCompliance:
         """Run each test once for each door that it is about and the service has."""
         if "door" in metafunc.fixturenames:
             only = metafunc.function.__name__.split("_")[1]
-            metafunc.parametrize("door", [door for door in self.doors if only not in ("http", "ws") or door == only])
+            doors = self.doors if only not in get_args(Door) else [door for door in self.doors if door == only]
+            metafunc.parametrize("door", [door for door in doors if only != "stateless" or door != "ws"])
 
     # Sessions, by every door
 
@@ -150,17 +165,93 @@ class DoorCompliance:
             client.start()
             assert client.tick(b"body") == b"body"
 
+    def test_tick_and_stop_without_start(self, door: Door) -> None:
+        for kind in (StepKind.TICK, StepKind.STOP):
+            with self.step(door) as step:
+                error = _error_of(lambda kind=kind, step=step: step(kind, uuid.uuid4().hex, b"", None))
+                assert isinstance(error, SessionUnknown), error
+
+    # Numbered ticks, by every door
+
+    def test_numbered_ticks_are_answered_each_by_its_own_reply(self, door: Door) -> None:
+        with self.numbered(door) as tick:
+            for number in range(20):
+                assert tick(number, f"tick {number}".encode()) == f"tick {number}".encode()
+
+    def test_a_repeated_number_gets_the_kept_reply(self, door: Door) -> None:
+        with self.numbered(door) as tick:
+            assert tick(0, b"first") == b"first"
+            for _ in range(2):
+                assert tick(0, b"another body, which is never looked at") == b"first"
+            assert tick(1, b"second") == b"second"
+            assert tick(1, b"") == b"second"
+
+    def test_an_empty_reply_is_kept_too(self, door: Door) -> None:
+        with self.numbered(door) as tick:
+            assert tick(0, b"") == b""
+            assert tick(0, b"another") == b""
+
+    def test_a_number_out_of_sequence_is_refused_and_the_session_goes_on(self, door: Door) -> None:
+        with self.numbered(door) as tick:
+            self.out_of_sequence(tick, expected=0, got=1)
+            assert tick(0, b"zero") == b"zero"
+            assert tick(1, b"one") == b"one"
+            for got in (0, 3, 2**63 - 1):
+                self.out_of_sequence(tick, expected=2, got=got)
+            assert tick(1, b"") == b"one"
+            assert tick(2, b"two") == b"two"
+
+    def test_ticks_without_a_number_do_not_touch_the_numbers(self, door: Door) -> None:
+        with self.numbered(door) as tick:
+            assert tick(None, b"before") == b"before"
+            assert tick(0, b"zero") == b"zero"
+            assert tick(None, b"between") == b"between"
+            assert tick(0, b"again") == b"zero"
+            assert tick(1, b"one") == b"one"
+
+    def test_numbers_are_of_one_session(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.numbered(door) as other:
+            assert other(0, b"other") == b"other"
+            for _ in range(2):  # and of one life of it
+                with self.numbered(door, session) as tick:
+                    assert tick(0, b"mine") == b"mine"
+                    assert tick(1, b"mine too") == b"mine too"
+            assert other(0, b"") == b"other"
+            assert other(1, b"on") == b"on"
+
+    def test_a_numbering_client_plays_as_any_other(self, door: Door) -> None:
+        with Client(self.url_of(door), timeout_s=self.timeout_s, reconnect_s=self.timeout_s) as client:
+            for _ in range(2):
+                client.start()
+                for number in range(20):
+                    assert client.tick(f"tick {number}") == f"tick {number}".encode()
+                client.stop()
+
+    # Stateless calls, by every door but WebSocket's
+
+    def test_stateless_call(self, door: Door) -> None:
+        with self.client(door) as client:
+            for body in (b"\x00call", b"", ALL_BYTES):
+                assert client.call(body) == body
+
+    def test_stateless_call_touches_no_session(self, door: Door) -> None:
+        with self.client(door) as client:
+            client.start()
+            assert client.call(b"beside") == b"beside"
+            assert client.tick(b"tick") == b"tick"
+
+    def test_stateless_body_above_the_limit(self, door: Door) -> None:
+        with self.client(door) as client:
+            error = _error_of(lambda: client.call(bytes(self.max_body_bytes + 1)))
+            assert type(error) is BodyTooLarge, error
+            assert client.call(bytes(16)) == bytes(16)
+
     # HTTP
 
     def test_http_stateless_call(self, door: Door) -> None:
         assert self.post(b"\x00call") == (200, b"\x00call")
         assert self.post(b"", session="") == (200, b"")
-
-    def test_http_stateless_call_touches_no_session(self, door: Door) -> None:
-        with self.client(door) as client:
-            client.start()
-            assert client.call(b"beside") == b"beside"
-            assert client.tick(b"tick") == b"tick"
 
     def test_http_unknown_step_kind(self, door: Door) -> None:
         self.refused(400, "bad_request", step_kind="jump", session="s")
@@ -196,10 +287,13 @@ class DoorCompliance:
         self.refused(404, "session_unknown", step_kind="stop", session=session)
         self.refused(404, "session_unknown", step_kind="tick", session=session)
 
-    def test_http_body_above_the_limit(self, door: Door) -> None:
-        with self.client(door) as client:
-            assert type(_error_of(lambda: client.call(bytes(self.max_body_bytes + 1)))) is BodyTooLarge
-        assert self.post(bytes(16)) == (200, bytes(16))
+    def test_http_seq_is_a_number(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        assert self.post(b"", step_kind="start", session=session)[0] == 200
+        for seq in ("-1", "x", "1.5", "0x1", str(2**63)):
+            self.refused(400, "bad_request", step_kind="tick", session=session, seq=seq)
+        assert self.post(b"zero", step_kind="tick", session=session, seq="0") == (200, b"zero")
+        assert self.post(b"", step_kind="stop", session=session)[0] == 200
 
     def test_http_session_survives_its_connection(self, door: Door) -> None:
         session = uuid.uuid4().hex
@@ -292,14 +386,217 @@ class DoorCompliance:
                 connection.socket.close()
             self.becomes_free(session)
 
+    def test_ws_numbered_session_outlives_its_connection(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.websocket(session, enveloped=True) as connection:
+            connection.send(b"S")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+            connection.send(encode_numbered(0, b"zero"))
+            assert self.receive(connection) == b"Rzero"
+            connection.socket.close()
+        with self.websocket(session, enveloped=True) as connection:
+            connection.send(encode_numbered(0, b"was it lost?"))
+            assert self.receive(connection) == b"Rzero"
+            connection.send(encode_numbered(1, b"one"))
+            assert self.receive(connection) == b"Rone"
+            connection.socket.close()
+        with self.websocket(session, enveloped=True) as connection:  # a stop takes it up again too
+            connection.send(b"P")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+        self.becomes_free(session)
+
+    def test_ws_numbered_session_ends_with_an_orderly_close(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.websocket(session, enveloped=True) as connection:
+            connection.send(b"S")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+            connection.send(encode_numbered(0, b"zero"))
+            assert self.receive(connection) == b"Rzero"
+        self.becomes_free(session)
+
+    def test_ws_malformed_number_is_refused_and_the_session_goes_on(self, door: Door) -> None:
+        with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
+            connection.send(b"S")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+            for bad in (b"N", b"N\x00\x00\x00", b"N" + b"\xff" * 8):
+                connection.send(bad)
+                self.is_error_frame(connection, "bad_request")
+            connection.send(encode_numbered(0, b""))
+            assert self.receive(connection) == b"R"
+            connection.send(b"P")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+
+    def test_ws_numbered_tick_of_no_session(self, door: Door) -> None:
+        with self.websocket(uuid.uuid4().hex, enveloped=True) as connection:
+            connection.send(encode_numbered(0, b"x"))
+            self.is_error_frame(connection, "session_unknown")
+
+    # TCP
+
+    def test_tcp_frames_are_these_bytes(self, door: Door) -> None:
+        session = uuid.uuid4().hex.encode()
+        with self.tcp() as peer:
+            for kind, body, time_ in ((b"start", b"hello", 7), (b"tick", b"\x00\xff", 8), (b"stop", b"", 2**63 - 1)):
+                head = struct.pack(">6q", len(session), len(kind), 0, 0, len(body), time_)
+                peer.sock.sendall(head + session + kind + body)
+                got_session, got_body, got_time = peer.receive()
+                assert (got_session, got_time) == (session, time_)
+                assert kind != b"tick" or got_body == body
+
+    def test_tcp_frame_in_pieces(self, door: Door) -> None:
+        with self.tcp() as peer:
+            for byte in _frame("", "", b"piecemeal", 5):
+                peer.sock.sendall(bytes([byte]))
+            assert peer.receive() == (b"", b"piecemeal", 5)
+
+    def test_tcp_several_sessions_on_one_connection(self, door: Door) -> None:
+        sessions = [uuid.uuid4().hex for _ in range(8)]
+        with self.tcp() as peer:
+            peer.send(*(("start", session, b"", time_) for time_, session in enumerate(sessions)))
+            assert {peer.receive()[::2] for _ in sessions} == {(s.encode(), at) for at, s in enumerate(sessions)}
+            times = {
+                100 * (number + 1) + at: (session, f"{session} {number}".encode())
+                for number in range(5)
+                for at, session in enumerate(sessions)
+            }
+            peer.send(*(("tick", session, body, time_) for time_, (session, body) in times.items()))
+            came: dict[str, list[int]] = defaultdict(list)
+            for _ in times:
+                session_bytes, body, time_ = peer.receive()
+                assert (session_bytes.decode(), body) == times[time_], "a reply belongs to the request of its time"
+                came[session_bytes.decode()].append(time_)
+            for session in sessions:
+                assert came[session] == sorted(came[session]), "replies of a session come in order"
+            peer.send(*(("stop", session, b"", time_) for time_, session in enumerate(sessions)))
+            assert all(peer.receive()[2] >= 0 for _ in sessions)
+
+    def test_tcp_session_survives_its_connection(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        for kind, body in (("start", b""), ("tick", b"a"), ("tick", b"b"), ("stop", b"")):
+            with self.tcp() as peer:
+                peer.send((kind, session, body, 3))
+                _, reply, time_ = peer.receive()
+                assert time_ == 3
+                assert kind != "tick" or reply == body
+
+    def test_tcp_an_error_has_the_complement_of_the_requests_time(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.tcp() as peer:
+            peer.send(("tick", session, b"", 41), ("stop", session, b"", 2**63 - 1))
+            for time_ in (~41, -(2**63)):
+                got_session, body, got_time = peer.receive()
+                assert (got_session, got_time) == (session.encode(), time_)
+                document = json.loads(body)
+                assert document["error"] == "session_unknown"
+                assert isinstance(document["message"], str)
+                assert isinstance(document["details"], dict)
+
+    def test_tcp_bad_fields_are_refused_and_the_connection_goes_on(self, door: Door) -> None:
+        with self.tcp() as peer:
+            for kind, session in (
+                ("jump", "s"),
+                ("start", ""),
+                ("start", "with space"),
+                ("start", "caf\xe9"),
+                ("tick#", "s"),
+                ("tick#x", "s"),
+                ("tick#-1", "s"),
+                (f"tick#{2**63}", "s"),
+            ):
+                peer.send((kind, session, b"", 9))
+                _, body, time_ = peer.receive()
+                assert (time_, json.loads(body)["error"]) == (~9, "bad_request"), (kind, session)
+            peer.send(("", "", b"still here", 10))
+            assert peer.receive() == (b"", b"still here", 10)
+
+    def test_tcp_body_above_the_limit_is_refused_and_the_connection_goes_on(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.tcp() as peer:
+            peer.send(("start", session, b"", 1))
+            peer.receive()
+            peer.send(("tick", session, bytes(self.max_body_bytes + 1), 2), ("tick", session, b"small", 3))
+            _, body, time_ = peer.receive()
+            assert (time_, json.loads(body)["error"]) == (~2, "body_too_large")
+            assert peer.receive() == (session.encode(), b"small", 3)
+            peer.send(("stop", session, b"", 4))
+            assert peer.receive()[2] == 4
+
+    def test_tcp_malformed_frame_ends_that_connection_only(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.tcp() as other:
+            other.send(("start", session, b"", 1))
+            other.receive()
+            for bad in (
+                REQUEST_HEAD.pack(-1, 0, 0, 0, 0, 1),
+                REQUEST_HEAD.pack(2**40, 0, 0, 0, 0, 1),
+                REQUEST_HEAD.pack(1, 4, 0, 0, 2**62, 1),
+                REQUEST_HEAD.pack(1, 4, 0, 0, 0, -5),
+                b"POST /step HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n",
+                b"\xff" * 4096,
+            ):
+                with self.tcp() as peer:
+                    peer.sock.sendall(bad)
+                    peer.ends_with_errors()
+                other.send(("tick", session, b"fine", 2))
+                assert other.receive() == (session.encode(), b"fine", 2)
+            other.send(("stop", session, b"", 3))
+            other.receive()
+
+    def test_tcp_a_frame_cut_off_harms_nobody(self, door: Door) -> None:
+        with self.client("tcp") as client:
+            client.start()
+            whole = _frame("tick", str(client.session), b"never whole", 1)
+            for cut in (1, 47, 48, len(whole) - 1):
+                with self.tcp() as peer:
+                    peer.sock.sendall(whole[:cut])
+                assert client.tick(b"fine") == b"fine"
+
     # What the tests stand on; override `url_of` for a service whose doors have URLs of their own
 
     def url_of(self, door: Door) -> str:
         """The URL of ``door``."""
+        if door in self.urls:
+            return self.urls[door]
+        assert door in ("http", "ws"), f"urls has no {door!r}"
         return Endpoint.parse(self.url).door_url(door)
 
     def client(self, door: Door) -> Client:
         return Client(self.url_of(door), timeout_s=self.timeout_s)
+
+    @contextmanager
+    def step(self, door: Door) -> Iterator[Callable[[StepKind, str, bytes, int | None], bytes]]:
+        """Bare requests over one connection: kind, session, body, number."""
+        transport = connect(self.url_of(door))
+        try:
+            yield lambda kind, session, body, seq: transport.step(
+                StepRequest(kind, session, body, seq=seq), self.timeout_s
+            )
+        finally:
+            transport.close()
+
+    @contextmanager
+    def numbered(self, door: Door, session: str = "") -> Iterator[Tick]:
+        """A session whose ticks get the numbers that the test says."""
+        session = session or uuid.uuid4().hex
+        with self.step(door) as step:
+            step(StepKind.START, session, b"", None)
+            yield lambda seq, body: step(StepKind.TICK, session, body, seq)
+            step(StepKind.STOP, session, b"", None)
+
+    def out_of_sequence(self, tick: Tick, *, expected: int, got: int) -> None:
+        """A tick numbered ``got`` is refused, and both numbers are named."""
+        error = _error_of(lambda: tick(got, b""))
+        assert isinstance(error, OutOfSequence), error
+        assert (error.details["expected"], error.details["got"]) == (expected, got)
+        assert str(expected) in error.message
+        assert str(got) in error.message
+
+    @contextmanager
+    def tcp(self) -> Iterator[TcpPeer]:
+        """A bare connection to the TCP door."""
+        endpoint = Endpoint.parse(self.url_of("tcp"))
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=self.timeout_s) as sock:
+            yield TcpPeer(sock)
 
     def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """One plain HTTP request below the service's path: status and body."""
@@ -379,6 +676,48 @@ class DoorCompliance:
                 except SessionExists:
                     assert time.monotonic() < deadline, f"session {session} was not freed"
             time.sleep(0.02)
+
+
+class TcpPeer:
+    """One connection to a TCP door, request by request and reply by reply."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._reader = ReplyReader(MAX_REPLY_BYTES)
+        self._replies: list[tuple[bytes, bytes, int]] = []
+
+    def send(self, *requests: tuple[str, str, bytes, int]) -> None:
+        """Send frames of ``(step_kind, session, body, time)``, all at once."""
+        self.sock.sendall(b"".join(_frame(*request) for request in requests))
+
+    def receive(self) -> tuple[bytes, bytes, int]:
+        """The next reply, which must come in time: session, body, time."""
+        while not self._replies:
+            assert self._read(), "expected a reply, the connection was closed"
+        return self._replies.pop(0)
+
+    def ends_with_errors(self) -> None:
+        """The connection is closed, with nothing before that but errors."""
+        try:
+            while self._read():
+                pass
+        except ConnectionError:
+            pass  # a reset is a close
+        for _, body, time_ in self._replies:
+            assert (time_ < 0, json.loads(body)["error"]) == (True, "bad_request")
+
+    def _read(self) -> bool:
+        try:
+            data = self.sock.recv(1 << 16)
+        except TimeoutError:
+            raise AssertionError("expected a reply or a close, nothing came in time") from None
+        self._replies += self._reader.feed(data)
+        return bool(data)
+
+
+def _frame(kind: str, session: str, body: bytes, time_: int) -> bytes:
+    fields = (session.encode("latin-1"), kind.encode("latin-1"), b"", b"", body)
+    return REQUEST_HEAD.pack(*map(len, fields), time_) + b"".join(fields)
 
 
 def _bytes(message: str | bytes) -> bytes:

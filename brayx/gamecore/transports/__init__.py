@@ -1,48 +1,78 @@
 """Transports: how one request travels to a door and its reply back. The URL's scheme picks one.
 
-``http`` and ``https`` need the standard library alone; ``ws`` and ``wss`` need the package ``websockets``, which is
-imported only when such a URL is used.
+``http``, ``https`` and ``tcp`` need the standard library alone; ``ws`` and ``wss`` need the package ``websockets`` and
+``grpc`` needs ``grpcio``, each imported only when such a URL is used. A service in place of a URL needs no network.
 """
 
 from __future__ import annotations
 
+import importlib
+
 from brayx.errors import ConfigError
 from brayx.gamecore.transports.base import AsyncTransport, Endpoint, Transport
 from brayx.gamecore.transports.http import AsyncHttpTransport, HttpTransport
+from brayx.gamecore.transports.local import AsyncLocalTransport, LocalTransport, ServiceThread, StepService
+from brayx.gamecore.transports.tcp import AsyncTcpTransport, TcpTransport
 
-__all__ = ["AsyncTransport", "Endpoint", "Transport", "connect", "connect_async"]
+__all__ = ["AsyncTransport", "Endpoint", "ServiceThread", "StepService", "Transport", "connect", "connect_async"]
 
 
-def connect(url: str) -> Transport:
-    """The blocking transport for ``url``; nothing is sent, nor is a connection opened, before the first request.
+def connect(target: str | ServiceThread) -> Transport:
+    """The blocking transport for ``target``; nothing is sent, nor is a connection opened, before the first request.
 
     Raises:
         ConfigError: the URL cannot be used, or its scheme needs a package that is not installed.
     """
+    if isinstance(target, ServiceThread):
+        return LocalTransport(target)
+    endpoint = _endpoint(target, "a ServiceThread, in which a service runs")
+    if endpoint.scheme == "tcp":
+        return TcpTransport(endpoint)
+    if endpoint.is_websocket:
+        from brayx.gamecore.transports.websocket import WebSocketTransport
+
+        return WebSocketTransport(endpoint)
+    if endpoint.scheme == "grpc":
+        from brayx.gamecore.transports.grpc import GrpcTransport
+
+        return GrpcTransport(endpoint)
+    return HttpTransport(endpoint)
+
+
+def connect_async(target: str | StepService) -> AsyncTransport:
+    """The asyncio transport for ``target``; as `connect` in all else."""
+    if not isinstance(target, str) and isinstance(target, StepService):
+        return AsyncLocalTransport(target)
+    endpoint = _endpoint(target, "a service with `async step(request)`")
+    if endpoint.scheme == "tcp":
+        return AsyncTcpTransport(endpoint)
+    if endpoint.is_websocket:
+        from brayx.gamecore.transports.websocket import AsyncWebSocketTransport
+
+        return AsyncWebSocketTransport(endpoint)
+    if endpoint.scheme == "grpc":
+        from brayx.gamecore.transports.grpc import AsyncGrpcTransport
+
+        return AsyncGrpcTransport(endpoint)
+    return AsyncHttpTransport(endpoint)
+
+
+def _endpoint(url: object, other: str) -> Endpoint:
+    """Where ``url`` leads to, once what its scheme needs is there; ``other`` is what could have come instead."""
+    if not isinstance(url, str):
+        raise ConfigError(f"a client needs a URL or {other}, got {type(url).__name__}")
     endpoint = Endpoint.parse(url)
-    if not endpoint.is_websocket:
-        return HttpTransport(endpoint)
-    _require_websockets(url)
-    from brayx.gamecore.transports.websocket import WebSocketTransport
-
-    return WebSocketTransport(endpoint)
-
-
-def connect_async(url: str) -> AsyncTransport:
-    """The asyncio transport for ``url``; as `connect` in all else."""
-    endpoint = Endpoint.parse(url)
-    if not endpoint.is_websocket:
-        return AsyncHttpTransport(endpoint)
-    _require_websockets(url)
-    from brayx.gamecore.transports.websocket import AsyncWebSocketTransport
-
-    return AsyncWebSocketTransport(endpoint)
+    if endpoint.is_websocket:
+        _require("websockets", "websockets", url)
+    elif endpoint.scheme == "grpc":
+        _require("grpc", "grpcio", url)
+    return endpoint
 
 
-def _require_websockets(url: str) -> None:
+def _require(module: str, package: str, url: str) -> None:
     try:
-        import websockets  # noqa: F401
+        importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"{url} needs the package 'websockets', which is not installed: pip install websockets, or use http://"
+            f"{url} needs the package {package!r}, which is not installed: pip install {package}, or use http://"
         ) from None

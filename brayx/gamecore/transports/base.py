@@ -1,7 +1,7 @@
 """What a transport is, where it leads to, and the errors that all of them tell alike.
 
-Knows nothing of HTTP or WebSocket bytes. A transport never sends a request twice: a tick that may have been applied
-is the caller's to judge.
+Knows nothing of the bytes of any door. A transport never sends a request twice: whether one that may have been applied
+is sent again is the caller's to judge.
 """
 
 from __future__ import annotations
@@ -12,11 +12,25 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from brayx.errors import AgentError, BrayxError, ConfigError, ConnectFailed, DeadlineExceeded, SessionError
+from brayx.errors import (
+    AgentError,
+    BrayxError,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    OutOfSequence,
+    SessionError,
+    SessionResumed,
+)
 from brayx.gamecore.protocol import StepRequest
 
 SESSION_ENDING = (SessionError, AgentError)
-"""After one of these from the service, the session is gone there."""
+SESSION_KEEPING = (OutOfSequence, SessionResumed)
+"""After one of `SESSION_ENDING` from the service the session is gone there, unless it is one of these."""
+
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": 8101, "grpc": 9000}
+"""The port of a URL without one, by scheme."""
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """A reply longer than this is refused, so that a wrong peer cannot fill the client's memory."""
@@ -35,7 +49,8 @@ class Transport(Protocol):
         Raises:
             ConnectFailed: no connection; nothing was sent.
             ConnectionLost: the connection broke; the request may or may not have been applied.
-            DeadlineExceeded: ``timeout_s`` passed; the connection is given up.
+            DeadlineExceeded: ``timeout_s`` passed; the connection is given up, so that a late reply reaches nobody.
+            TransportError: what came back is no reply of a brayx service.
             BrayxError: whatever typed error the service answered with.
         """
 
@@ -77,23 +92,24 @@ class Endpoint:
         """The endpoint of ``url``.
 
         Raises:
-            ConfigError: it is no http, https, ws or wss URL with a host, or it has a query.
+            ConfigError: its scheme is none of brayx's, or it has no host, or a query, or a path where there is none.
         """
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise ConfigError(f"URL {url!r} cannot be used: {error}") from None
-        if parts.scheme not in ("http", "https", "ws", "wss") or not host:
-            raise ConfigError(f"URL {url!r} cannot be used: expected http://host:port or ws://host:port")
+        if parts.scheme not in _PORTS or not host:
+            raise ConfigError(f"URL {url!r} cannot be used: expected {', '.join(_PORTS)}, as in http://host:port")
         if parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
             raise ConfigError(f"URL {url!r} cannot be used: expected plain ASCII without query or fragment")
-        tls = parts.scheme in ("https", "wss")
+        if parts.scheme == "tcp" and parts.path.strip("/"):
+            raise ConfigError(f"URL {url!r} cannot be used: TCP has no paths, expected tcp://host:port")
         return cls(
             url=url.rstrip("/"),
             scheme=parts.scheme,
             host=host,
-            port=port or (443 if tls else 80),
+            port=port or _PORTS[parts.scheme],
             authority=parts.netloc.rpartition("@")[2],
             prefix=parts.path.rstrip("/"),
         )
@@ -103,7 +119,7 @@ class Endpoint:
         return self.scheme in ("ws", "wss")
 
     def door_url(self, door: Literal["http", "ws"]) -> str:
-        """The same place by another door, keeping TLS."""
+        """The same place by another door that shares the port, keeping TLS."""
         secure = "s" if self.scheme in ("https", "wss") else ""
         return f"{door}{secure}{self.url[len(self.scheme) :]}"
 
@@ -123,6 +139,14 @@ class Endpoint:
             hint = "check the address, the network and any firewall"
         return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)
 
+    def connection_lost(self, request: StepRequest, error: Exception, *, started: bool) -> ConnectionLost:
+        """What to tell when the connection broke because of ``error``, before or after the reply had ``started``."""
+        when = "in the middle of the reply" if started else "before any of the reply"
+        message = (
+            f"{self.url}: the connection broke {when} to the {describe(request)} ({error}); it may have been applied"
+        )
+        return ConnectionLost(message, url=self.url)
+
     def deadline_exceeded(self, awaited: str, timeout_s: float, *, layer: str) -> DeadlineExceeded:
         """What to tell when ``awaited`` did not come within ``timeout_s``."""
         return DeadlineExceeded(
@@ -137,7 +161,7 @@ def describe(request: StepRequest) -> str:
 
 def ends_session(error: BrayxError) -> bool:
     """Whether the service has ended the session that ``error`` came for."""
-    return isinstance(error, SESSION_ENDING)
+    return isinstance(error, SESSION_ENDING) and not isinstance(error, SESSION_KEEPING)
 
 
 def _reason(error: Exception) -> str:

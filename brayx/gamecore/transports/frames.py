@@ -23,6 +23,7 @@ from brayx.errors import (
     BrayxError,
     ConnectionLost,
     ProtocolError,
+    SessionLost,
     TransportError,
     from_wire,
 )
@@ -66,7 +67,11 @@ class SessionFrames:
 
     def request(self, request: StepRequest) -> bytes:
         """The bytes of ``request``."""
-        self._protocol.send_binary(protocol.encode_frame(protocol.FRAME_OF_KIND[request.kind], request.body))
+        if request.seq is None:
+            message = protocol.encode_frame(protocol.FRAME_OF_KIND[request.kind], request.body)
+        else:
+            message = protocol.encode_numbered(request.seq, request.body)
+        self._protocol.send_binary(message)
         return b"".join(self._protocol.data_to_send())
 
     def close(self) -> bytes:
@@ -172,7 +177,8 @@ def closed(url: str, close: Close) -> BrayxError:
     """The error that a close frame stands for.
 
     Code 4000 + status carries an error document as its reason, perhaps cut off at 123 bytes: the error's code and the
-    start of its message are still told then. Code 1009 is how WebSocket libraries refuse a large message.
+    start of its message are still told then. 4410 may carry the reason for which the session ended instead. Code 1009
+    is how WebSocket libraries refuse a large message.
     """
     if close.code == CloseCode.MESSAGE_TOO_BIG:
         return BodyTooLarge(
@@ -181,6 +187,9 @@ def closed(url: str, close: Close) -> BrayxError:
     if close.code < 4000:
         said = f"code {close.code}" + (f", {close.reason!r}" if close.reason else "")
         return ConnectionLost(f"{url}: the service closed the session's connection ({said})", url=url, code=close.code)
+    if close.code == protocol.close_code(SessionLost.http_status) and not close.reason.startswith("{"):
+        reason = close.reason.rpartition(": ")[2]
+        return SessionLost(f"{url}: the service closed the connection: {close.reason}", reason=reason)
     error = from_wire(close.reason.encode(), http_status=close.code - 4000)
     if type(error) is TransportError:
         cut = re.match(r'\{"error":\s*"(\w+)"(?:,\s*"message":\s*"(.*))?', close.reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from brayx.errors import ProtocolError, TransportError
+from brayx.errors import ProtocolError, TransportError, from_wire
 from brayx.gamecore.protocol import STEP_PATH, StepRequest, request_headers
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
 
@@ -18,7 +18,7 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,15}").fullmatch
 
 
 class RequestEncoder:
-    """Writes requests; remembers the head of the last one, as the ticks of a session have all the same."""
+    """Writes requests; remembers the head of the last one, as the ticks of a session have all the same but ``seq``."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
@@ -34,11 +34,15 @@ class RequestEncoder:
         fields = (request.kind, request.session, request.key, request.time, request.token)
         if fields != self._fields:
             lines = "".join(
-                f"{name}: {header_value(name, value)}\r\n" for name, value in request_headers(request).items()
+                f"{name}: {header_value(name, value)}\r\n"
+                for name, value in request_headers(request._replace(seq=None)).items()
             )
-            self._head = f"{self._start}{lines}content-length: ".encode("latin-1")
+            self._head = f"{self._start}{lines}".encode("latin-1")
             self._fields = fields
-        return b"%s%d\r\n\r\n%s" % (self._head, len(request.body), request.body)
+        body = request.body
+        if request.seq is None:
+            return b"%scontent-length: %d\r\n\r\n%s" % (self._head, len(body), body)
+        return b"%sseq: %d\r\ncontent-length: %d\r\n\r\n%s" % (self._head, request.seq, len(body), body)
 
 
 def header_value(name: str, value: str) -> str:
@@ -104,6 +108,16 @@ class Reply:
             self.done = True
         self.keep_alive = False
         return self.done
+
+    def result(self) -> bytes:
+        """The body of a complete reply.
+
+        Raises:
+            BrayxError: its status is not 200.
+        """
+        if self.status != 200:
+            raise from_wire(self.body, http_status=self.status)
+        return self.body
 
     def _read_head(self) -> bool:
         while True:

@@ -1,7 +1,8 @@
 """WebSocket ``/session``: one connection is one session; blocking and for asyncio. Needs the package ``websockets``.
 
 ``start`` opens the connection and ``stop`` closes it. A connection whose session has ended by an error, or whose
-reply did not come in time, is given up: a late reply must not be taken for the next one.
+reply did not come in time, is given up: a late reply must not be taken for the next one. A session whose ticks are
+numbered outlives its connection for a while: its next request, sent again or new, opens another and goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from brayx.errors import BrayxError, ProtocolError, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -24,43 +27,88 @@ IDLE_CHECK_S = 5.0
 """How often a blocking transport that nobody uses looks for pings; servers give up after some 20 s without a pong."""
 
 
-class WebSocketTransport:
-    """The blocking WebSocket transport; see `Transport`."""
+class _SessionTransport:
+    """What both halves keep and judge: the session's connection, and what an error means for it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._connection: Connection | None = None
         self._frames: SessionFrames | None = None
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._numbered: str | None = None
 
     @property
     def holds_session(self) -> bool:
         return self._frames is not None and self._frames.is_open
 
+    def _opens(self, request: StepRequest) -> bool:
+        """Whether ``request`` goes out on a connection of its own: a start, or what takes a numbered session up again.
+
+        Raises:
+            ProtocolError, SessionUnknown: it cannot go out at all.
+        """
+        if request.kind is StepKind.CALL:
+            raise ProtocolError(
+                f"{self._endpoint.url}: a stateless call has no WebSocket form, since a connection is a session; "
+                "use http://"
+            )
+        if request.kind is StepKind.START:
+            self._numbered = None
+            return True
+        if request.seq is not None:
+            self._numbered = request.session
+        if self._frames is not None:
+            return False
+        if self._numbered != request.session:
+            raise SessionUnknown(f"{describe(request)}: it has no open connection; start it first")
+        return True
+
+    def _check_in_step(self) -> None:
+        """Raise what the service said between two requests: that the session is over, most likely."""
+        if self._frames is not None and self._frames.take() is not None:
+            raise ProtocolError(f"{self._endpoint.url}: the service sent a reply that nobody asked for")
+
+    @contextmanager
+    def _judged(self, request: StepRequest, timeout_s: float) -> Iterator[None]:
+        """Put errors into words, and give the connection up after those that leave no session on it."""
+        try:
+            yield
+        except TimeoutError:
+            awaited = f"reply to the {describe(request)}" if self.holds_session else "WebSocket handshake"
+            self._drop()
+            raise self._endpoint.deadline_exceeded(awaited, timeout_s, layer="websocket") from None
+        except BrayxError as error:
+            if request.kind is StepKind.START or ends_session(error) or not self.holds_session:
+                self._drop()
+            raise
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        raise NotImplementedError
+
+
+class WebSocketTransport(_SessionTransport):
+    """The blocking WebSocket transport; see `Transport`."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._keeper: threading.Thread | None = None
+
     def step(self, request: StepRequest, timeout_s: float) -> bytes:
         with self._lock:
             deadline = time.monotonic() + timeout_s
-            awaited = "WebSocket handshake"
-            try:
-                if request.kind is StepKind.START:
+            with self._judged(request, timeout_s):
+                if self._opens(request):
                     self._drop()
-                    self._open(request, timeout_s, deadline)
-                connection, frames = self._running(request)
-                awaited = f"reply to the {describe(request)}"
+                    connection, frames = self._open(request, timeout_s, deadline)
+                else:
+                    connection, frames = self._running()
                 _send(connection, frames.request(request), timeout_s)
-                reply = self._reply(connection, frames, deadline)
-            except TimeoutError:
-                self._drop()
-                raise self._endpoint.deadline_exceeded(awaited, timeout_s, layer="websocket") from None
-            except BrayxError as error:
-                if request.kind is StepKind.START or ends_session(error) or not self.holds_session:
-                    self._drop()
-                raise
-            except BaseException:
-                self._drop()
-                raise
+                while (reply := frames.take()) is None:
+                    self._receive(connection, frames, deadline)
             if request.kind is StepKind.STOP:
                 self._close_in_order()
             return reply
@@ -70,11 +118,11 @@ class WebSocketTransport:
             self._closed.set()
             self._close_in_order()
 
-    def _open(self, request: StepRequest, timeout_s: float, deadline: float) -> None:
+    def _open(self, request: StepRequest, timeout_s: float, deadline: float) -> tuple[Connection, SessionFrames]:
         frames = SessionFrames(self._endpoint, request)
         self._connection = connection = Connection(self._endpoint, timeout_s)
         self._frames = frames
-        connection.send(frames.to_send(), timeout_s)
+        _send(connection, frames.to_send(), timeout_s)
         while not frames.is_open:
             self._receive(connection, frames, deadline)
             if frames.failure is not None:
@@ -85,19 +133,14 @@ class WebSocketTransport:
                 target=_keep, args=(weakref.ref(self), self._closed), name="brayx-websocket-pings", daemon=True
             )
             self._keeper.start()
+        return connection, frames
 
-    def _running(self, request: StepRequest) -> tuple[Connection, SessionFrames]:
-        _check_kind(self._endpoint, request)
-        if self._connection is None or self._frames is None:
-            raise SessionUnknown(f"{describe(request)}: it has no open connection; start it first")
+    def _running(self) -> tuple[Connection, SessionFrames]:
+        assert self._connection is not None
+        assert self._frames is not None
         _read_ready(self._connection, self._frames)
-        _check_in_step(self._endpoint, self._frames)
+        self._check_in_step()
         return self._connection, self._frames
-
-    def _reply(self, connection: Connection, frames: SessionFrames, deadline: float) -> bytes:
-        while (reply := frames.take()) is None:
-            self._receive(connection, frames, deadline)
-        return reply
 
     @staticmethod
     def _receive(connection: Connection, frames: SessionFrames, deadline: float) -> None:
@@ -142,48 +185,30 @@ class WebSocketTransport:
             self._lock.release()
 
 
-class AsyncWebSocketTransport:
+class AsyncWebSocketTransport(_SessionTransport):
     """The asyncio WebSocket transport; see `AsyncTransport`. Belongs to one event loop, which answers pings."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        super().__init__(endpoint)
         self._connection: AsyncConnection | None = None
-        self._frames: SessionFrames | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._lock = asyncio.Lock()
-
-    @property
-    def holds_session(self) -> bool:
-        return self._frames is not None and self._frames.is_open
 
     async def step(self, request: StepRequest, timeout_s: float) -> bytes:
         async with self._lock:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_s
-            awaited = "WebSocket handshake"
-            try:
-                if request.kind is StepKind.START:
+            with self._judged(request, timeout_s):
+                if self._opens(request):
                     self._drop()
                     await self._open(request, timeout_s, deadline)
-                _check_kind(self._endpoint, request)
-                if self._connection is None or self._frames is None:
-                    raise SessionUnknown(f"{describe(request)}: it has no open connection; start it first")
-                _check_in_step(self._endpoint, self._frames)
-                awaited = f"reply to the {describe(request)}"
+                self._check_in_step()
+                assert self._connection is not None
+                assert self._frames is not None
                 self._connection.write(self._frames.request(request))
                 while (reply := self._frames.take()) is None:
                     await self._progress(deadline)
-            except TimeoutError:
-                self._drop()
-                raise self._endpoint.deadline_exceeded(awaited, timeout_s, layer="websocket") from None
-            except BrayxError as error:
-                if request.kind is StepKind.START or ends_session(error) or not self.holds_session:
-                    self._drop()
-                raise
-            except BaseException:
-                self._drop()
-                raise
             if request.kind is StepKind.STOP:
                 await self._close_in_order()
             return reply
@@ -244,19 +269,6 @@ class AsyncWebSocketTransport:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._frames = None
-
-
-def _check_kind(endpoint: Endpoint, request: StepRequest) -> None:
-    if request.kind is StepKind.CALL:
-        raise ProtocolError(
-            f"{endpoint.url}: a stateless call has no WebSocket form, since a connection is a session; use http://"
-        )
-
-
-def _check_in_step(endpoint: Endpoint, frames: SessionFrames) -> None:
-    """Raise what the service said between two requests: that the session is over, most likely."""
-    if frames.take() is not None:
-        raise ProtocolError(f"{endpoint.url}: the service sent a reply that nobody asked for")
 
 
 def _send(connection: Connection, data: bytes, timeout_s: float) -> None:

@@ -1,10 +1,12 @@
 """A small service that follows the protocol in full, for the tests of the clients and of the compliance suite.
 
-Plain ASGI under uvicorn, in a thread. What a tick answers is a function of its body, the body itself by default.
+Plain ASGI under uvicorn in a thread, and the TCP framing on asyncio's streams in another. What a tick answers is a
+function of its body, the body itself by default.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -15,7 +17,7 @@ from urllib.parse import parse_qs
 
 import uvicorn
 
-from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, SessionExists, SessionUnknown
+from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionExists, SessionUnknown
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     SESSION_PATH,
@@ -26,9 +28,11 @@ from brayx.gamecore.protocol import (
     StepRequest,
     check_session,
     close_code,
+    decode_numbered,
     encode_frame,
     parse_request,
 )
+from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 
@@ -43,6 +47,12 @@ class EchoApp:
     Args:
         answer: gives the reply to a tick or a stateless call; may raise.
         prefix: path before ``/step`` and ``/session``.
+
+    Attributes:
+        running: ids of the sessions.
+        requests: what came, in order.
+        applied: ``(session, seq, body)`` of the ticks that were answered, and not with a kept reply.
+        reconnect_timeout_s: how long a numbered session outlives its WebSocket connection.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes] = lambda body: body, prefix: str = "") -> None:
@@ -50,6 +60,10 @@ class EchoApp:
         self.prefix = prefix
         self.running: set[str] = set()
         self.requests: list[StepRequest] = []
+        self.applied: list[tuple[str, int | None, bytes]] = []
+        self.kept: dict[str, tuple[int, bytes]] = {}
+        self.reconnect_timeout_s = 10.0
+        self.connections: dict[str, object] = {}
 
     def step(self, request: StepRequest) -> bytes:
         if len(request.body) > MAX_BODY_BYTES:
@@ -63,13 +77,29 @@ class EchoApp:
             if session in self.running:
                 raise SessionExists(f"session {session} is running", session=session)
             self.running.add(session)
+            self.kept.pop(session, None)
             return b"started"
         if session not in self.running:
             raise SessionUnknown(f"session {session} was never started, or has ended", session=session)
         if request.kind is StepKind.STOP:
             self.running.discard(session)
             return b"stopped"
-        return self.answer(request.body)
+        last, reply = self.kept.get(session, (-1, b""))
+        if request.seq is not None and request.seq != last + 1:
+            if request.seq == last:
+                return reply
+            told = f"tick {request.seq} is out of sequence, expected {last + 1}"
+            raise OutOfSequence(told, expected=last + 1, got=request.seq)
+        reply = self.answer(request.body)
+        if request.seq is not None:
+            self.kept[session] = (request.seq, reply)
+        if len(self.applied) < 10_000:
+            self.applied.append((session, request.seq, request.body))
+        return reply
+
+    async def answered(self, request: StepRequest) -> bytes:
+        """`step` for `serving_tcp` and for the clients without a network."""
+        return self.step(request)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -105,28 +135,35 @@ class EchoApp:
         envelope = WS_SUBPROTOCOL in scope["subprotocols"]
         await send({"type": "websocket.accept", "subprotocol": WS_SUBPROTOCOL if envelope else None})
         session = _headers(scope).get("session") or parse_qs(scope["query_string"].decode()).get("session", [""])[0]
-        started = False
+        credentials = {name: _headers(scope).get(name, "") for name in ("key", "time", "token")}
+        started, code = False, 1006
         try:
             check_session(session)
             if not envelope:
-                self.step(StepRequest(StepKind.START, session, b""))
-                started = True
+                self.step(StepRequest(StepKind.START, session, b"", **credentials))
+                started, self.connections[session] = True, send
             while (message := await receive())["type"] == "websocket.receive":
                 text = message.get("text")
                 data = text.encode() if text is not None else message["bytes"]
-                kind, body = StepKind.TICK, data
+                kind, body, seq = StepKind.TICK, data, None
                 try:
                     if envelope:
-                        if (mark := data[:1].decode("latin-1")) not in KIND_OF_FRAME:
-                            raise ProtocolError(f"message starts with {mark!r}, expected S, T or P")
-                        kind, body = KIND_OF_FRAME[mark], data[1:]
-                    reply = self.step(StepRequest(kind, session, body))
+                        mark, body = data[:1].decode("latin-1"), data[1:]
+                        if mark == Frame.NUMBERED.value:
+                            seq, body = decode_numbered(body)
+                            if session in self.running:
+                                started, self.connections[session] = True, send
+                        elif mark in KIND_OF_FRAME:
+                            kind = KIND_OF_FRAME[mark]
+                        else:
+                            raise ProtocolError(f"message starts with {mark!r}, expected S, T, N or P")
+                    reply = self.step(StepRequest(kind, session, body, **credentials, seq=seq))
                 except BrayxError as error:
                     if kind is StepKind.START:
                         raise
                     await _send_error(send, error, envelope)
                     continue
-                started = kind is not StepKind.STOP
+                started, self.connections[session] = kind is not StepKind.STOP, send
                 reply = encode_frame(Frame.REPLY, reply) if envelope else reply
                 await send(
                     {"type": "websocket.send", **({"text": reply.decode()} if text is not None else {"bytes": reply})}
@@ -134,13 +171,20 @@ class EchoApp:
                 if not started:
                     await send({"type": "websocket.close", "code": 1000})
                     return
+            code = message.get("code", 1006)
         except BrayxError as error:
             await _send_error(send, error, envelope)
             reason = error.to_wire()[:123].decode(errors="ignore")
             await send({"type": "websocket.close", "code": close_code(error.http_status), "reason": reason})
         finally:
             if started:
-                self.running.discard(session)
+                wait_s = self.reconnect_timeout_s if session in self.kept and code not in (1000, 1001) else 0.0
+                asyncio.get_running_loop().call_later(wait_s, self._disconnected, session, send)
+
+    def _disconnected(self, session: str, connection: object) -> None:
+        if self.connections.get(session) is connection:
+            del self.connections[session]
+            self.running.discard(session)
 
 
 def _headers(scope: Message) -> dict[str, str]:
@@ -181,6 +225,68 @@ def serving(app: Any, **options: Any) -> Iterator[str]:
         thread.join(10)
         listener.close()
         assert not thread.is_alive(), "the echo server did not stop"
+
+
+Step = Callable[[StepRequest], Awaitable[bytes]]
+
+
+@contextlib.contextmanager
+def serving_tcp(step: Step, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[str]:
+    """Serve the TCP framing on a free port, on a loop in a thread of its own; gives ``127.0.0.1:port``.
+
+    Requests of one connection are answered one after the other.
+    """
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = RequestReader(max_body_bytes)
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            try:
+                while data := await reader.read(1 << 16):
+                    for session, time, request in frames.feed(data):
+                        writer.write(await _frame(step, session, time, request))
+                    await writer.drain()
+            except MalformedFrame as error:
+                writer.write(encode_error(b"", error, ~NO_REQUEST))
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        runner = stack.enter_context(loop_in_thread())
+        future = asyncio.run_coroutine_threadsafe(asyncio.start_server(connected, sock=listener), runner)
+        server = future.result(10)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        runner.call_soon_threadsafe(server.close)
+
+
+async def _frame(step: Step, session: bytes, time: int, request: StepRequest | ProtocolError) -> bytes:
+    try:
+        if isinstance(request, ProtocolError):
+            raise request
+        return encode_reply(session, await step(request), time)
+    except BrayxError as error:
+        return encode_error(session, error, time)
+
+
+@contextlib.contextmanager
+def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """A running event loop in a thread of its own; what is left on it in the end is cancelled."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def cancel_all() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        assert not thread.is_alive(), "the TCP echo server did not stop"
+        loop.close()
 
 
 def main() -> None:

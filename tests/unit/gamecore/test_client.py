@@ -1,16 +1,18 @@
-"""Both clients over both doors against the echo server: what a game programmer meets."""
+"""Both clients over every door of the echo server: what a game programmer meets."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from brayx.errors import AgentError, ConfigError, ConnectFailed, ProtocolError, SessionExists, SessionUnknown
-from brayx.gamecore import AsyncClient, Client, StepKind
-from tests.unit.gamecore.echo_server import EchoApp, serving
+from brayx.gamecore import AsyncClient, Client
+from brayx.gamecore.auth import Keys
+from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 
 
 def _answer(body: bytes) -> bytes:
@@ -30,9 +32,15 @@ def address(app: EchoApp) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=["http", "ws"])
-def url(request: pytest.FixtureRequest, address: str) -> str:
-    return f"{request.param}://{address}"
+@pytest.fixture(scope="module")
+def tcp_address(app: EchoApp) -> Iterator[str]:
+    with serving_tcp(app.answered) as address:
+        yield address
+
+
+@pytest.fixture(params=["http", "ws", "tcp"])
+def url(request: pytest.FixtureRequest, address: str, tcp_address: str) -> str:
+    return f"{request.param}://{tcp_address if request.param == 'tcp' else address}"
 
 
 def test_a_game(url: str, app: EchoApp) -> None:
@@ -62,12 +70,75 @@ async def test_a_game_awaited(url: str, app: EchoApp) -> None:
     assert "second-game" not in app.running
 
 
-def test_credentials_are_sent(url: str, app: EchoApp) -> None:
+async def test_credentials_are_sent(url: str, app: EchoApp) -> None:
+    app.requests.clear()
     with Client(url, key="k", time="17", token="secret") as client:
-        client.start(session="credentials")
-    if url.startswith("http"):
-        request = next(r for r in app.requests if r.session == "credentials")
-        assert (request.kind, request.key, request.time, request.token) == (StepKind.START, "k", "17", "secret")
+        client.start()
+        client.tick(b"x")
+    async with AsyncClient(url, key="k", time="17", token="secret") as awaited:
+        await awaited.start()
+        await awaited.tick(b"x")
+    assert len(app.requests) == 6
+    assert {(request.key, request.time, request.token) for request in app.requests} == {("k", "17", "secret")}
+
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("secret", [SECRET, SECRET.decode()])
+async def test_requests_are_signed_as_a_service_checks_them(url: str, app: EchoApp, secret: bytes | str) -> None:
+    app.requests.clear()
+    with Client(url, key="k", secret=secret) as client:
+        client.start()
+        client.tick(b"x")
+        client.stop()
+        if not url.startswith("ws"):
+            client.call(b"x")
+    async with AsyncClient(url, key="k", secret=secret, reconnect_s=1.0) as awaited:
+        await awaited.start()
+        await awaited.tick(b"x")
+    keys = Keys({"k": SECRET}, window_s=60.0)
+    assert len(app.requests) == (6 if url.startswith("ws") else 7)
+    for request in app.requests:
+        keys.check(request, time.time())
+
+
+def test_a_token_is_made_anew_when_its_second_has_passed(
+    tcp_address: str, app: EchoApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed: list[tuple[object, ...]] = []
+
+    def counting(*of: object) -> str:
+        signed.append(of)
+        return "token"
+
+    monkeypatch.setattr("brayx.gamecore.auth.sign", counting)
+    with Client(f"tcp://{tcp_address}", key="k", secret=SECRET) as client:
+        client.start(session="signed")
+        began = time.time()
+        while len(signed) < 2:
+            assert time.time() < began + 20
+            client.tick(b"x")
+        ticks = sum(request.session == "signed" for request in app.requests)
+    assert ticks > len(signed)
+    assert {of[:3] for of in signed} == {(SECRET, "k", "signed")}
+    assert len({of[3] for of in signed}) == len(signed)
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [{"secret": b"s"}, {"key": "k", "secret": b"s", "token": "t"}, {"key": "k", "secret": b"s", "time": "1"}],
+)
+def test_credentials_that_do_not_go_together(credentials: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="secret needs key"):
+        Client("http://h", **credentials)  # type: ignore[arg-type]
+
+
+def test_a_time_that_a_tcp_frame_cannot_hold(tcp_address: str) -> None:
+    with Client(f"tcp://{tcp_address}", key="k", time="now", token="t") as client:
+        with pytest.raises(ProtocolError, match="Unix seconds"):
+            client.start()
+        assert client.session is None
 
 
 def test_misuse_is_told_here(url: str) -> None:
@@ -124,17 +195,19 @@ def test_an_exception_closes_without_stop(address: str, app: EchoApp) -> None:
     app.running.discard("left-behind")
 
 
-def test_stateless_calls(address: str) -> None:
-    with Client(f"http://{address}") as client:
-        assert client.call(b"now") == b"now"
+def test_stateless_calls(address: str, tcp_address: str) -> None:
+    for url in (f"http://{address}", f"tcp://{tcp_address}"):
+        with Client(url) as client:
+            assert client.call(b"now") == b"now"
     with Client(f"ws://{address}") as client, pytest.raises(ProtocolError, match="use http://"):
         client.call(b"now")
 
 
-async def test_stateless_calls_awaited(address: str) -> None:
-    async with AsyncClient(f"http://{address}") as client:
-        replies = await asyncio.gather(*(client.call(str(index)) for index in range(20)))
-        assert replies == [str(index).encode() for index in range(20)]
+async def test_stateless_calls_awaited(address: str, tcp_address: str) -> None:
+    for url in (f"http://{address}", f"tcp://{tcp_address}"):
+        async with AsyncClient(url) as client:
+            replies = await asyncio.gather(*(client.call(str(index)) for index in range(20)))
+            assert replies == [str(index).encode() for index in range(20)]
     async with AsyncClient(f"ws://{address}") as client:
         with pytest.raises(ProtocolError, match="use http://"):
             await client.call(b"now")
@@ -146,7 +219,7 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("scheme", ["http", "ws"])
+@pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
 async def test_nobody_listens(scheme: str, closed_port: int) -> None:
     url = f"{scheme}://127.0.0.1:{closed_port}"
     with Client(url) as client, pytest.raises(ConnectFailed, match=rf"{url}.*is the service running") as caught:
@@ -157,7 +230,7 @@ async def test_nobody_listens(scheme: str, closed_port: int) -> None:
             await awaited.start()
 
 
-@pytest.mark.parametrize("scheme", ["http", "ws"])
+@pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
 def test_unknown_host(scheme: str) -> None:
     with Client(f"{scheme}://no-such-host.invalid") as client, pytest.raises(ConnectFailed, match="does not resolve"):
         client.start()

@@ -9,18 +9,20 @@ import pytest
 from brayx.errors import BrayxError
 from brayx.gamecore.compliance import Door, DoorCompliance
 from brayx.gamecore.protocol import StepKind, StepRequest
-from tests.unit.gamecore.echo_server import MAX_BODY_BYTES, EchoApp, serving
+from tests.unit.gamecore.echo_server import MAX_BODY_BYTES, EchoApp, serving, serving_tcp
 
 
 class TestEchoServer(DoorCompliance):
-    doors = ("http", "ws")
+    doors = ("http", "ws", "tcp")
     max_body_bytes = MAX_BODY_BYTES
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _service(cls) -> Iterator[None]:
-        with serving(EchoApp()) as address:
+        app = EchoApp()
+        with serving(app) as address, serving_tcp(app.answered) as tcp_address:
             cls.url = f"http://{address}"
+            cls.urls = {"tcp": f"tcp://{tcp_address}"}
             yield
 
 
@@ -71,6 +73,35 @@ class _CutsAtZero(EchoApp):
         return super().step(request).partition(b"\x00")[0]
 
 
+class _AppliesRepeats(EchoApp):
+    def step(self, request: StepRequest) -> bytes:
+        if request.seq is not None and request.seq == self.kept.get(request.session, (-1, b""))[0]:
+            return request.body
+        return super().step(request)
+
+
+class _TakesAnyNumber(EchoApp):
+    def step(self, request: StepRequest) -> bytes:
+        return super().step(request._replace(seq=None))
+
+
+class _CountsEveryTick(EchoApp):
+    def step(self, request: StepRequest) -> bytes:
+        reply = super().step(request)
+        if request.kind is StepKind.TICK and request.seq is None:
+            self.kept[request.session] = (self.kept.get(request.session, (-1, b""))[0] + 1, reply)
+        return reply
+
+
+class _GoesOnCounting(EchoApp):
+    def step(self, request: StepRequest) -> bytes:
+        kept = self.kept.get(request.session)
+        reply = super().step(request)
+        if kept is not None and request.kind is StepKind.START:
+            self.kept[request.session] = kept
+        return reply
+
+
 @pytest.mark.parametrize(
     ("app", "test", "door"),
     [
@@ -85,12 +116,23 @@ class _CutsAtZero(EchoApp):
         (_MakesSessionsUp, "test_ws_envelope_tick_before_start", "ws"),
         (_CutsAtZero, "test_body_of_all_byte_values", "ws"),
         (_CutsAtZero, "test_http_stateless_call", "http"),
+        (_CutsAtZero, "test_tcp_frames_are_these_bytes", "tcp"),
+        (_MixesSessions, "test_tcp_several_sessions_on_one_connection", "tcp"),
+        (_MakesSessionsUp, "test_tcp_an_error_has_the_complement_of_the_requests_time", "tcp"),
+        (_AppliesRepeats, "test_a_repeated_number_gets_the_kept_reply", "tcp"),
+        (_AppliesRepeats, "test_an_empty_reply_is_kept_too", "ws"),
+        (_AppliesRepeats, "test_ws_numbered_session_outlives_its_connection", "ws"),
+        (_TakesAnyNumber, "test_a_number_out_of_sequence_is_refused_and_the_session_goes_on", "http"),
+        (_CountsEveryTick, "test_ticks_without_a_number_do_not_touch_the_numbers", "tcp"),
+        (_GoesOnCounting, "test_numbers_are_of_one_session", "tcp"),
     ],
 )
 def test_the_suite_finds_what_is_wrong(app: type[EchoApp], test: str, door: Door) -> None:
     suite = DoorCompliance()
     suite.timeout_s = 2.0
-    with serving(app()) as address:
+    broken = app()
+    with serving(broken) as address, serving_tcp(broken.answered) as tcp_address:
         suite.url = f"http://{address}"
+        suite.urls = {"tcp": f"tcp://{tcp_address}"}
         with pytest.raises((AssertionError, BrayxError)):
             getattr(suite, test)(door)

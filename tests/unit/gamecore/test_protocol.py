@@ -11,7 +11,9 @@ from brayx.gamecore.protocol import (
     StepRequest,
     close_code,
     decode_frame,
+    decode_numbered,
     encode_frame,
+    encode_numbered,
     parse_request,
     request_headers,
 )
@@ -27,6 +29,10 @@ def test_http_request_bytes() -> None:
         b"key: k\r\ntime: 12\r\ntoken: ab\r\ncontent-length: 3\r\n\r\n\x00{}"
     )
     assert encoder.encode(tick) == expected
+    assert encoder.encode(tick) == expected
+    numbered = expected.replace(b"token: ab\r\n", b"token: ab\r\nseq: 17\r\n")
+    assert encoder.encode(tick._replace(seq=17)) == numbered
+    assert encoder.encode(tick._replace(seq=18)) == numbered.replace(b"17", b"18")
     assert encoder.encode(tick) == expected
     assert encoder.encode(StepRequest(StepKind.CALL, "", b"")) == (
         b"POST /arena/step HTTP/1.1\r\nhost: game.example:8000\r\ncontent-length: 0\r\n\r\n"
@@ -46,6 +52,9 @@ def test_headers_and_request_are_inverse() -> None:
     request = StepRequest(StepKind.STOP, "id", b"body", "k", "1", "t")
     assert request_headers(request) == {"session": "id", "step_kind": "stop", "key": "k", "time": "1", "token": "t"}
     assert parse_request(request_headers(request), b"body") == request
+    numbered = StepRequest(StepKind.TICK, "id", b"body", seq=0)
+    assert request_headers(numbered) == {"session": "id", "step_kind": "tick", "seq": "0"}
+    assert parse_request(request_headers(numbered), b"body") == numbered
     assert parse_request({}, b"x") == StepRequest(StepKind.CALL, "", b"x")
     assert parse_request({"step_kind": "auto"}, b"x").kind is StepKind.CALL
 
@@ -58,6 +67,10 @@ def test_headers_and_request_are_inverse() -> None:
         ({"step_kind": "start", "session": "a b"}, "a b"),
         ({"step_kind": "start", "session": "x" * 257}, "257"),
         ({"step_kind": "start", "session": "caf\xe9"}, "printable ASCII"),
+        ({"step_kind": "tick", "session": "s", "seq": "-1"}, "'seq' is '-1'"),
+        ({"step_kind": "tick", "session": "s", "seq": "1e3"}, "'seq' is '1e3'"),
+        ({"step_kind": "tick", "session": "s", "seq": "²"}, "'seq' is"),
+        ({"step_kind": "tick", "session": "s", "seq": str(2**63)}, "2\\^63"),
     ],
 )
 def test_malformed_headers_are_named(headers: dict[str, str], named: str) -> None:
@@ -72,9 +85,15 @@ def test_websocket_frames() -> None:
     assert encode_frame(Frame.REPLY, b"r") == b"Rr"
     assert encode_frame(Frame.ERROR, b"{}") == b"E{}"
     assert decode_frame(b"T\xff\x00") == (Frame.TICK, b"\xff\x00")
+    assert encode_numbered(258, b"x") == b"N\x00\x00\x00\x00\x00\x00\x01\x02x"
+    assert decode_frame(encode_numbered(258, b"x")) == (Frame.NUMBERED, b"\x00\x00\x00\x00\x00\x00\x01\x02x")
+    assert decode_numbered(b"\x00\x00\x00\x00\x00\x00\x01\x02x") == (258, b"x")
+    for bad in (b"", b"\x00" * 7, b"\x80" + b"\x00" * 7):
+        with pytest.raises(ProtocolError, match="eight bytes"):
+            decode_numbered(bad)
     assert close_code(409) == 4409
     for bad in (b"", b"t", b"\xff"):
-        with pytest.raises(ProtocolError, match="expected one of S, T, P, R, E"):
+        with pytest.raises(ProtocolError, match="expected one of S, T, N, P, R, E"):
             decode_frame(bad)
 
 
@@ -108,4 +127,5 @@ def test_endpoint() -> None:
     assert endpoint.is_websocket
     assert endpoint.door_url("http") == "http://[::1]:8000/p/q"
     assert Endpoint.parse("https://h").door_url("ws") == "wss://h"
-    assert (Endpoint.parse("https://h").port, Endpoint.parse("ws://h").port) == (443, 80)
+    ports = {scheme: Endpoint.parse(f"{scheme}://h").port for scheme in ("http", "https", "ws", "wss", "tcp", "grpc")}
+    assert ports == {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": 8101, "grpc": 9000}

@@ -104,6 +104,10 @@ def test_close_codes() -> None:
     assert cut.message.startswith("no room for another session")
     assert type(closed("ws://h", Close(4502, "bad gateway"))) is TransportError
     assert type(closed("ws://h", Close(1009, ""))) is BodyTooLarge
+    ended = closed("ws://h", Close(4410, "session ended: idle"))
+    assert type(ended) is SessionLost
+    assert ended.details == {"reason": "idle"}
+    assert type(closed("ws://h", Close(4410, SessionLost("gone").to_wire().decode()))) is SessionLost
     assert "1012" in closed("ws://h", Close(1012, "")).message
     assert type(closed("ws://h", Close(1000, "done"))) is ConnectionLost
 

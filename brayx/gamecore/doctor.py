@@ -1,0 +1,354 @@
+"""Says which layer between a gamecore and its agent is broken: `brayx doctor URL`.
+
+Tries one after the other, each with a deadline: the name, the connection, the protocol, the credentials, a session's
+start, tick and stop, and the version of the model behind. It goes the way that games go, by the real clients, and
+leaves no session behind. Knows nothing of the service but what the doors say; standard library only, but for what the
+URL's scheme needs.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from brayx.errors import (
+    AgentError,
+    BadBody,
+    BrayxError,
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    ModelError,
+    Overloaded,
+    ProtocolError,
+    ServiceFull,
+    SessionError,
+    TransportError,
+    Unauthorized,
+)
+from brayx.gamecore import transports
+from brayx.gamecore.auth import sign
+from brayx.gamecore.client import Client
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.transports.connection import Connection
+
+LAYERS = ("dns", "connect", "protocol", "auth", "start", "tick", "stop", "model version")
+"""In the order in which they are tried; the first that fails is what is wrong."""
+
+DEFAULT_BODY = b"{}"
+
+_MOST_STATUS_BYTES = 64 * 1024
+_QUOTED_BYTES = 60
+_WIDTH = max(map(len, LAYERS))
+
+_BRAYX_ANSWERS = (SessionError, Unauthorized, Overloaded, DeadlineExceeded)
+"""What a service in order, or one that is full, may say to a tick of a session that it does not know."""
+
+_PORTS = (
+    "HTTP and WebSocket are at 8000 (Serve's ingress) and 8100 (native), TCP at 8101, gRPC at 9000, unless configured"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one layer.
+
+    Attributes:
+        layer: one of `LAYERS`.
+        outcome: whether it works; ``skipped``: it was not tried, or does not apply.
+        ms: how long it took.
+        said: what was seen.
+        advice: what to do, if it failed or seems odd.
+    """
+
+    layer: str
+    outcome: Literal["ok", "failed", "skipped"]
+    ms: float = 0.0
+    said: str = ""
+    advice: str = ""
+
+
+class _Failed(Exception):
+    """A layer does not work."""
+
+    def __init__(self, said: str, advice: str) -> None:
+        super().__init__(said)
+        self.said = said
+        self.advice = advice
+
+
+class _Skipped(Exception):
+    """A layer does not apply."""
+
+
+def examine(
+    url: str,
+    *,
+    body: bytes = DEFAULT_BODY,
+    key: str = "",
+    secret: bytes = b"",
+    timeout_s: float = 5.0,
+) -> Iterator[Finding]:
+    """The findings, layer by layer, each as soon as it is there; after one that failed the rest is skipped.
+
+    Args:
+        url: of a door.
+        body: of the tick.
+        key, secret: as of `Client`.
+        timeout_s: of each layer.
+
+    Raises:
+        ConfigError: the URL cannot be used, or its scheme needs a package that is not installed.
+    """
+    patient = _Patient(url, body, key, secret, timeout_s)
+    steps: dict[str, Callable[[], str]] = {
+        "dns": patient.resolve,
+        "connect": patient.connect,
+        "protocol": patient.speak,
+        "auth": patient.authorise,
+        "start": patient.start,
+        "tick": patient.tick,
+        "stop": patient.stop,
+        "model version": patient.model_version,
+    }
+    failed = ""
+    try:
+        for layer in LAYERS:
+            # A tick that failed may have left its session running, which nobody else would stop.
+            if failed and not (layer == "stop" and patient.has_session):
+                yield Finding(layer, "skipped", said=f"after {failed}")
+                continue
+            began = time.perf_counter()
+            said = advice = ""
+            outcome: Literal["ok", "failed", "skipped"] = "ok"
+            try:
+                said = steps[layer]()
+            except _Failed as error:
+                outcome, said, advice = "failed", error.said, error.advice
+                failed = failed or layer
+            except _Skipped as reason:
+                outcome, said = "skipped", str(reason)
+            yield Finding(layer, outcome, round((time.perf_counter() - began) * 1e3, 2), said, advice)
+    finally:
+        patient.close()
+
+
+class _Patient:
+    """The service, from a client's side."""
+
+    def __init__(self, url: str, body: bytes, key: str, secret: bytes, timeout_s: float) -> None:
+        self._url = url
+        self._endpoint = Endpoint.parse(url)
+        self._body = body
+        self._key = key
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._client = Client(url, timeout_s=timeout_s, key=key, secret=secret)
+        self._asks_for_keys = False
+        self._status: dict[str, Any] | None = None
+
+    @property
+    def has_session(self) -> bool:
+        return self._client.session is not None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def resolve(self) -> str:
+        host, port = self._endpoint.host, self._endpoint.port
+        found: list[str] = []
+        errors: list[OSError] = []
+
+        def ask() -> None:
+            try:
+                found.extend(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except OSError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)  # the system's resolver takes no deadline
+        asking.start()
+        asking.join(self._timeout_s)
+        if errors or asking.is_alive():
+            said = errors[0].strerror if errors else f"no answer within {self._timeout_s:g} s"
+            raise _Failed(f"{host!r}: {said}", "is the host name spelt right, and known to this machine's resolver?")
+        return ", ".join(dict.fromkeys(found))
+
+    def connect(self) -> str:
+        try:
+            Connection(self._endpoint, self._timeout_s).close()
+        except BrayxError as error:
+            raise _failed(error) from None
+        return f"port {self._endpoint.port}"
+
+    def speak(self) -> str:
+        """A tick of a session that is not: brayx refuses it in words of its own, and nobody else does."""
+        refusal = self._probe(signed=False)
+        if not isinstance(refusal, _BRAYX_ANSWERS) or _is_of_client(refusal):
+            raise _failed(refusal)
+        self._asks_for_keys = isinstance(refusal, Unauthorized)
+        self._status = self._read_status()
+        sessions = (self._status or {}).get("sessions")
+        return "brayx answers" + (
+            f"; {sessions} sessions at the replica that was asked" if sessions is not None else ""
+        )
+
+    def authorise(self) -> str:
+        if not self._asks_for_keys:
+            return "everybody may come in" + ("; the key is not looked at" if self._key else "")
+        if not self._key:
+            raise _Failed("the service asks for keys, and none was given", "give --keys-file FILE, perhaps --key ID")
+        refusal = self._probe(signed=True)
+        if isinstance(refusal, Unauthorized):
+            raise _failed(refusal)
+        return f"key {self._key!r} is good"
+
+    def start(self) -> str:
+        return self._step(lambda: self._client.start(session=_new_session()))
+
+    def tick(self) -> str:
+        try:
+            return self._step(lambda: self._client.tick(self._body))
+        except _Failed as failure:
+            cause = failure.__cause__
+            if isinstance(cause, BadBody):
+                return f"the agent wants another body, so the door works: {cause.message}; give one with --body"
+            if self._body == DEFAULT_BODY and isinstance(cause, AgentError | ModelError):
+                advice = f"the agent was given {DEFAULT_BODY.decode()}: give what your game sends with --body"
+                raise _Failed(failure.said, f"{advice}; {failure.advice}") from cause
+            raise
+
+    def stop(self) -> str:
+        if not self.has_session:
+            raise _Skipped("the session has ended")
+        return self._step(self._client.stop)
+
+    def model_version(self) -> str:
+        if self._status is None:
+            raise _Skipped("there is no status page at this door; ask the HTTP door")
+        versions = self._status.get("policy_versions")
+        if not isinstance(versions, dict) or not versions:
+            raise _Skipped("the status page names no model")
+        told = ", ".join(f"{name} {version}" for name, version in versions.items())
+        return f"{told} (0: as built, untrained)" if 0 in versions.values() else told
+
+    def _probe(self, *, signed: bool) -> BrayxError:
+        session = _new_session()
+        now = str(int(time.time()))
+        shown = (self._key, now, sign(self._secret, self._key, session, now)) if signed else ("", "", "")
+        # Numbered, so that a WebSocket takes it without a start.
+        request = StepRequest(StepKind.TICK, session, b"", *shown, seq=0)
+        transport = transports.connect(self._url)
+        try:
+            transport.step(request, self._timeout_s)
+        except BrayxError as error:
+            return error
+        finally:
+            transport.close()
+        return TransportError(f"{self._url}: a tick of a session that was never started got a reply")
+
+    def _read_status(self) -> dict[str, Any] | None:
+        """The status page of the HTTP door at this address; None if there is none."""
+        endpoint = self._endpoint
+        if endpoint.scheme not in ("http", "https", "ws", "wss"):
+            return None
+        context = endpoint.tls()
+        if context is None:
+            connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=self._timeout_s)
+        else:
+            connection = http.client.HTTPSConnection(
+                endpoint.host, endpoint.port, timeout=self._timeout_s, context=context
+            )
+        try:
+            connection.request("GET", endpoint.prefix + "/")
+            page = json.loads(connection.getresponse().read(_MOST_STATUS_BYTES))
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+        return page if isinstance(page, dict) else None
+
+    def _step(self, work: Callable[[], bytes]) -> str:
+        try:
+            reply = work()
+        except BrayxError as error:
+            raise _failed(error) from error
+        quoted = reply[:_QUOTED_BYTES].decode("utf-8", "replace")
+        return f"replied {quoted!r}" + ("…" if len(reply) > _QUOTED_BYTES else "")
+
+
+def _new_session() -> str:
+    return f"brayx-doctor-{uuid.uuid4().hex}"
+
+
+def _is_of_client(error: BrayxError) -> bool:
+    """Whether this side made the error up, because nothing came: the clients name the URL in its details."""
+    return isinstance(error, TransportError) or "url" in error.details
+
+
+def _failed(error: BrayxError) -> _Failed:
+    return _Failed(f"{error.code}: {error.message}", _advice(error))
+
+
+def _advice(error: BrayxError) -> str:
+    """What to do about an error."""
+    if isinstance(error, DeadlineExceeded) and _is_of_client(error):
+        if error.details.get("layer") == "connect":
+            return "a firewall may swallow what is sent there; is the address right?"
+        return f"something takes connections there and says nothing: is it this door? {_PORTS}"
+    if isinstance(error, Unauthorized) and error.details.get("field") == "time":
+        return "set this machine's clock, or the service's"
+    return next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), _UNKNOWN)
+
+
+_ADVICE: dict[type[BrayxError], str] = {
+    ConnectFailed: f"is the service running (serve status), and is the port right? {_PORTS}",
+    ConnectionLost: f"the other side hung up: is it this door? {_PORTS}",
+    TransportError: f"what answers is not brayx, or a proxy before it: is the application up (serve status), mounted "
+    f"at this path, and the door this one? {_PORTS}",
+    Unauthorized: "is the key's line the same in the service's file and in this one? the service reads its file when "
+    "it starts",
+    ServiceFull: "end sessions, or raise the actor's num_workers or actors_per_worker",
+    Overloaded: "wait, then try again; if it stays so, raise the actor's num_workers",
+    AgentError: "the agent's traceback is in the replica's log",
+    ModelError: "the message says what the model expects",
+    DeadlineExceeded: "the agent or its model takes longer than the actor's tick_timeout_s: is the machine overloaded?",
+    SessionError: "the session went between two requests: do two services share this address, or did a replica die? "
+    "its log says why",
+    ConfigError: "mend the job",
+    ProtocolError: "do both sides have the same version of brayx?",
+}
+"""By the first class that fits."""
+
+_UNKNOWN = "look the error up in docs/protocol.md"
+
+
+def report(findings: Iterable[Finding], url: str, *, as_json: bool = False) -> int:
+    """Prints the findings as they come; gives the exit code: 0 nothing failed, 1 something did.
+
+    Args:
+        as_json: one document at the end instead.
+    """
+    kept: list[Finding] = []
+    for finding in findings:
+        kept.append(finding)
+        if not as_json:
+            took = f"{finding.ms:9.1f} ms" if finding.outcome != "skipped" else " " * 12
+            print(f"{finding.layer:<{_WIDTH}}  {finding.outcome:<7} {took}  {finding.said}".rstrip(), flush=True)
+    failed = next((finding for finding in kept if finding.outcome == "failed"), None)
+    if as_json:
+        document = {"url": url, "ok": failed is None, "layers": [asdict(finding) for finding in kept]}
+        print(json.dumps(document, indent=2))
+    elif failed is None:
+        print(f"{url} is well")
+    else:
+        print(f"{url}: {failed.layer} failed. What to do: {failed.advice}")
+    return 0 if failed is None else 1

@@ -1,0 +1,351 @@
+"""What the gamecore commands have in common: games one after another, JSON bodies, actions, signals, the command line.
+
+A kind of gamecore brings a function that plays one game and a result that can tell itself; here it is asked again and
+again, through failures, until there are games enough or somebody says stop. Knows nothing of what the games are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal, Protocol, TypeVar
+
+import gymnasium
+import numpy as np
+
+from brayx.errors import (
+    AgentError,
+    BadBody,
+    BrayxError,
+    ConfigError,
+    DeadlineExceeded,
+    Overloaded,
+    SessionLost,
+    SessionUnknown,
+    TransportError,
+)
+from brayx.gamecore.auth import add_options
+from brayx.gamecore.transports import Endpoint
+
+Ended = Literal["terminated", "truncated", "stopped"]
+
+RETRIED = (SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
+"""What ends one game only: errors that another session may not meet."""
+
+GRACE_S = 5.0
+"""How long the game on may take to stop after a signal, before it is broken off."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_PARENT_CHECK_S = 1.0
+
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Result(Protocol):
+    """One game, told: each kind of gamecore has its own.
+
+    Attributes:
+        returns: sum of rewards by agent; of a game with one agent, by the empty name.
+        length: its ticks, of all agents together.
+        ended: how.
+    """
+
+    @property
+    def returns(self) -> Mapping[str, float]: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def ended(self) -> Ended: ...
+
+
+AnyResult = TypeVar("AnyResult", bound=Result)
+
+
+def play_games(
+    play: Callable[[int | None], AnyResult],
+    give_up: Callable[[], None],
+    *,
+    games: int | None,
+    seed: int | None,
+    on_game: Callable[[AnyResult], None],
+    give_up_after_s: float,
+    should_stop: Callable[[], bool],
+) -> list[AnyResult]:
+    """Play games until there are ``games`` results, or until ``should_stop``.
+
+    Args:
+        play: plays one game with the seed it is given.
+        give_up: lets go of what is left of a game that an error of the service ended; another one is played then.
+        games: None: no end, and nothing is kept, as there may be millions: the list is empty.
+        seed: makes the games repeatable; each gets a seed of its own drawn from it.
+        on_game: called after each game.
+        give_up_after_s: for how long errors may follow each other without one whole game between them.
+        should_stop: also asked by ``play``, whose result says ``stopped`` then, and is not among the results.
+
+    Raises:
+        BrayxError: what the service answered last, when it is given up, or when another game would get it too.
+    """
+    results: list[AnyResult] = []
+    seeds = _seeds(seed)
+    patience = _Patience(give_up_after_s)
+    while (games is None or len(results) < games) and not should_stop():
+        try:
+            result = play(next(seeds))
+        except RETRIED as error:
+            give_up()
+            patience.after(error, should_stop)
+            continue
+        patience.reset()
+        if result.ended == "stopped":
+            break
+        on_game(result)
+        if games is not None:
+            results.append(result)
+    return results
+
+
+class _Patience:
+    """Pauses between failed games: doubling, with jitter, until errors have followed each other for too long."""
+
+    def __init__(self, give_up_after_s: float) -> None:
+        self._give_up_after_s = give_up_after_s
+        self.reset()
+
+    def reset(self) -> None:
+        self._since: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    def after(self, error: BrayxError, should_stop: Callable[[], bool]) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        if now + pause_s - self._since > self._give_up_after_s:
+            raise error
+        print(f"gamecore {os.getpid()}: game ended by {error.code}: {error}; next in {pause_s:.1f} s", file=sys.stderr)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        while (left := now + pause_s - time.monotonic()) > 0 and not should_stop():
+            time.sleep(min(left, 0.05))
+
+
+def _seeds(seed: int | None) -> Iterator[int | None]:
+    """A seed for each game: far apart for neighbouring ``seed``, unlike seed + 1, which another gamecore may have."""
+    game = 0
+    while True:
+        yield None if seed is None else int(np.random.SeedSequence([seed, game]).generate_state(1)[0])
+        game += 1
+
+
+def encode(document: dict[str, Any]) -> bytes:
+    """A body, as JSON.
+
+    Raises:
+        BadBody: it holds NaN or infinity, which JSON cannot carry.
+    """
+    try:
+        return _dumps(document).encode()
+    except ValueError:
+        raise BadBody(f"the environment gave NaN or infinity, which JSON cannot carry: {document}") from None
+
+
+def jsonable(obs: Any) -> Any:
+    """An observation as `encode` takes it: arrays are nested lists, tuples lists, dictionaries objects."""
+    if isinstance(obs, np.ndarray | np.generic):
+        return obs.tolist()
+    if isinstance(obs, dict):
+        return {str(name): jsonable(leaf) for name, leaf in obs.items()}
+    if isinstance(obs, tuple | list):
+        return [jsonable(leaf) for leaf in obs]
+    return obs
+
+
+def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
+    """What turns a reply into an action that an environment takes; raises `BadBody` for a reply that holds none."""
+    from_json = _from_json(space)
+    loads = json.loads
+
+    def read(reply: bytes) -> Any:
+        try:
+            return from_json(loads(reply)["action"])
+        except (ValueError, KeyError, TypeError) as error:
+            quoted = reply[:120].decode("utf-8", "replace")
+            reason = "no field 'action'" if isinstance(error, KeyError) else error
+            raise BadBody(f'the reply {quoted!r} is no {{"action": ...}} of {space}: {reason}') from None
+
+    return read
+
+
+def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
+    """What turns the JSON of an action into one that ``env.step`` takes; raises ValueError for one it does not."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        first, past = int(space.start), int(space.start + space.n)
+
+        def read_discrete(action: Any) -> int:
+            if type(action) is not int or not first <= action < past:
+                raise ValueError(f"not an integer from {first} to {past - 1}")
+            return action
+
+        return read_discrete
+
+    def read(action: Any) -> Any:
+        if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary):
+            action = np.asarray(action, dtype=space.dtype)
+        elif isinstance(space, gymnasium.spaces.Tuple):
+            action = tuple(action)
+        if not space.contains(action):
+            raise ValueError(f"not in {space}")
+        return action
+
+    return read
+
+
+# The command
+
+
+Play = Callable[[argparse.Namespace, Callable[[Result], None], Callable[[], bool]], object]
+"""Plays what the options ask for: calls the one function after each game, and asks the other whether to stop."""
+
+
+def door_url(url: str, door: Literal["http", "ws"] | None) -> str:
+    """``url``, by the other door of its port if ``door`` asks for it.
+
+    Raises:
+        ConfigError: it is the URL of a door with a port of its own.
+    """
+    endpoint = Endpoint.parse(url)
+    if door is None:
+        return url
+    if endpoint.scheme not in ("http", "https", "ws", "wss"):
+        raise ConfigError(f"door {door} cannot be made of {url}: give its own URL, {door}://host:port")
+    return endpoint.door_url(door)
+
+
+def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | None, play: Play) -> int:
+    """The command ``brayx gamecore KIND``; gives the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
+
+    Args:
+        parser: of the options that are this kind's own; those that all have are added.
+        argv: the words; None: those of the process.
+    """
+    _options(parser)
+    options = parser.parse_args(argv)
+    count, ticks = 0, 0
+    totals: dict[str, float] = {}
+    began = time.monotonic()
+
+    def on_game(result: Result) -> None:
+        nonlocal count, ticks
+        count, ticks = count + 1, ticks + result.length
+        for agent, total in result.returns.items():
+            totals[agent] = totals.get(agent, 0.0) + total
+        if options.json:
+            told = result.returns.get("", result.returns)
+            print(_dumps({"return": told, "length": result.length, "ended": result.ended}), flush=True)
+        elif not options.quiet:
+            print(f"game {count}: return {_words(result.returns)}, {result.length} ticks, {result.ended}", flush=True)
+
+    stop = _Stop(options.die_with_parent)
+    code = 0
+    with _signals(stop, options.die_with_parent):
+        try:
+            play(options, on_game, stop)
+        except KeyboardInterrupt:
+            pass  # asked twice, or the service took too long to let the game end
+        except BrayxError as error:
+            if not stop.asked:
+                print(f"brayx gamecore {kind}: {error}", file=sys.stderr)
+                code = 2 if isinstance(error, ConfigError) else 1
+    if options.json:
+        return code
+    rate = ticks / max(time.monotonic() - began, 1e-9)
+    mean = _words({agent: total / count for agent, total in totals.items()}) if count else "none"
+    print(f"{count} games, mean return {mean}, {ticks} ticks, {rate:.0f} ticks/s", flush=True)
+    return code
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, help="of the service: http://, ws://, tcp:// or grpc://host:port")
+    parser.add_argument("--games", type=int, default=None, help="how many to play (default: until stopped)")
+    parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
+    parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
+    parser.add_argument("--max-ticks", type=int, default=None, help="cut games off after so many ticks of an agent")
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="of one request")
+    parser.add_argument("--give-up-after-s", type=float, default=60.0, help="how long errors may follow each other")
+    add_options(parser)
+    parser.add_argument("--quiet", action="store_true", help="print the summary only")
+    parser.add_argument("--json", action="store_true", help="print each game as a line of JSON, and no summary")
+    parser.add_argument(
+        "--die-with-parent", action="store_true", help="end when the process that started this one ends"
+    )
+
+
+def _words(returns: Mapping[str, float]) -> str:
+    return ", ".join(f"{agent} {total:g}" if agent else f"{total:g}" for agent, total in returns.items())
+
+
+class _Stop:
+    """Asked by the game loop whether to end: after SIGTERM or SIGINT, or when the parent process has gone."""
+
+    def __init__(self, die_with_parent: bool) -> None:
+        self.asked = False
+        self._parent = os.getppid() if die_with_parent else None
+        self._next_check = 0.0
+
+    def __call__(self) -> bool:
+        if self._parent is not None and not self.asked:
+            now = time.monotonic()
+            if now >= self._next_check:
+                self._next_check = now + _PARENT_CHECK_S
+                if os.getppid() != self._parent:
+                    self._ask()
+        return self.asked
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self._ask()
+
+    def on_parent_thread_death(self, number: int, frame: FrameType | None) -> None:
+        # The kernel signals the death of the thread that started this process; the process itself may live on.
+        if os.getppid() != self._parent and not self.asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self.asked = True
+        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals(stop: _Stop, die_with_parent: bool) -> Iterator[None]:
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+        signal.SIGTERM: stop.on_signal,
+        signal.SIGINT: stop.on_signal,
+        signal.SIGALRM: _raise_interrupt,
+        signal.SIGUSR1: stop.on_parent_thread_death,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    if die_with_parent and sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

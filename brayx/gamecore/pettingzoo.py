@@ -1,0 +1,440 @@
+"""Any PettingZoo environment as a gamecore: games of several agents, one session for each agent of a game.
+
+The sessions of a game have the ids ``GAME-agent-AGENT`` (Bray's form; what cannot stand in an id is percent-encoded),
+by which a service knows that they belong together. Bodies are the gym profile's, and say a little more:
+
+    start  {"env_id": "...", "seed": 7, "agent": "red", "agents": ["red", "blue"]}      those that begin the game
+    tick   {"obs": [0.1, ...], "reward": 0.0}                      what the agent earned since its tick before
+    reply  {"action": 1}
+    stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}        of this agent
+
+An observation with an ``action_mask`` in it is passed on as it is; one that the environment tells in the agent's info
+becomes ``action_mask`` beside ``obs``. In an AEC environment only the agent whose turn it is ticks; in a parallel one
+all of them tick at the same time. An agent that dies gets its stop, while the others play on; one that enters later
+gets its session then. When the service ends one session of a game, the others are stopped without a body, and
+another game is begun. Needs the package ``pettingzoo``; knows nothing of the agents, of Ray or of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+from brayx.components import load_module
+from brayx.errors import BrayxError, ConfigError
+from brayx.gamecore import games as playing
+from brayx.gamecore.auth import credentials
+from brayx.gamecore.client import AsyncClient
+from brayx.gamecore.games import Ended, action_reader, encode, jsonable
+
+Api = Literal["aec", "parallel"]
+AgentId = Any
+"""PettingZoo lets anything that can be hashed name an agent; mostly it is a string."""
+
+AGENT_MARK = "-agent-"
+
+_FAREWELL_S = 2.0
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class GameResult:
+    """One game.
+
+    Attributes:
+        returns: sum of rewards by the agent's name.
+        length: ticks of all its agents together.
+        ended: ``truncated`` if any of them was cut off, ``terminated`` if the rules ended it for all.
+    """
+
+    returns: Mapping[str, float]
+    length: int
+    ended: Ended
+
+
+def make_env(env_id: str, api: Api | None = None, **kwargs: Any) -> Any:
+    """The environment.
+
+    Args:
+        env_id: an id of PettingZoo's registry (``butterfly/pistonball_v6``), a module with ``env`` or
+            ``parallel_env`` in it (``pettingzoo.butterfly.pistonball_v6``), or ``module:factory``. Modules are looked
+            for in the working directory first.
+        api: which of the two it is to be, if it has both; None: parallel.
+        **kwargs: for the environment.
+
+    Raises:
+        ConfigError: there is no such environment (near ones are named), its packages are missing, or it cannot be made.
+    """
+    pettingzoo = _package()
+    try:
+        env = _factory(pettingzoo, env_id, api)(**kwargs)
+    except ConfigError:
+        raise
+    except Exception as error:  # an environment's own code, which may raise whatever it likes
+        raise ConfigError(
+            f"cannot make the environment {env_id!r}: {type(error).__name__}: {error}", env_id=env_id
+        ) from error
+    kinds = {"aec": pettingzoo.AECEnv, "parallel": pettingzoo.ParallelEnv}
+    if not isinstance(env, tuple(kinds.values()) if api is None else kinds[api]):
+        wanted = "AECEnv or ParallelEnv" if api is None else kinds[api].__name__
+        raise ConfigError(f"{env_id!r} made a {type(env).__name__}, expected PettingZoo's {wanted}", env_id=env_id)
+    return env
+
+
+def session_id(game: str, agent: AgentId) -> str:
+    """The id of an agent's session in a game: ``GAME-agent-AGENT``, which can be taken apart at its only mark."""
+    return f"{game}{AGENT_MARK}{quote(str(agent), safe='').replace('agent-', 'agent%2D')}"
+
+
+class Clients:
+    """Clients of one service: kept for the next game, and made when all are in use. Belongs to one event loop.
+
+    Args:
+        make: makes one.
+    """
+
+    def __init__(self, make: Callable[[], AsyncClient]) -> None:
+        self._make = make
+        self._idle: list[AsyncClient] = []
+
+    def take(self) -> AsyncClient:
+        """One without a session."""
+        return self._idle.pop() if self._idle else self._make()
+
+    def give_back(self, client: AsyncClient) -> None:
+        """Keeps one whose session has ended."""
+        self._idle.append(client)
+
+    async def close(self) -> None:
+        """Closes those that are kept."""
+        while self._idle:
+            await self._idle.pop().close()
+
+
+async def play_game(
+    env: Any,
+    clients: Clients,
+    *,
+    env_id: str = "",
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> GameResult:
+    """Play one game of ``env``, each of its agents as a session with a client of its own.
+
+    Args:
+        env_id: told at start.
+        seed: given to the environment's reset and told at start.
+        max_ticks: cut the game off, as truncated, as soon as one agent has had so many.
+        should_stop: asked after each step; true breaks the game off, told as ``stopped``.
+
+    Raises:
+        BadBody: a reply holds no action of the agent's action space, or an observation is not finite.
+        BrayxError: whatever the service answers; the game's other sessions were stopped, as far as that could be done.
+    """
+    play = _play_together if isinstance(env, _package().ParallelEnv) else _play_turns
+    sessions = _Sessions(env, clients, {"env_id": env_id, "seed": seed}, max_ticks, should_stop)
+    try:
+        await play(env, sessions, seed)
+    finally:
+        await sessions.abandon()
+    return sessions.result()
+
+
+def run_games(
+    env_id: str,
+    url: str,
+    *,
+    games: int | None,
+    api: Api | None = None,
+    door: Literal["http", "ws"] | None = None,
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    on_game: Callable[[GameResult], None] = lambda result: None,
+    env_kwargs: dict[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    give_up_after_s: float = 60.0,
+    should_stop: Callable[[], bool] = lambda: False,
+    key: str = "",
+    secret: bytes = b"",
+) -> list[GameResult]:
+    """Play ``games`` games (None: until ``should_stop``) and give their results; as `brayx.gamecore.gym.run_games`.
+
+    Args:
+        api: as of `make_env`.
+    """
+    url = playing.door_url(url, door)
+    env = make_env(env_id, api, **(env_kwargs or {}))
+    clients = Clients(lambda: AsyncClient(url, timeout_s=timeout_s, key=key, secret=secret))
+    try:
+        with asyncio.Runner() as runner:
+            try:
+                return playing.play_games(
+                    lambda seed: runner.run(
+                        play_game(env, clients, env_id=env_id, seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+                    ),
+                    lambda: runner.run(clients.close()),
+                    games=games,
+                    seed=seed,
+                    on_game=on_game,
+                    give_up_after_s=give_up_after_s,
+                    should_stop=should_stop,
+                )
+            finally:
+                runner.run(clients.close())
+    finally:
+        env.close()
+
+
+@dataclass
+class _Player:
+    client: AsyncClient
+    action_of: Callable[[bytes], Any]
+    ticks: int = 0
+
+
+class _Sessions:
+    """The sessions of one game by agent, and what came of them."""
+
+    def __init__(
+        self,
+        env: Any,
+        clients: Clients,
+        told: dict[str, Any],
+        max_ticks: int | None,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._env = env
+        self._clients = clients
+        self._told = told
+        self._max_ticks = max_ticks
+        self._should_stop = should_stop
+        self._game = uuid.uuid4().hex
+        self._players: dict[AgentId, _Player] = {}
+        self._returns: dict[str, float] = {}
+        self._length = 0
+        self._most_ticks = 0
+        self._truncated = False
+        self.stopped = False
+
+    async def start(self, agents: Iterable[AgentId]) -> None:
+        """Starts the sessions of those agents that have none yet."""
+        new = [agent for agent in agents if agent not in self._players]
+        if not new:
+            return
+        for agent in new:
+            self._players[agent] = _Player(self._clients.take(), action_reader(self._env.action_space(agent)))
+            self._returns.setdefault(str(agent), 0.0)
+        names = [str(agent) for agent in self._env.agents]
+        await _together(
+            self._players[agent].client.start(
+                encode({**self._told, "agent": str(agent), "agents": names}), session_id(self._game, agent)
+            )
+            for agent in new
+        )
+
+    async def tick(self, agent: AgentId, obs: Any, reward: float, info: Mapping[str, Any]) -> Any:
+        """The agent's action."""
+        player = self._players[agent]
+        document = {"obs": jsonable(obs), "reward": float(reward)}
+        if "action_mask" in info:
+            document["action_mask"] = jsonable(info["action_mask"])
+        action = player.action_of(await player.client.tick(encode(document)))
+        self._returns[str(agent)] += float(reward)
+        self._length += 1
+        player.ticks += 1
+        self._most_ticks = max(self._most_ticks, player.ticks)
+        return action
+
+    async def stop(self, agent: AgentId, obs: Any, reward: float, *, terminated: bool, truncated: bool) -> None:
+        """Ends the agent's session, with what its last action led to."""
+        player = self._players[agent]
+        document = {"obs": jsonable(obs), "reward": float(reward)}
+        await player.client.stop(encode({**document, "terminated": bool(terminated), "truncated": bool(truncated)}))
+        self._returns[str(agent)] += float(reward)
+        self._truncated |= bool(truncated)
+        self._clients.give_back(self._players.pop(agent).client)
+
+    def enough(self) -> bool:
+        """Whether the game is to end now; asked after each step that left an agent to play on."""
+        self.stopped = self._should_stop()
+        return self.stopped or (self._max_ticks is not None and self._most_ticks >= self._max_ticks)
+
+    async def abandon(self) -> None:
+        """Stops what still runs, without a word of how the game ended, since it did not."""
+        players = list(self._players.values())
+        self._players.clear()
+        await asyncio.gather(*(_part(player.client) for player in players))
+
+    def result(self) -> GameResult:
+        """What came of the game."""
+        ended: Ended = "stopped" if self.stopped else "truncated" if self._truncated else "terminated"
+        return GameResult(self._returns, self._length, ended)
+
+
+async def _play_turns(env: Any, sessions: _Sessions, seed: int | None) -> None:
+    """An AEC environment: one agent at a time, as the environment says."""
+    env.reset(seed=seed)
+    await sessions.start(env.agents)
+    while env.agents:
+        agent = env.agent_selection
+        obs, reward, terminated, truncated, info = env.last()
+        if terminated or truncated:
+            await sessions.start([agent])  # it may have died before it ever played
+            await sessions.stop(agent, obs, reward, terminated=terminated, truncated=truncated)
+            env.step(None)
+            continue
+        await sessions.start([agent])
+        env.step(await sessions.tick(agent, obs, reward, info))
+        if _alive(env) and sessions.enough():
+            cut = not sessions.stopped
+            await sessions.start(env.agents)
+            await _together(
+                sessions.stop(
+                    agent,
+                    env.observe(agent),
+                    env._cumulative_rewards[agent],
+                    terminated=env.terminations[agent],
+                    truncated=env.truncations[agent] or (cut and not env.terminations[agent]),
+                )
+                for agent in list(env.agents)
+            )
+            return
+
+
+def _alive(env: Any) -> bool:
+    return any(not (env.terminations[agent] or env.truncations[agent]) for agent in env.agents)
+
+
+async def _play_together(env: Any, sessions: _Sessions, seed: int | None) -> None:
+    """A parallel environment: all agents tick at the same time, and the environment steps when each has answered."""
+    observations, infos = env.reset(seed=seed)
+    rewards: Mapping[AgentId, float] = {}
+    cut = False
+    while env.agents and not cut:
+        agents = list(env.agents)
+        await sessions.start(agents)
+        actions = await _together(
+            sessions.tick(agent, observations[agent], rewards.get(agent, 0.0), infos.get(agent, {})) for agent in agents
+        )
+        observations, rewards, terminations, truncations, infos = env.step(dict(zip(agents, actions, strict=True)))
+        cut = bool(env.agents) and sessions.enough()
+        ends = []
+        for agent in agents:
+            terminated = bool(terminations.get(agent, False))
+            # An agent that the environment takes out without a word of why has not lost by the rules.
+            truncated = bool(truncations.get(agent, False)) or (agent not in env.agents and not terminated)
+            if terminated or truncated or cut:
+                truncated = truncated or (not terminated and not sessions.stopped)
+                obs, reward = observations.get(agent), rewards.get(agent, 0.0)
+                ends.append(sessions.stop(agent, obs, reward, terminated=terminated, truncated=truncated))
+        await _together(ends)
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
+    """The results of all, in order; when some fail, the first one's error, once all are done: none is half sent."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    answers = []
+    for answer in done:
+        if isinstance(answer, BaseException):
+            raise answer
+        answers.append(answer)
+    return answers
+
+
+async def _part(client: AsyncClient) -> None:
+    try:
+        if client.session is not None:
+            async with asyncio.timeout(_FAREWELL_S):
+                await client.stop()
+    except (BrayxError, TimeoutError):
+        pass  # the service ends a session that it hears no more of
+    finally:
+        await client.close()
+
+
+def _package() -> Any:
+    try:
+        import pettingzoo
+    except ImportError:
+        raise ConfigError(
+            "the package 'pettingzoo' is not installed: pip install 'brayx[pettingzoo]'", package="pettingzoo"
+        ) from None
+    return pettingzoo
+
+
+def _factory(pettingzoo: Any, env_id: str, api: Api | None) -> Callable[..., Any]:
+    """What makes the environment."""
+    if ":" not in env_id and "/" in env_id:
+        return _registered(pettingzoo, env_id, api)
+    module, _, name = env_id.partition(":")
+    loaded = load_module(module, os.getcwd())
+    usual = {"parallel": "parallel_env", "aec": "env"}
+    names = [name] if name else [usual[kind] for kind in usual if api in (None, kind)]
+    for candidate in names:
+        if callable(factory := getattr(loaded, candidate, None)):
+            made: Callable[..., Any] = factory
+            return made
+    raise ConfigError(
+        f"module {module!r} has no function {' or '.join(names)}: expected module:factory, or a module with "
+        "env or parallel_env in it",
+        env_id=env_id,
+    )
+
+
+def _registered(pettingzoo: Any, env_id: str, api: Api | None) -> Callable[..., Any]:
+    from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+
+    registries = {"parallel": pettingzoo.parallel_registry, "aec": pettingzoo.aec_registry}
+    kinds = [kind for kind in registries if api in (None, kind)]
+    for kind in kinds:
+        try:
+            pettingzoo.spec(kind, env_id)
+        except PettingZooRegistryError:
+            continue
+        return lambda **kwargs: pettingzoo.make(kind, env_id, **kwargs)
+    known = [known for kind in kinds for known in registries[kind]]
+    near = difflib.get_close_matches(env_id.replace("_v", "-v"), dict.fromkeys(known), n=3)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    raise ConfigError(f"PettingZoo has no {api or 'environment'} {env_id!r}{hint}", env_id=env_id)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``brayx gamecore pettingzoo``; exit codes as of `brayx.gamecore.games.run_command`."""
+    parser = argparse.ArgumentParser(
+        prog="brayx gamecore pettingzoo", description="Play a PettingZoo environment, one session for each agent."
+    )
+    parser.add_argument("env_id", help="butterfly/pistonball_v6, a module with env or parallel_env, or module:factory")
+    parser.add_argument("--api", choices=["aec", "parallel"], default=None, help="which, of both (default: parallel)")
+
+    def play(
+        options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
+    ) -> None:
+        run_games(
+            options.env_id,
+            options.url,
+            games=options.games,
+            api=options.api,
+            door=options.door,
+            seed=options.seed,
+            max_ticks=options.max_ticks,
+            on_game=on_game,
+            timeout_s=options.timeout_s,
+            give_up_after_s=options.give_up_after_s,
+            should_stop=should_stop,
+            **credentials(options.keys_file, options.key),
+        )
+
+    return playing.run_command("pettingzoo", parser, argv, play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

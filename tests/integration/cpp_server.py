@@ -1,0 +1,240 @@
+"""The native TCP door over a real session table, and a proxy that breaks connections, for the tests of the C++ client.
+
+Both run in one thread's event loop and are commanded from the test's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from brayx.actor.actor import Actor
+from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.service import Reply, Service
+from brayx.actor.session import SessionTable
+from brayx.errors import BadBody, Unauthorized
+from brayx.gamecore.auth import Keys
+from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.tcp import ReplyReader, encode_reply
+
+Value = TypeVar("Value")
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+KEY, SECRET = "games", b"sixteen or more of them"
+KEYS = Keys({KEY: SECRET})
+
+
+class Ledger(Actor):
+    """Answers a body with itself and writes down every tick that reached it. Some bodies are commands."""
+
+    def __init__(self, applied: dict[str, list[bytes]], ends: list[tuple[str, str]]) -> None:
+        self.applied, self.ends = applied, ends
+        self.session = ""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        self.session = session
+        self.applied.setdefault(session, [])
+        return body
+
+    async def tick(self, body: bytes) -> bytes:
+        if body == b"bad":
+            raise BadBody("the body is bad")
+        if body == b"raise":
+            raise RuntimeError("the agent raised")
+        self.applied[self.session].append(body)
+        if body == b"slow":
+            await asyncio.sleep(1.0)
+        return body
+
+    async def stop(self, body: bytes) -> bytes:
+        return body
+
+    async def call(self, body: bytes) -> bytes:
+        if body == b"slow":
+            await asyncio.sleep(1.0)
+        return body
+
+    async def on_end(self, reason: str) -> None:
+        self.ends.append((self.session, reason))
+
+
+class _Loop:
+    """An event loop in a thread, until the block ends."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def do(self, work: Coroutine[Any, Any, Value]) -> Value:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+
+    def __enter__(self) -> _Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.loop.close()
+
+
+class Server(Service):
+    """The native TCP door and its table. `stop` drops both; `start` opens fresh ones at the same port.
+
+    Args:
+        make_actor: what answers a session; a `Ledger` if none is given.
+        keys: what requests must be signed with.
+        **table: options of the `SessionTable`.
+    """
+
+    def __init__(
+        self, loop: _Loop, make_actor: Callable[[], Actor] | None = None, *, keys: Keys | None = None, **table: Any
+    ) -> None:
+        self.applied: dict[str, list[bytes]] = {}
+        self.ends: list[tuple[str, str]] = []
+        self.accepted = 0
+        self.port = 0
+        self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends))
+        self._keys = keys
+        self._options = table
+        self._loop = loop
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def start(self, **limits: Any) -> None:
+        """Opens the door, with limits of its own."""
+        self._loop.do(self._open(Limits(max_body_bytes=MAX_BODY_BYTES, **limits)))
+
+    def stop(self) -> None:
+        """Shuts the door, breaks its connections and ends its sessions."""
+        self._loop.do(self._shut())
+
+    async def _open(self, limits: Limits) -> None:
+        self.table = SessionTable(self._make_actor, **self._options)
+        self._door = Listener(self, self._accept, limits)
+        await self._door.open("127.0.0.1", self.port)
+        self.port = self._door.address[1]
+
+    async def _shut(self) -> None:
+        await self._door.close()
+        await self.table.close(timeout_s=2.0)
+
+    def _accept(self, listener: Listener) -> TcpConnection:
+        self.accepted += 1
+        return TcpConnection(listener)
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        if self._keys is not None:
+            try:
+                self._keys.check(request, time.time())
+            except Unauthorized as error:
+                reply(error)
+                return
+        self.table.submit(request, reply)
+
+
+class Proxy:
+    """Passes bytes on to a port, until it is told not to.
+
+    Attributes:
+        connections: made through it so far.
+        lose_in: so many replies from now one is lost with its connection: the service has applied what it was of.
+        refusing: whether connections are closed as they come.
+    """
+
+    def __init__(self, loop: _Loop, port: int) -> None:
+        self.connections = 0
+        self.lose_in: int | None = None
+        self.refusing = False
+        self._to = port
+        self._loop = loop
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = loop.do(self._open())
+        self.url = f"tcp://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Breaks every connection there is."""
+        self._loop.do(self._cut())
+
+    def stop(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    async def _open(self) -> asyncio.Server:
+        return await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+
+    async def _cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=5)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            service, to_service = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:  # the service is down
+            writer.transport.abort()
+            return
+        ends = {writer, to_service}
+        self._writers |= ends
+        try:
+            there, back = self._requests(reader, to_service), self._replies(service, writer)
+            pumps = [asyncio.ensure_future(there), asyncio.ensure_future(back)]
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+        finally:
+            self._writers -= ends
+            for end in ends:
+                end.transport.abort()
+
+    async def _requests(self, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                to.write(data)
+                await to.drain()
+
+    async def _replies(self, service: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        replies = ReplyReader(2 * MAX_BODY_BYTES)
+        with contextlib.suppress(OSError):
+            while data := await service.read(65536):
+                for session, body, number in replies.feed(data):
+                    if self.lose_in is not None:
+                        self.lose_in -= 1
+                        if self.lose_in < 0:
+                            self.lose_in = None
+                            return
+                    to.write(encode_reply(session, body, number))
+                await to.drain()
+
+
+@contextlib.contextmanager
+def serving(make_actor: Callable[[], Actor] | None = None, **options: Any) -> Iterator[tuple[Server, Proxy]]:
+    """A `Server`, and a `Proxy` in front of it."""
+    with _Loop() as loop:
+        server = Server(loop, make_actor, **options)
+        proxy = Proxy(loop, server.port)
+        try:
+            yield server, proxy
+        finally:
+            proxy.stop()
+            server.stop()

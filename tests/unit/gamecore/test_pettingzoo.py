@@ -1,0 +1,356 @@
+"""PettingZoo gamecores: AEC and parallel games through real doors, one session for each agent of a game."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pettingzoo.test import api_test, parallel_api_test
+
+from brayx.actor.actor import Actor, AgentActorFactory
+from brayx.actor.agent import Agent, Services, State
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.session import SessionTable
+from brayx.errors import AgentError, BadBody, BrayxError, ConfigError
+from brayx.gamecore import AsyncClient, StepKind, pettingzoo
+from brayx.gamecore.protocol import StepRequest
+from tests.unit.gamecore.echo_server import EchoApp, serving
+from tests.unit.gamecore.zoo import Race, Turns
+
+TURNS = "tests.unit.gamecore.zoo:turns"
+RACE = "tests.unit.gamecore.zoo:race"
+
+
+@pytest.fixture
+def app() -> EchoApp:
+    return EchoApp(lambda body: b'{"action":1}')
+
+
+@pytest.fixture
+def address(app: EchoApp) -> Iterator[str]:
+    with serving(app) as address:
+        yield address
+
+
+def play(env: Any, url: str, **options: Any) -> pettingzoo.GameResult:
+    async def once() -> pettingzoo.GameResult:
+        clients = pettingzoo.Clients(lambda: AsyncClient(url, timeout_s=10))
+        try:
+            return await pettingzoo.play_game(env, clients, **options)
+        finally:
+            await clients.close()
+
+    return asyncio.run(once())
+
+
+def told(requests: list[StepRequest], agent: str) -> list[Any]:
+    """What was said in an agent's sessions: the kind's first letters and the body."""
+    return [
+        (request.kind.value, json.loads(request.body) if request.body else None)
+        for request in requests
+        if request.session.endswith(f"-agent-{agent}")
+    ]
+
+
+def test_the_environments_of_these_tests_keep_pettingzoos_rules() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        api_test(Turns(), num_cycles=20)
+        parallel_api_test(Race(), num_cycles=20)
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_an_aec_game(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
+    (result,) = pettingzoo.run_games(TURNS, f"http://{address}", games=1, door=door, seed=3)
+    assert result == pettingzoo.GameResult({"red": 4.0, "blue": 4.0, "grey": 2.0}, 7, "truncated")
+    assert not app.running
+    games = {request.session.rpartition("-agent-")[0] for request in app.requests}
+    assert len(games) == 1
+
+    def obs(turn: int) -> dict[str, Any]:
+        return {"observation": [float(turn)], "action_mask": [1, 1]}
+
+    start = {"env_id": TURNS, "agents": ["red", "blue", "grey"]}
+    seed = json.loads(app.requests[0].body)["seed"]
+    assert isinstance(seed, int)
+    assert told(app.requests, "red") == [
+        ("start", {**start, "agent": "red", "seed": seed}),
+        ("tick", {"obs": obs(0), "reward": 0.0}),
+        ("tick", {"obs": obs(1), "reward": 2.0}),
+        ("tick", {"obs": obs(2), "reward": 1.0}),
+        ("stop", {"obs": obs(3), "reward": 1.0, "terminated": False, "truncated": True}),
+    ]
+    assert told(app.requests, "blue") == [
+        ("start", {**start, "agent": "blue", "seed": seed}),
+        ("tick", {"obs": obs(0), "reward": 1.0}),
+        ("tick", {"obs": obs(1), "reward": 2.0}),
+        ("tick", {"obs": obs(2), "reward": 1.0}),
+        ("stop", {"obs": obs(3), "reward": 0.0, "terminated": False, "truncated": True}),
+    ]
+    assert told(app.requests, "grey") == [
+        ("start", {**start, "agent": "grey", "seed": seed}),
+        ("tick", {"obs": obs(0), "reward": 2.0}),
+        ("stop", {"obs": obs(1), "reward": 0.0, "terminated": True, "truncated": False}),
+    ]
+    ticks = [request.session.rpartition("-")[2] for request in app.requests if request.kind is StepKind.TICK]
+    assert ticks == ["red", "blue", "grey", "red", "blue", "red", "blue"]
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]) -> None:
+    app.answer = lambda body: b'{"action":2}'
+    (result,) = pettingzoo.run_games(RACE, f"http://{address}", games=1, door=door)
+    assert result == pettingzoo.GameResult({"x": 4.0, "y": 8.0, "z": 4.0}, 8, "truncated")
+    assert not app.running
+    assert told(app.requests, "x") == [
+        ("start", {"env_id": RACE, "seed": None, "agent": "x", "agents": ["x", "y"]}),
+        ("tick", {"obs": [0.0, 0.0], "reward": 0.0}),
+        ("tick", {"obs": [1.0, 0.0], "reward": 2.0}),
+        ("stop", {"obs": [2.0, 0.0], "reward": 2.0, "terminated": True, "truncated": False}),
+    ]
+    assert told(app.requests, "z") == [
+        ("start", {"env_id": RACE, "seed": None, "agent": "z", "agents": ["y", "z"]}),
+        ("tick", {"obs": [2.0, 2.0], "reward": 0.0, "action_mask": [1, 0, 1]}),
+        ("tick", {"obs": [3.0, 2.0], "reward": 2.0, "action_mask": [1, 0, 1]}),
+        ("stop", {"obs": [4.0, 2.0], "reward": 2.0, "terminated": False, "truncated": True}),
+    ]
+
+
+@pytest.mark.parametrize("env", [Turns(), Race()], ids=["aec", "parallel"])
+def test_a_game_is_cut_off_for_all_its_agents(app: EchoApp, address: str, env: Any) -> None:
+    result = play(env, f"http://{address}", max_ticks=1)
+    assert result.ended == "truncated"
+    assert not app.running
+    stops = [json.loads(request.body) for request in app.requests if request.kind is StepKind.STOP]
+    starts = [request for request in app.requests if request.kind is StepKind.START]
+    assert len(stops) == len(starts)
+    assert all(stop["truncated"] and not stop["terminated"] for stop in stops)
+    assert sum(stop["reward"] for stop in stops) == sum(result.returns.values()) == 2.0
+
+
+@pytest.mark.parametrize("env", [Turns(), Race()], ids=["aec", "parallel"])
+def test_a_game_that_is_broken_off_says_neither(app: EchoApp, address: str, env: Any) -> None:
+    assert play(env, f"http://{address}", should_stop=lambda: True).ended == "stopped"
+    assert not app.running
+    stops = [json.loads(request.body) for request in app.requests if request.kind is StepKind.STOP]
+    assert stops
+    assert not any(stop["truncated"] or stop["terminated"] for stop in stops)
+
+
+class Gathering(Agent):
+    """Answers when as many sessions of its game as there are agents have asked: only ticks sent together get there."""
+
+    waiting: dict[str, list[asyncio.Event]] = {}
+    seen: set[tuple[str, str]] = set()
+
+    async def on_tick(self, state: State) -> None:
+        self.seen.add((state.game, state.agent))
+        event = asyncio.Event()
+        here = self.waiting.setdefault(state.game, [])
+        here.append(event)
+        if len(here) == 2:
+            for each in self.waiting.pop(state.game):
+                each.set()
+        await event.wait()
+        state.output = {"action": 0}
+
+
+def served(agent: type[Agent]) -> DoorApp:
+    return DoorApp(SessionTable(AgentActorFactory({"agent": agent}, {}, Services()), tick_timeout_s=5.0))
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_agents_of_a_parallel_game_tick_at_the_same_time(door: Literal["http", "ws"]) -> None:
+    Gathering.seen.clear()
+    with serving(served(Gathering)) as address:
+        (result,) = pettingzoo.run_games(RACE, f"http://{address}", games=1, door=door, max_ticks=4)
+    assert result.length == 8
+    assert {agent for _, agent in Gathering.seen} == {"x", "y", "z"}
+    assert len({game for game, _ in Gathering.seen}) == 1
+
+
+class Failing(Agent):
+    ended: list[tuple[str, str]] = []
+    fail = False
+
+    def __init__(self, name: str, config: Any, state: State) -> None:
+        super().__init__(name, config, state)
+        self.agent = state.agent
+
+    async def on_tick(self, state: State) -> None:
+        if self.agent == "y" and Failing.fail:
+            Failing.fail = False
+            raise ValueError("y cannot go on")
+        state.output = {"action": 0}
+
+    async def on_session_end(self, reason: str) -> None:
+        self.ended.append((self.agent, reason))
+
+
+@pytest.mark.parametrize("door", ["http", "ws"])
+def test_a_session_that_fails_ends_its_game_and_no_other(
+    door: Literal["http", "ws"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Failing.fail = True
+    Failing.ended.clear()
+    app = served(Failing)
+    with serving(app) as address:
+        results = pettingzoo.run_games(RACE, f"http://{address}", games=2, door=door)
+    assert len(results) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "agent_error" in line
+    assert sorted(Failing.ended[:2]) == [("x", "stop"), ("y", "error")]  # not left to idle
+    assert len(Failing.ended) == 8
+
+
+class Refusing(Actor):
+    """Refuses to start for some agents."""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        if session.endswith("-agent-y"):
+            raise AgentError("no y here")
+        return b""
+
+    async def tick(self, body: bytes) -> bytes:
+        return b'{"action":0}'
+
+    async def stop(self, body: bytes) -> bytes:
+        return b""
+
+
+def test_a_start_that_is_refused_leaves_no_session_behind() -> None:
+    table = SessionTable(Refusing)
+    with serving(DoorApp(table)) as address:
+        with pytest.raises(AgentError, match="no y here"):
+            play(Race(), f"http://{address}")
+        assert len(table) == 0
+
+
+@pytest.mark.parametrize("env", [TURNS, RACE])
+def test_an_action_of_another_space_ends_the_run(app: EchoApp, address: str, env: str) -> None:
+    app.answer = lambda body: b'{"action":7}'
+    with pytest.raises(BadBody, match="not an integer from 0 to"):
+        pettingzoo.run_games(env, f"http://{address}", games=1)
+    assert not app.running
+
+
+def test_giving_up_has_a_bound() -> None:
+    with pytest.raises(BrayxError, match="is the service running"):
+        pettingzoo.run_games(RACE, "http://127.0.0.1:1", games=1, give_up_after_s=0)
+
+
+@given(st.text(max_size=30) | st.integers() | st.tuples(st.integers(), st.text(max_size=5)))
+def test_every_name_of_an_agent_makes_an_id_that_comes_apart_again(agent: Any) -> None:
+    state = State(pettingzoo.session_id("0123abcd", agent))
+    assert state.game == "0123abcd"
+    assert state.session.isascii()
+    assert state.session.isprintable()
+    assert " " not in state.session
+
+
+def test_usual_names_stay_as_they_are() -> None:
+    assert pettingzoo.session_id("g", "player_0") == "g-agent-player_0"
+    assert pettingzoo.session_id("g", "agent-agent-1") == "g-agent-agent%2Dagent%2D1"
+
+
+# Which environment
+
+
+def test_an_example_of_pettingzoos_own_with_agents_that_come_and_go(app: EchoApp, address: str) -> None:
+    app.answer = lambda body: b'{"action":0}'
+    module = "pettingzoo.test.example_envs.generated_agents_parallel_v0"
+    for api in ("parallel", "aec"):
+        env = pettingzoo.make_env(module, api)  # type: ignore[arg-type]
+        result = play(env, f"http://{address}", seed=1, max_ticks=20)  # it has no end of its own
+        assert len(result.returns) > 5
+        assert result.ended == "truncated"
+        assert result.length > 80
+    assert not app.running
+
+
+@pytest.mark.parametrize(
+    ("env_id", "api", "said"),
+    [
+        ("no_such_module", None, "'no_such_module' is neither in"),
+        ("tests.unit.gamecore.zoo", None, "has no function parallel_env or env"),
+        ("tests.unit.gamecore.zoo:reace", None, "has no function reace"),
+        ("tests.unit.gamecore.zoo:neither", None, "made a object, expected PettingZoo's AECEnv or ParallelEnv"),
+        ("tests.unit.gamecore.zoo:race", "aec", "made a Race, expected PettingZoo's AECEnv"),
+        ("tests.unit.gamecore.zoo:broken", None, "RuntimeError: no board today"),
+        ("butterfly/pistonbal_v6", None, "nearest: butterfly/pistonball-v6"),
+        ("classic/chess_v6", "parallel", "PettingZoo has no parallel 'classic/chess_v6'"),
+        ("classic/chess_v6", None, r"pip install 'pettingzoo\[classic\]'"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_says_why(
+    env_id: str, api: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "chess", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match=said):
+        pettingzoo.make_env(env_id, api)
+
+
+def test_a_registered_environment() -> None:
+    from pettingzoo import aec_registry, parallel_registry, register
+
+    register("aec", "brayx/turns_v0", entry_point=Turns)
+    register("parallel", "brayx/race_v0", entry_point=Race)
+    register("aec", "brayx/race_v0", entry_point=Turns)
+    try:
+        assert isinstance(pettingzoo.make_env("brayx/turns_v0"), Turns)
+        assert isinstance(pettingzoo.make_env("brayx/race_v0"), Race)
+        assert isinstance(pettingzoo.make_env("brayx/race_v0", "aec"), Turns)
+    finally:
+        del aec_registry["brayx/turns-v0"], aec_registry["brayx/race-v0"], parallel_registry["brayx/race-v0"]
+
+
+def test_without_the_package() -> None:
+    code = (
+        "import sys; sys.modules['pettingzoo'] = None\n"
+        "from brayx.gamecore.pettingzoo import main\n"
+        "sys.exit(main(['a:b', '--url', 'http://127.0.0.1:1']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "pip install 'brayx[pettingzoo]'" in done.stderr
+
+
+# The command
+
+
+def test_the_command_plays_what_lies_where_it_is_started(app: EchoApp, address: str, tmp_path: Path) -> None:
+    (tmp_path / "my_zoo.py").write_text((Path(__file__).parent / "zoo.py").read_text())
+    command = ["-m", "pipelines.cli", "gamecore", "pettingzoo", "my_zoo:turns", "--url", f"ws://{address}"]
+
+    def run(*options: str) -> list[str]:
+        return subprocess.run(
+            [sys.executable, *command, "--games", "2", *options],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.splitlines()
+
+    *games, summary = run()
+    assert games == [f"game {number}: return red 4, blue 4, grey 2, 7 ticks, truncated" for number in (1, 2)]
+    assert summary.startswith("2 games, mean return red 4, blue 4, grey 2, 14 ticks")
+    returns = {"red": 4.0, "blue": 4.0, "grey": 2.0}
+    assert [json.loads(line) for line in run("--json")] == [{"return": returns, "length": 7, "ended": "truncated"}] * 2
+    assert not app.running
+
+
+def test_the_command_without_a_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pettingzoo.main([TURNS, "--url", "http://127.0.0.1:1", "--give-up-after-s", "0"]) == 1
+    assert "is the service running" in capsys.readouterr().err
+    assert pettingzoo.main(["classic/nothing_v1", "--url", "http://127.0.0.1:1"]) == 2

@@ -1,0 +1,380 @@
+"""TCP framing as literal bytes, whole, in pieces and as junk; and the TCP transports against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brayx.errors import (
+    BodyTooLarge,
+    BrayxError,
+    ConfigError,
+    ConnectionLost,
+    DeadlineExceeded,
+    ProtocolError,
+    SessionUnknown,
+    TooManyConnections,
+    TransportError,
+)
+from brayx.gamecore import AsyncClient, Client
+from brayx.gamecore.protocol import MAX_SEQ, StepKind, StepRequest
+from brayx.gamecore.tcp import (
+    MAX_FIELD_BYTES,
+    MAX_SKIPPED_BYTES,
+    NO_REQUEST,
+    REQUEST_HEAD,
+    MalformedFrame,
+    ReplyReader,
+    RequestReader,
+    encode_error,
+    encode_reply,
+    encode_request,
+    parse_time,
+)
+from tests.unit.gamecore.scripted_server import reset, scripted
+
+TICK = StepRequest(StepKind.TICK, "abc", b"\x00\xff")
+
+
+def _q(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
+
+
+def test_request_bytes() -> None:
+    assert encode_request(TICK, 5) == _q(3, 4, 0, 0, 2, 5) + b"abctick\x00\xff"
+    numbered = StepRequest(StepKind.TICK, "s-1", b"", key="k", time="ignored", token="ab", seq=17)
+    assert encode_request(numbered, 2**63 - 1) == _q(3, 7, 1, 2, 0, 2**63 - 1) + b"s-1tick#17kab"
+    assert encode_request(StepRequest(StepKind.CALL, "", b"x"), 0) == _q(0, 0, 0, 0, 1, 0) + b"x"
+
+
+def test_reply_bytes() -> None:
+    assert encode_reply(b"abc", b"\x01", 5) == _q(3, 1, 5) + b"abc\x01"
+    error = SessionUnknown("gone")
+    assert encode_error(b"abc", error, 5) == _q(3, len(error.to_wire()), -6) + b"abc" + error.to_wire()
+    assert encode_error(b"", error, ~NO_REQUEST)[16:24] == _q(-1)
+
+
+def read(data: bytes, at_a_time: int = 1 << 20, max_body_bytes: int = 1 << 20) -> list[object]:
+    """``(session, time, request or the type of its error)`` of every frame."""
+    reader = RequestReader(max_body_bytes)
+    found: list[object] = []
+    for at in range(0, len(data), at_a_time):
+        for session, time_, request in reader.feed(data[at : at + at_a_time]):
+            found.append((session, time_, type(request) if isinstance(request, ProtocolError) else request))
+    assert not reader.in_frame
+    return found
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 7, 47, 48, 49, 1000, 1 << 20])
+def test_requests_in_pieces(at_a_time: int) -> None:
+    requests = [
+        TICK,
+        TICK._replace(seq=0),
+        TICK._replace(session="with-dash", seq=MAX_SEQ),
+        StepRequest(StepKind.START, "abc", b"x" * 3000),
+        StepRequest(StepKind.CALL, "", b""),
+        StepRequest(StepKind.STOP, "x" * MAX_FIELD_BYTES, b""),
+    ]
+    data = b"".join(encode_request(request, at) for at, request in enumerate(requests))
+    read_back = read(data, at_a_time)
+    assert [(session, time_) for session, time_, _ in read_back] == [  # type: ignore[misc]
+        (request.session.encode(), at) for at, request in enumerate(requests)
+    ]
+    for (_, time_, got), request in zip(read_back, requests, strict=True):  # type: ignore[misc]
+        assert got._replace(time="") == request
+        assert got.time in ("", str(time_))
+
+
+def test_credentials_come_with_their_time() -> None:
+    signed = TICK._replace(key="k", time="1700000000", token="ab" * 32, seq=3)
+    assert read(encode_request(signed, 1_700_000_000)) == [(b"abc", 1_700_000_000, signed)]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 50, 1 << 20])
+def test_a_body_above_the_limit_is_read_over(at_a_time: int) -> None:
+    data = encode_request(TICK._replace(body=bytes(200)), 1) + encode_request(TICK, 2)
+    assert read(data, at_a_time, max_body_bytes=100) == [(b"abc", 1, BodyTooLarge), (b"abc", 2, TICK)]
+
+
+def test_what_is_refused_leaves_the_stream_readable() -> None:
+    bad = [
+        (b"abc", b"jump"),
+        (b"", b"tick"),
+        (b"a b", b"tick"),
+        (b"\xff", b"start"),
+        (b"abc", b"tick#"),
+        (b"abc", b"tick#x"),
+        (b"abc", b"tick#-1"),
+        (b"abc", b"tick#" + str(2**63).encode()),
+        (b"abc", b"tick#\xb2"),
+    ]
+    data = b"".join(_q(len(s), len(k), 0, 0, 0, at) + s + k for at, (s, k) in enumerate(bad)) + encode_request(TICK, 99)
+    *refused, last = read(data)
+    assert refused == [(session, at, ProtocolError) for at, (session, _) in enumerate(bad)]
+    assert last == (b"abc", 99, TICK)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        (-1, 4, 0, 0, 0, 0),
+        (MAX_FIELD_BYTES + 1, 4, 0, 0, 0, 0),
+        (3, MAX_FIELD_BYTES + 1, 0, 0, 0, 0),
+        (3, 4, MAX_FIELD_BYTES + 1, 0, 0, 0),
+        (3, 4, 0, MAX_FIELD_BYTES + 1, 0, 0),
+        (3, 4, 0, 0, -1, 0),
+        (3, 4, 0, 0, MAX_SKIPPED_BYTES + 1, 0),
+        (3, 4, 0, 0, 0, -1),
+    ],
+)
+def test_a_head_that_cannot_be(head: tuple[int, ...]) -> None:
+    with pytest.raises(MalformedFrame, match="big-endian int64"):
+        list(RequestReader().feed(REQUEST_HEAD.pack(*head)))
+
+
+def test_the_largest_head_that_can_be() -> None:
+    assert list(RequestReader().feed(REQUEST_HEAD.pack(*[MAX_FIELD_BYTES] * 4, MAX_SKIPPED_BYTES, 2**63 - 1))) == []
+
+
+def test_a_large_body_in_tiny_pieces_does_not_take_more_memory_than_it_is_long() -> None:
+    import tracemalloc
+
+    frame = encode_request(TICK._replace(body=bytes(1 << 17)), 1)
+    reader = RequestReader()
+    pieces = [frame[at : at + 2] for at in range(0, len(frame) - 2, 2)]
+    tracemalloc.start()
+    try:
+        for piece in pieces:
+            assert not list(reader.feed(piece))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * len(frame)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=12))
+def test_any_bytes_give_requests_or_a_malformed_frame(pieces: list[bytes]) -> None:
+    reader = RequestReader(100)
+    try:
+        for piece in pieces:
+            for _, _, request in reader.feed(piece):
+                assert isinstance(request, StepRequest | ProtocolError)
+    except MalformedFrame:
+        pass
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40),
+            st.binary(max_size=200),
+            st.one_of(st.none(), st.integers(0, MAX_SEQ)),
+            st.integers(0, 2**63 - 1),
+        ),
+        max_size=8,
+    ),
+    st.integers(1, 300),
+)
+def test_what_was_written_is_read(ticks: list[tuple[str, bytes, int | None, int]], at_a_time: int) -> None:
+    requests = [(StepRequest(StepKind.TICK, session, body, seq=seq), time_) for session, body, seq, time_ in ticks]
+    data = b"".join(encode_request(request, time_) for request, time_ in requests)
+    came = [(got._replace(time=""), time_) for _, time_, got in read(data, at_a_time)]  # type: ignore[misc]
+    assert came == requests
+
+
+@pytest.mark.parametrize("at_a_time", [1, 23, 1 << 20])
+def test_replies_in_pieces(at_a_time: int) -> None:
+    replies = [(b"abc", b"x" * 2000, 1), (b"", b"", 2), (b"abc", b"{}", -3)]
+    data = b"".join(encode_reply(*reply) for reply in replies)
+    reader = ReplyReader(1 << 20)
+    came = [reply for at in range(0, len(data), at_a_time) for reply in reader.feed(data[at : at + at_a_time])]
+    assert came == replies
+    assert not reader.in_frame
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("session", "é"), ("key", "a\nb"), ("token", "x" * 257), ("session", "x" * 257)]
+)
+def test_fields_that_no_door_takes_are_told_before_sending(field: str, value: str) -> None:
+    with pytest.raises(ProtocolError, match=field):
+        encode_request(TICK._replace(**{field: value}), 1)
+
+
+def test_a_time_is_a_number() -> None:
+    assert parse_time("1700000000") == 1_700_000_000
+    for bad in ("", "now", "-1", "1.5", str(2**63), "²"):
+        with pytest.raises(ProtocolError, match="Unix seconds"):
+            parse_time(bad)
+
+
+def test_tcp_has_no_path() -> None:
+    for url in ("tcp://h", "tcp://h:8101/"):
+        Client(url).close()
+    with pytest.raises(ConfigError, match="no paths"):
+        Client("tcp://h/games")
+
+
+# The transports
+
+
+def take(sock: socket.socket) -> tuple[bytes, int]:
+    """One request: its session and time."""
+    head = sock.recv(REQUEST_HEAD.size, socket.MSG_WAITALL)
+    *sizes, time_ = REQUEST_HEAD.unpack(head)
+    rest = sock.recv(sum(sizes), socket.MSG_WAITALL) if sum(sizes) else b""
+    return rest[: sizes[0]], time_
+
+
+def _answer_all(sock: socket.socket) -> None:
+    while True:
+        try:
+            session, time_ = take(sock)
+        except struct.error:
+            return
+        sock.sendall(encode_reply(session, b"again", time_))
+
+
+def _answer_one(sock: socket.socket) -> None:
+    session, time_ = take(sock)
+    sock.sendall(encode_reply(session, b"one", time_))
+
+
+async def test_one_connection_is_kept_and_times_go_up() -> None:
+    times: list[int] = []
+
+    def script(sock: socket.socket) -> None:
+        for _ in range(3):
+            session, time_ = take(sock)
+            times.append(time_)
+            sock.sendall(encode_reply(session, b"x", time_))
+
+    with scripted(script, script) as (address, connections):
+        with Client(f"tcp://{address}") as client:
+            assert [client.call(b"") for _ in range(3)] == [b"x"] * 3
+        async with AsyncClient(f"tcp://{address}") as awaited:
+            assert [await awaited.call(b"") for _ in range(3)] == [b"x"] * 3
+        assert connections == [0, 1]
+    assert times == [1, 2, 3] * 2
+
+
+async def test_a_connection_closed_while_idle_is_replaced_before_sending() -> None:
+    with (
+        scripted(_answer_one, _answer_one, _answer_all) as (address, connections),
+        Client(f"tcp://{address}") as client,
+    ):
+        for _ in range(3):
+            client.call(b"")
+            await asyncio.sleep(0.05)  # for the service's close to arrive
+        assert connections == [0, 1, 2]
+    with scripted(_answer_one, _answer_one, _answer_all) as (address, connections):
+        async with AsyncClient(f"tcp://{address}") as awaited:
+            for _ in range(3):
+                await awaited.call(b"")
+                await asyncio.sleep(0.05)
+            assert connections == [0, 1, 2]
+
+
+def _die_before_the_reply(sock: socket.socket) -> None:
+    take(sock)
+
+
+def _die_within_the_reply(sock: socket.socket) -> None:
+    session, time_ = take(sock)
+    sock.sendall(encode_reply(session, b"whole", time_)[:-2])
+
+
+def _reset_before_the_reply(sock: socket.socket) -> None:
+    take(sock)
+    reset(sock)
+
+
+@pytest.mark.parametrize("die", [_die_before_the_reply, _die_within_the_reply, _reset_before_the_reply])
+async def test_a_tick_is_never_sent_twice(die: object) -> None:
+    def script(sock: socket.socket) -> None:
+        _answer_one(sock)
+        die(sock)  # type: ignore[operator]
+
+    with scripted(script, _answer_all) as (address, connections), Client(f"tcp://{address}") as client:
+        client.start()
+        with pytest.raises(ConnectionLost, match="may have been applied"):
+            client.tick(b"x")
+        assert connections == [0]
+        assert client.tick(b"by the game's own decision") == b"again"
+    with scripted(script, _answer_all) as (address, connections):
+        async with AsyncClient(f"tcp://{address}") as awaited:
+            await awaited.start()
+            with pytest.raises(ConnectionLost, match="may have been applied"):
+                await awaited.tick(b"x")
+            assert connections == [0]
+            assert await awaited.tick(b"by the game's own decision") == b"again"
+
+
+async def test_a_late_reply_is_not_taken_for_the_next() -> None:
+    def late(sock: socket.socket) -> None:
+        session, time_ = take(sock)
+        time.sleep(0.4)
+        sock.sendall(encode_reply(session, b"late", time_))
+
+    for credentials in ({}, {"key": "k", "time": "17", "token": "t"}):  # where every frame has the same time
+        with (
+            scripted(late, _answer_all) as (address, _),
+            Client(f"tcp://{address}", timeout_s=0.2, **credentials) as client,  # type: ignore[arg-type]
+        ):
+            with pytest.raises(DeadlineExceeded, match="no reply to the stateless call") as caught:
+                client.call(b"")
+            assert caught.value.details["layer"] == "tcp"
+            await asyncio.sleep(0.4)
+            assert client.call(b"") == b"again"
+        with scripted(late, _answer_all) as (address, _):
+            async with AsyncClient(f"tcp://{address}", timeout_s=0.2, **credentials) as awaited:  # type: ignore[arg-type]
+                with pytest.raises(DeadlineExceeded):
+                    await awaited.call(b"")
+                await asyncio.sleep(0.4)
+                assert await awaited.call(b"") == b"again"
+
+
+async def _told(script: object, scripts: int = 2) -> list[BrayxError]:
+    """The errors that a stateless call ends in, with either client."""
+    with scripted(*[script] * scripts) as (address, _):  # type: ignore[list-item]
+        with Client(f"tcp://{address}") as client, pytest.raises(BrayxError) as first:
+            client.call(b"")
+        async with AsyncClient(f"tcp://{address}") as awaited:
+            with pytest.raises(BrayxError) as second:
+                await awaited.call(b"")
+    return [first.value, second.value]
+
+
+async def test_a_reply_of_another_time_is_of_nobodys_request() -> None:
+    def stray(sock: socket.socket) -> None:
+        session, time_ = take(sock)
+        sock.sendall(encode_reply(session, b"", time_ + 1))
+
+    for error in await _told(stray):
+        assert type(error) is TransportError
+        assert "none was sent but" in error.message
+
+
+async def test_what_is_no_tcp_door() -> None:
+    def babble(sock: socket.socket) -> None:
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        sock.recv(1000)
+
+    for error in await _told(babble):
+        assert type(error) is TransportError
+        assert "is this a brayx TCP door?" in error.message
+
+
+async def test_an_error_of_the_connection_is_told() -> None:
+    def full(sock: socket.socket) -> None:
+        sock.sendall(encode_error(b"", TooManyConnections("4096 are open"), ~NO_REQUEST))
+        sock.recv(1000)
+
+    for error in await _told(full):
+        assert type(error) is TooManyConnections
+        assert error.message == "4096 are open"
