@@ -33,6 +33,8 @@ TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, whatever the trial had before."""
 GAMES = "games"
 """Finished games since the trial began."""
+GAMES_IN_WINDOW = "games_in_window"
+"""Games that ``episode_return.last100`` is the mean of: fewer than `GAMES` where a trial or its hub was resumed."""
 
 Drained = tuple[Part, dict[str, Metric]]
 
@@ -148,7 +150,7 @@ class Books:
         return {name: self._totals.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
-        derived = {}
+        derived = {GAMES_IN_WINDOW: sum(count for count, _ in self._windows["episode_return"])}
         now = self._clock()
         for name, window in self._windows.items():
             held = sum(count for count, _ in window)
@@ -199,8 +201,9 @@ class Hub:
         """The newest number of every metric, by summary name; sums count from the trial's beginning.
 
         Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of about the last 100
-        games), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last 5 s), ``hub_write_failures``; and since
-        this hub started: ``ticks_this_run``, and ``.run.p50`` and ``.run.p99`` of every metric with percentiles.
+        games), ``games_in_window`` (how many those are), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last
+        5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and ``.run.p99``
+        of every metric with percentiles.
         """
         with self._lock:
             return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}

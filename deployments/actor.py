@@ -121,7 +121,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             actor_name,
             namespace=NAMESPACE,
             max_pending=int(spec.config[name]["max_pending"]),
-            on_dropped=lambda reason, count: recorder.add("replay_dropped", float(count), label=reason),
+            on_dropped=lambda reason, count: runtime.add("replay_dropped", float(count), label=reason),
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
@@ -129,15 +129,13 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.make_actor = AgentActorFactory(
         agents=agents,
         config=spec.config,
-        services=Services(models=models, buffers=buffers, recorder=recorder),
+        services=Services(models=models, buffers=buffers, recorder=runtime),
         codec=_codec(spec),
         episode_length=spec.actor.episode_length,
         keeper=_keeper(spec),
     )
-    runtime.describe = lambda: {
-        "mode": spec.config["mode"],
-        "policy_versions": {name: model.version for name, model in models.items()},
-    }
+    runtime.versions = lambda: {name: model.version for name, model in models.items()}
+    runtime.describe = lambda: {"mode": spec.config["mode"], "policy_versions": runtime.versions()}
     return runtime
 
 

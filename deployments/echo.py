@@ -16,7 +16,13 @@ from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 
 
 class EchoActor(Actor):
-    """Every reply is its request's body."""
+    """Every reply is its request's body. It has no state, so its sessions can move."""
+
+    async def snapshot(self) -> bytes:
+        return b""
+
+    async def restore(self, session: str, snapshot: bytes) -> None:
+        pass
 
     async def start(self, session: str, body: bytes) -> bytes:
         return body
@@ -40,6 +46,12 @@ class EchoArgs(BaseModel):
     max_sessions: int = 4096
     idle_timeout_s: float = 60.0
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    native_host: str = "127.0.0.1"
+    native_port: int | None = 8100
+    tcp_port: int | None = 8101
+    snapshot_every: int = 0
+    drain_timeout_s: float = 10.0
+    keys_file: str | None = None
 
 
 async def build_runtime(handles: object) -> ActorRuntime:
@@ -49,12 +61,6 @@ async def build_runtime(handles: object) -> ActorRuntime:
 
 def app(args: EchoArgs) -> serve.Application:
     """The echo application."""
-    config = ActorConfig(
-        agents=["echo"],
-        num_workers=args.num_workers,
-        actors_per_worker=args.max_sessions,
-        idle_timeout_s=args.idle_timeout_s,
-        max_body_bytes=args.max_body_bytes,
-        serialize=None,
-    )
+    options = args.model_dump(exclude={"max_sessions"})
+    config = ActorConfig(agents=["echo"], actors_per_worker=args.max_sessions, serialize=None, **options)
     return actor_deployment(build_runtime, config, name="echo", directory="echo/sessions")

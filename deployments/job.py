@@ -8,11 +8,12 @@ running a job, and imports none of the modules that a job names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.components import check_module
@@ -71,13 +72,16 @@ KINDS: dict[str, type[BaseModel]] = {
 }
 
 
+_POOL_NAME = re.compile(r"\w[\w .+=,-]{0,199}")
+
+
 class JobConfig(BaseModel):
     """A validated job. Components are in dicts by their names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     project: Annotated[str, Field(min_length=1)]
-    """Name of the MLflow experiment."""
+    """Name of the MLflow experiment, and of the registered model."""
     trial: Annotated[str, Field(min_length=1)]
     """Name of the MLflow run; an interrupted one of that name is resumed."""
     mode: Literal["train", "serve"] = "train"
@@ -100,6 +104,14 @@ class JobConfig(BaseModel):
     """Absolute path of the YAML file."""
     folder: str
     """Absolute path of its folder, where modules are looked up first."""
+
+    @field_validator("project")
+    @classmethod
+    def _registrable(cls, project: str) -> str:
+        # Said before a training, not after it: MLflow's registry takes no / or :, and @ begins an alias.
+        if _POOL_NAME.fullmatch(project) is None:
+            raise ValueError("up to 200 letters, digits, spaces or _.+=,- that begin with a letter, a digit or _")
+        return project
 
     @staticmethod
     def load(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -14,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, ConfigError
 from pipelines.ending import end_within, leave, mark
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
 
 def run() -> None:
@@ -32,11 +35,10 @@ def run() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a typed error is one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["gamecore", "gym"]:
+    if words[:1] == ["gamecore"] and len(words) > 1 and words[1] in GAMECORES:
         # Its own parser, so that `python -m brayx.gamecore.gym` and this command cannot drift apart.
-        from brayx.gamecore.gym import main as play
-
-        return play(words[2:])
+        play = importlib.import_module(f"brayx.gamecore.{words[1]}").main
+        return int(play(words[2:]))
     arguments = _parser().parse_args(words)
     # Read when Ray is imported: a thread that outlives its job must not start a new Ray by calling the one that ended.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
@@ -64,6 +66,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from brayx.gamecore.auth import add_options
+
     parser = argparse.ArgumentParser(
         prog="brayx",
         description="Train game agents and serve them with one code path.",
@@ -87,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--games", type=_count, default=20, help="how many (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
+    evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
     evaluate.set_defaults(run=_evaluate)
 
     check = commands.add_parser("check", help="validate a job's YAML and print it with every default filled in")
@@ -94,9 +99,25 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
 
+    doctor = commands.add_parser("doctor", help="try a service layer by layer, and say which one is broken")
+    doctor.add_argument("url", help="of a door: http://, ws://, tcp:// or grpc://host:port")
+    doctor.add_argument("--body", default="{}", help="of the tick that is tried; @FILE: what is in it (default: {})")
+    doctor.add_argument("--timeout-s", type=float, default=5.0, help="of each layer (default: %(default)s)")
+    doctor.add_argument("--json", action="store_true", help="print one JSON document")
+    add_options(doctor)
+    doctor.set_defaults(run=_doctor)
+
+    keys = commands.add_parser("keys", help="keys that a service asks for")
+    verbs = keys.add_subparsers(title="verbs", required=True, metavar="VERB")
+    new = verbs.add_parser("new", help="append a key with a fresh secret to a file, and print its id")
+    new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
+    new.add_argument("--id", default=None, help="of the key (default: made up)")
+    new.set_defaults(run=_new_key)
+
     gamecore = commands.add_parser("gamecore", help="be a game: `brayx gamecore gym ENV_ID --url URL`")
     kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
-    kinds.add_parser("gym", help="any Gymnasium environment", add_help=False)
+    for kind, what in GAMECORES.items():
+        kinds.add_parser(kind, help=what, add_help=False)
     return parser
 
 
@@ -148,8 +169,41 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipelines.evaluate import evaluate
 
-    result = evaluate(arguments.url, arguments.env_id, games=arguments.games, door=arguments.door, seed=arguments.seed)
+    result = evaluate(
+        arguments.url,
+        arguments.env_id,
+        games=arguments.games,
+        door=arguments.door,
+        seed=arguments.seed,
+        timeout_s=arguments.timeout_s,
+    )
     print(result)
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from brayx.gamecore.auth import credentials
+    from brayx.gamecore.doctor import examine, report
+
+    body = arguments.body.encode()
+    if body.startswith(b"@"):
+        try:
+            body = Path(arguments.body[1:]).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--body: {arguments.body[1:]} cannot be read: {error.strerror}") from error
+    findings = examine(
+        arguments.url,
+        body=body,
+        timeout_s=arguments.timeout_s,
+        **credentials(arguments.keys_file, arguments.key),
+    )
+    return report(findings, arguments.url, as_json=arguments.json)
+
+
+def _new_key(arguments: argparse.Namespace) -> int:
+    from brayx.gamecore.auth import new_key
+
+    print(new_key(arguments.file, arguments.id))
     return 0
 
 

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import logging
 import os
-import random
 import signal
 import socket
 import time
@@ -23,28 +22,13 @@ import psutil
 
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
+from brayx.ports import free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
 
 Ingress = Literal["haproxy", "serve"]
 
-_PORTS = range(20_000, 32_000)
 _MIN_LOGICAL_CPUS = 4
 """Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on just now.
-
-    It lies below the ports that systems give to outgoing connections: Ray opens many of those before the port is
-    taken, and one of them would get it now and then.
-
-    Raises:
-        StartupError: none was found.
-    """
-    for port in random.sample(_PORTS, 100):
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
-            return port
-    raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")
 
 
 def check_port(host: str, port: int) -> None:
@@ -156,6 +140,8 @@ class Cluster:
             defaults |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+                # A session's requests go to the replica that owns it, and few sessions move when replicas come or go.
+                "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(session)\n    hash-type consistent djb2 avalanche",
                 "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
                 # The default of 30 s is for balancers elsewhere; meanwhile a replica that ends keeps what it holds.
                 "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",

@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from brayx.tracking import initialise, tracking_uri
-from deployments.actor import only, serving_application
+from deployments.actor import serving_application
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster
 from pipelines.evaluate import draw_curve, evaluate
-from pipelines.train import CURVE_FILE, deploy, train_on
+from pipelines.train import CURVE_FILE, check_job, deploy, train_on
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""
@@ -32,8 +32,8 @@ def demo(arguments: argparse.Namespace) -> int:
     console = Console(file=sys.stderr, highlight=False)
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
+    actor = check_job(job)
     uri = initialise(tracking_uri(arguments.tracking or job.tracking))
-    actor = only("actor", job.actors)
     options = job.actors[actor]
     with Cluster(options.host, options.port, arguments.ingress, arguments.address) as cluster:
         result = train_on(cluster, job, uri, trial_name=arguments.trial, resume=not arguments.new)

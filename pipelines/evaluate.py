@@ -6,11 +6,14 @@ The games run in processes of their own, as everybody's gamecores do. Knows noth
 from __future__ import annotations
 
 import json
+import os
+import selectors
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,42 +65,96 @@ def evaluate(
         processes: gamecore processes, at most one a game.
         door: ``http`` or ``ws``.
         seed: of the first process's first game.
-        timeout_s: deadline for all of them.
+        timeout_s: deadline for the next game to end, counted anew from each that has.
 
     Raises:
-        StartupError: a gamecore failed; the message holds the last line it wrote.
+        StartupError: a gamecore failed (the message holds the last line it wrote), or no game ended in time.
     """
     processes = min(processes, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
-    running = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, "--door", door),
-                *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    commands = [
+        [
+            *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, "--door", door),
+            *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
+        ]
         for index, share in enumerate(shares)
     ]
+    return Evaluation(play(commands, timeout_s=timeout_s))
+
+
+def play(
+    commands: Sequence[Sequence[str]], *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+) -> list[float]:
+    """Runs gamecores side by side to their ends, and gives the returns of their games in the order of their ends.
+
+    Args:
+        commands: that write a line of JSON with a ``return`` when a game has ended.
+        timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
+        clock: seconds, for tests.
+
+    Raises:
+        StartupError: as `evaluate`.
+    """
+    running: list[_Player] = []
     returns: list[float] = []
-    deadline = time.monotonic() + timeout_s
-    try:
-        for process in running:
-            output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-            if process.returncode != 0:
-                said = (errors.strip().splitlines() or ["nothing"])[-1]
-                raise StartupError(f"a gamecore ended with status {process.returncode} and said: {said}")
-            returns.extend(json.loads(line)["return"] for line in output.splitlines() if '"return"' in line)
-    except subprocess.TimeoutExpired:
-        raise StartupError(f"the evaluation's {games} games did not finish within {timeout_s:g} s") from None
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return Evaluation(returns)
+    deadline = clock() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        try:
+            for command in commands:
+                running.append(_Player(command))
+                selector.register(running[-1].output, selectors.EVENT_READ, running[-1])
+            while selector.get_map():
+                for key, _ in selector.select(max(0.0, deadline - clock())):
+                    player: _Player = key.data
+                    ended = player.read()
+                    if ended is None:
+                        selector.unregister(player.output)
+                        player.finish(max(0.0, deadline - clock()))
+                    elif ended:
+                        returns += ended
+                        deadline = clock() + timeout_s
+                if selector.get_map() and clock() > deadline:
+                    raise subprocess.TimeoutExpired("", timeout_s)
+        except subprocess.TimeoutExpired:
+            said = f"no game of the evaluation has ended for {timeout_s:g} s"
+            raise StartupError(f"{said}; {len(returns)} had ended before") from None
+        finally:
+            for player in running:
+                player.close()
+    return returns
+
+
+class _Player:
+    """A gamecore in a process of its own."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors)
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        self._rest = b""
+
+    def read(self) -> list[float] | None:
+        """Returns of the games that it has told of since the last call; None: it has closed its output."""
+        data = os.read(self.output.fileno(), 65536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line)["return"] for line in lines if b'"return"' in line] if data else None
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for its end; raises `StartupError` if that was a failure."""
+        code = self._process.wait(timeout_s)
+        if code != 0:
+            self._errors.seek(0)
+            said = (self._errors.read().decode("utf-8", "replace").strip().splitlines() or ["nothing"])[-1]
+            raise StartupError(f"a gamecore ended with status {code} and said: {said}")
+
+    def close(self) -> None:
+        """Ends it if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self.output.close()
+        self._errors.close()
 
 
 def draw_curve(points: Sequence[tuple[int, float]], *, title: str, target: float | None = None) -> Figure:

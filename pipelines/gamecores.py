@@ -92,7 +92,7 @@ class Gamecores:
         self.stop()
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """Asks every process to end (SIGTERM), and ends those that do not by ``timeout_s`` (SIGKILL)."""
+        """Asks every process and its children to end (SIGTERM), and ends what is left by ``timeout_s`` (SIGKILL)."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
@@ -102,11 +102,12 @@ class Gamecores:
         for game in self._games:
             if game.process is None:
                 continue
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 game.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _signal(game, signal.SIGKILL)
-                game.process.wait(timeout=5.0)
+            while _signal(game, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            _signal(game, signal.SIGKILL)
+            game.process.wait(timeout=5.0)
             if game.process.stderr is not None:
                 game.process.stderr.close()
         self._selector.close()
@@ -166,6 +167,7 @@ class Gamecores:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time."""
         assert game.process is not None
         assert game.process.stderr is not None
+        _signal(game, signal.SIGKILL)  # what it had started must not play on beside the next one
         with contextlib.suppress(KeyError):
             self._read(game)
             self._selector.unregister(game.process.stderr)
@@ -185,6 +187,8 @@ def _commands(configs: Sequence[GamecoreConfig], urls: Mapping[str, str]) -> lis
     for config in configs:
         for _ in range(config.num):
             words = shlex.split(config.command)
+            if config.door not in urls:
+                raise StartupError(f"gamecore {config.command!r} plays by {config.door}, which the actor has not open")
             values = {"{url}": urls[config.door], "{index}": str(index)}
             for mark, value in values.items():
                 words = [word.replace(mark, value) for word in words]
@@ -199,8 +203,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _signal(game: _Game, number: signal.Signals) -> None:
-    """Signals the process and whatever it started: it leads a process group of its own."""
-    if game.process is not None and game.process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(game.process.pid, number)
+def _signal(game: _Game, number: int) -> bool:
+    """Signals the process and whatever it started, which may outlive it: it leads a process group of its own.
+
+    Returns:
+        Whether anybody was there; signal 0 only asks.
+    """
+    if game.process is None:
+        return False
+    try:
+        os.killpg(game.process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True

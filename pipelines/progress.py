@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -34,7 +35,7 @@ class Progress:
     """Shows a job's progress, as a context.
 
     Args:
-        title: first line.
+        title: first line of the panel; without one, the first line of all.
         num_steps: env steps that make the bar full.
         target: return that training aims at; None for none.
         console: where to draw; default: standard error, so that standard output stays for results.
@@ -60,6 +61,8 @@ class Progress:
             self._live = Live(console=self._console, refresh_per_second=4, transient=False)
             self._live.start()
             self._show = self._live.update
+        else:
+            self._console.print(self._title, markup=False, highlight=False)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -68,7 +71,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {text}", highlight=False)
+        self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}", highlight=False)
 
     def update(self, numbers: Mapping[str, float], *, gamecores: int = 0, note: str = "") -> None:
         """Shows the newest numbers.

@@ -1,7 +1,8 @@
 """Sources of a training job: data at rest that is read into a replay buffer as fast as the learner takes it.
 
 A source is a user's function that gives an iterator of `brayx.Fragment`. Each runs in a thread of the job; it waits
-while its buffer is full, so nothing of it is ever dropped, and it ends with the job. Knows nothing of what it reads.
+while its buffer is full, and ends with the job. Games that share the buffer do not wait: then its oldest batch is
+dropped, from wherever that came, and counted. Knows nothing of what it reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.components import load
-from brayx.errors import BrayxError, ConfigError
+from brayx.errors import BrayxError, ConfigError, ReplayError
 from brayx.types import Fragment
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Sources:
 
     def __init__(self, job: JobConfig, buffers: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         self._stopping = threading.Event()
-        self.errors: list[BaseException] = []
+        self.errors: list[BrayxError] = []
         self.fed: dict[str, int] = dict.fromkeys(job.sources, 0)
         self._threads = [
             threading.Thread(
@@ -86,8 +87,12 @@ class Sources:
                     self.fed[name] += 1 - refused
                     if self._stopping.is_set():
                         return
-        except (BrayxError, ray.exceptions.RayError) as error:
+        except BrayxError as error:
             self._failed(name, error)
+        except ray.exceptions.RayError as error:
+            said = (str(error).strip().splitlines() or [""])[0]
+            lost = f"source {name!r} lost the buffer {source.buffer!r}: {type(error).__name__}: {said}"
+            self._failed(name, ReplayError(lost, source=name, buffer=source.buffer))
         except Exception as error:
             self._failed(name, ConfigError(f"source {name!r} raised {type(error).__name__}: {error}"))
 
@@ -96,7 +101,7 @@ class Sources:
 
         return bool(ray.get(buffer.stats.remote(), timeout=_CALL_TIMEOUT_S)["batches"] < size)
 
-    def _failed(self, name: str, error: BaseException) -> None:
+    def _failed(self, name: str, error: BrayxError) -> None:
         if not self._stopping.is_set():
             logger.error("source %s stopped: %s", name, error)
             self.errors.append(error)

@@ -2,7 +2,7 @@
 
 Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, lets the learner and the actor
 deployment come up side by side, starts the gamecores once both are there, shows progress, and takes everything down in
-the order in which nothing is lost: games, learner (an interrupted one saves a last checkpoint), actors, then the rest.
+the order in which nothing is lost: games, learner (an interrupted one saves a last checkpoint), actors, books, rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.directory import NAMESPACE, stop_directory
-from brayx.errors import BrayxError, StartupError
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
 from brayx.tracking import Trial, initialise, register, tracking_uri
 from deployments.actor import (
     WeightSource,
@@ -49,6 +49,8 @@ _READY_TIMEOUT_S = 180.0
 _FIRST_STEP_TIMEOUT_S = 20.0
 _NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
+_STALLED_TIMEOUT_S = 600.0
+"""How long the learner may take for one update of what has come: no less than ranks take that have to start again."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 
@@ -62,7 +64,7 @@ class TrainResult:
         numbers: the last snapshot of every metric.
         finished: False when it was interrupted; it can be resumed.
         pool_name, version: the registered champion; version None if no checkpoint was good enough to register.
-        seconds: while games were played and learned from.
+        seconds: while games were played and learned from, without what starting and ending took.
         curve: ``(env steps, mean return of the last 100 games)``.
     """
 
@@ -116,14 +118,25 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    name = only("actor", job.actors)
-    check_code(actor_spec(job, name, mode="train", weights={}))
+    name = check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     if cluster is not None:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
     actor = job.actors[name]
     with Cluster(host=actor.host, port=actor.port, ingress=ingress, address=address) as cluster:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
+
+
+def check_job(job: JobConfig) -> str:
+    """The name of the job's one actor, once all code that it needs is there: to be known before Ray starts.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    name = only("actor", job.actors)
+    only("trainer", job.trainers)
+    check_code(actor_spec(job, name, mode="train", weights={}))
+    return name
 
 
 def train_on(
@@ -133,7 +146,7 @@ def train_on(
     from brayx.hub import create_hub
     from brayx.model.weights import create_weight_store
     from brayx.replay.buffer import create_buffer
-    from brayx.trainer.launch import Learner, LearnerSpec
+    from brayx.trainer.launch import Learner, LearnerSpec, observation
 
     actor = only("actor", job.actors)
     config = job.trainers[only("trainer", job.trainers)]
@@ -145,18 +158,11 @@ def train_on(
         target=config.target_return,
     )
     names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "buffer", "sessions")}
-    began, learning, finished = time.monotonic(), False, False
+    began, learning, finished, seconds = time.monotonic(), False, False, 0.0
     with contextlib.ExitStack() as stack:
         stack.push(functools.partial(_unfinished, trial))
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
-        hub = create_hub(names["hub"], NAMESPACE, trial)
-        store = create_weight_store(names["weights"], NAMESPACE)
-        buffer = create_buffer(names["buffer"], job.buffers[buffer_name], namespace=NAMESPACE, hub=names["hub"])
-        stack.callback(_kill, [hub, store, buffer])
-        storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
-
-        progress.say("Ray is up; the learner and the actors are starting")
         spec = LearnerSpec(
             config=config,
             model_name=config.model,
@@ -171,32 +177,45 @@ def train_on(
             seed=job.seed,
             about={"job": job.as_dict()},
         )
+        observed = observation(spec)  # what is wrong with the model is told here, before anything starts
+        hub = create_hub(names["hub"], NAMESPACE, trial)
+        store = create_weight_store(names["weights"], NAMESPACE)
+        options = job.buffers[buffer_name]
+        buffer = create_buffer(names["buffer"], options, observed, namespace=NAMESPACE, hub=names["hub"])
+        stack.callback(_kill, [hub, store, buffer])
+        storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
+
+        progress.say("Ray is up; the learner and the actors are starting")
         learner = Learner(spec, storage)
+        served = stack.enter_context(contextlib.ExitStack())
         try:
-            stack.callback(stop_directory, names["sessions"])
-            stack.callback(delete_application, actor, 4.0)
+            served.callback(stop_directory, names["sessions"])
+            served.callback(lambda: delete_application(actor, 4.0 if finished else 2.0))
             _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
-            _wait_for_weights(cluster.url, learner, config.model, progress)
-            urls = {door: cluster.door(door) for door in ("http", "ws")}
+            doors = _wait_for_weights(cluster.url, learner, config.model, progress)
+            urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
-            sizes = {buffer_name: job.buffers[buffer_name].size}
+            sizes = {buffer_name: options.size}
+            batch_steps = options.batch_size * options.unroll_length * config.num_workers
             with (
                 Sources(job, {buffer_name: buffer}, sizes) as sources,
                 Gamecores(job.actors[actor].gamecores, urls, job.folder) as games,
             ):
                 progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
-                _watch(progress, hub, buffer, learner, games, sources)
+                _watch(progress, hub, buffer, learner, games, sources, batch_steps)
+                seconds = time.monotonic() - began
             learner.result()
             finished = True
         except KeyboardInterrupt:
+            seconds = seconds or time.monotonic() - began
             progress.say("interrupted: the learner saves a last checkpoint; the same command resumes this trial")
             _end(learner, learning)
         except BaseException:
             _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
             raise
-        seconds = time.monotonic() - began
+        served.close()  # before the books: replicas hand over what they have gathered when they end
         numbers = _last_numbers(hub)
-        version = _promote(job, trial, config.model) if finished else None
+        version = _promote(job, trial, config.model, progress.say) if finished else None
         curve = trial.history(CURVE_METRIC)
         if curve:
             trial.log_figure(draw_curve(curve, title=job.project, target=config.target_return), CURVE_FILE)
@@ -216,6 +235,9 @@ def _deploy(
     """Serves the job's actor: the model that learns follows the weight store, any other its champion."""
     weights = {name: pooled(job, name, trial.uri) for name in job.models if name != learned}
     weights[learned] = WeightSource(store=names["weights"])
+    # When a training ends nobody waits for games: their last episodes are handed over at once.
+    hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
+    job = job.model_copy(update={"actors": {**job.actors, actor: hasty}})
     spec = actor_spec(job, actor, mode="train", weights=weights, buffers=buffers, hub=names["hub"], trial=trial)
     deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 
@@ -228,57 +250,81 @@ def deploy(application: serve.Application, actor: str) -> None:
     """
     from ray import serve
 
-    try:
-        serve.run(application, name=actor, route_prefix="/")
-    except RuntimeError as error:
-        deployments = serve.status().applications[actor].deployments.values()
-        said = [_last_line(deployment.message) for deployment in deployments if deployment.message]
-        raise StartupError(f"the actor {actor!r} did not start: {'; '.join(said) or error}") from error
+    # Serve's own wait has no deadline, and something that cannot be placed would be waited for for ever.
+    serve.run_many([serve.RunTarget(application, name=actor, route_prefix="/")], wait_for_applications_running=False)
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while True:
+        status = serve.status().applications.get(actor)
+        state = status.status.value if status is not None else "NOT_STARTED"
+        if state == "RUNNING":
+            return
+        late = time.monotonic() > deadline
+        if late or state in ("DEPLOY_FAILED", "UNHEALTHY"):
+            parts = status.deployments.values() if status is not None else ()
+            said = [_last_line(part.message) for part in parts if part.message]
+            why = "; ".join(said) or (status.message if status is not None else "Serve does not know of it")
+            when = f" within {_READY_TIMEOUT_S:g} s" if late else ""
+            raise StartupError(f"the actor {actor!r} did not start{when} ({state}): {why}")
+        time.sleep(0.1)
 
 
-def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> None:
-    """Waits until the door answers and acts with weights that the learner has published."""
+def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:
+    """Waits until the door answers and acts with weights that the learner has published; the native doors' URLs."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     said = "nothing"
     while time.monotonic() < deadline:
         if not learner.running:
             learner.result()
-            return
+            return {}
         try:
             with urllib.request.urlopen(f"{url}/", timeout=5.0) as reply:
-                versions = json.load(reply)["policy_versions"]
-            if versions.get(model, 1) >= 1:
-                return
+                status = json.load(reply)
+            if status["policy_versions"].get(model, 1) >= 1:
+                return dict(status["doors"])
             said = "that it has no weights yet"
         except (OSError, ValueError, KeyError) as error:
             said = str(error)
         progress.update({}, note="waiting for the learner's first weights")
         time.sleep(0.1)
-    raise StartupError(f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}")
+    raise StartupError(
+        f"the service at {url} was not ready within {_READY_TIMEOUT_S:g} s; it said {said}; "
+        f"the learner {learner.state()}"
+    )
 
 
-def _watch(progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores, sources: Sources) -> None:
-    """Shows progress until the learner is done; ends its stream when nothing more can come.
+def _watch(
+    progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores, sources: Sources, batch_steps: int
+) -> None:
+    """Shows progress until the learner's stream is over; ends it when nothing more can come.
+
+    Args:
+        batch_steps: transitions that are enough for an update, of all ranks.
 
     Raises:
         StartupError: nothing to learn from arrives, only errors.
-        ConfigError: a source failed.
+        DeadlineExceeded: enough to learn from arrives, and the learner does not.
+        ConfigError, ReplayError: a source failed.
     """
     import ray
 
-    patience, drained = _Patience(), False
+    patience, pace = _Patience(), _Pace(batch_steps)
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
-        if sources.done and not games.num and not drained:
-            ray.get(buffer.end.remote(drain=True), timeout=10.0)
-            drained = True
+        with contextlib.suppress(ray.exceptions.RayError):  # the buffer is slow, or being restarted
+            if sources.done and not games.num:
+                # Again each time: a buffer that restarted has forgotten it.
+                ray.get(buffer.end.remote(drain=True), timeout=2.0)
+            if ray.get(buffer.stopped.remote(), timeout=2.0):
+                return
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
             numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
             progress.update(numbers, gamecores=games.running, note=games.messages[-1] if games.messages else "")
             if patience.is_over(numbers, games.failures):
                 refused: str = ray.get(buffer.refusal.remote(), timeout=2.0)
                 raise StartupError(patience.verdict(numbers, refused or (games.messages[-1] if games.messages else "")))
+            if pace.is_over(numbers):
+                raise DeadlineExceeded(pace.verdict(numbers))
         time.sleep(0.25)
 
 
@@ -321,6 +367,41 @@ class _Patience:
         return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log of Ray Serve'}"
 
 
+class _Pace:
+    """Tells a learner that hangs from one that waits for games: enough has come for an update, and none follows.
+
+    Args:
+        batch_steps: transitions that are enough for an update.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, batch_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        # Twice, as one batch may be on its way to being full when the other is given.
+        self._enough = 2 * batch_steps
+        self._clock = clock
+        self._moved: tuple[float | None, ...] = ()
+        self._steps_then = 0.0
+        self._since: float | None = None
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the hub's newest numbers."""
+        steps = numbers.get("env_steps", 0.0)
+        moved = (numbers.get("updates"), numbers.get("policy_version"))
+        if moved != self._moved:
+            self._moved, self._steps_then, self._since = moved, steps, None
+        elif self._since is None and steps - self._steps_then >= self._enough:
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since > _STALLED_TIMEOUT_S
+
+    def verdict(self, numbers: Mapping[str, float]) -> str:
+        """One line for people."""
+        since = self._clock() - (self._since or 0.0)
+        return (
+            f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
+            f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
+        )
+
+
 def _end(learner: Learner, learning: bool) -> None:
     """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
     with contextlib.suppress(BrayxError):
@@ -338,8 +419,11 @@ def _last_numbers(hub: Any) -> dict[str, float]:
         return {}
 
 
-def _promote(job: JobConfig, trial: Trial, model: str) -> int | None:
-    """Registers the trial's best checkpoint as champion; None when no checkpoint saw a finished game."""
+def _promote(job: JobConfig, trial: Trial, model: str, say: Callable[[str], None]) -> int | None:
+    """Registers the trial's best checkpoint as champion; None when no checkpoint saw a finished game.
+
+    A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+    """
     import torch
 
     from brayx.engines.base import load_weights
@@ -352,7 +436,11 @@ def _promote(job: JobConfig, trial: Trial, model: str) -> int | None:
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
     weights = load_weights(trial.local(best) / "weights.npz")
     module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
-    onnx = to_onnx(module, example, weights_as_inputs=False).proto
+    onnx = None
+    try:
+        onnx = to_onnx(module, example, weights_as_inputs=False).proto
+    except ModelError as error:
+        say(f"the champion is registered without an ONNX file: {error.message}")
     tags = {"return": f"{best.metrics[BEST_METRIC]:.1f}", "env_steps": str(best.step), "project": job.project}
     return register(trial, best, pool_name(job, model), alias="champion", tags=tags, onnx=onnx).version
 

@@ -120,13 +120,21 @@ def _convert(leaf: Any, spec: LeafSpec) -> np.ndarray | None:
         return None
     if array.shape != spec.shape:
         return None
-    if array.dtype == spec.dtype:
-        return np.ascontiguousarray(array).reshape(spec.shape)  # ascontiguousarray makes [] a [1]
-    integers = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
-    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, spec.dtype, "same_kind")):
+    converted = as_dtype(array, spec.dtype)
+    # ascontiguousarray makes [] a [1]
+    return None if converted is None else np.ascontiguousarray(converted).reshape(spec.shape)
+
+
+def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """``array`` in a dtype that loses no meaning of it, see `ModelSpec.flatten_inputs`; None when it would not fit."""
+    if array.dtype == dtype:
+        return array
+    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, dtype, "same_kind")):
         return None
-    converted = array.astype(spec.dtype, order="C")
-    if spec.dtype.kind in "iu" and not np.array_equal(converted, array):
+    with np.errstate(over="ignore"):  # what is too large becomes an infinity, which is for others to judge
+        converted = array.astype(dtype, order="C")
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
         return None
     return converted
 

@@ -44,7 +44,7 @@ class Model(Protocol):
 
 
 class LocalModel:
-    """A model whose engine runs in this process. Use it on one event loop.
+    """A model whose engine runs in this process. Use it on one event loop; only `load` may come from elsewhere.
 
     Args:
         engine: built and verified.
@@ -94,10 +94,12 @@ class LocalModel:
     def load(self, version: int, weights: Weights) -> None:
         """Makes ``weights`` what the next batch uses; a batch that runs ends with those it began with.
 
+        May be called from any thread, by one at a time: forwards go on with the old ones until the new are ready.
+
         Raises:
             BadWeights: they do not fit the model; the weights in use stay.
         """
-        self._current = (version, self._engine.bind(weights))
+        self._current = (version, self._engine.bind(weights))  # replaced as a whole: nobody sees a half
 
     async def forward(self, *args: NestedArray) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""

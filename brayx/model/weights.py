@@ -149,7 +149,9 @@ class WeightPublisher:
 
 
 class WeightSubscriber:
-    """Follows a weight store: calls ``on_weights(version, weights)`` for the newest, on the event loop.
+    """Follows a weight store: calls ``on_weights(version, weights)`` for the newest, one call at a time, in a thread.
+
+    In a thread, because an engine may take long to make weights ready, and ticks do not wait for that.
 
     Versions it passes on only grow, and some are skipped when they follow each other quickly. Arrays are read-only
     views of shared memory. A store that is away is asked again until `stop`; weights that ``on_weights`` refuses
@@ -157,7 +159,7 @@ class WeightSubscriber:
 
     Args:
         store: handle of the store.
-        on_weights: takes a version and its weights; not a coroutine.
+        on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for one that runs.
         poll_s: longest time the store holds one question.
     """
 
@@ -226,13 +228,13 @@ class WeightSubscriber:
         # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
         # waits for one notification. Seen to hang once, on a loaded machine.
         weights: Any = await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
-        self._version = version
         try:
-            self._on_weights(version, weights)
+            await asyncio.to_thread(self._on_weights, version, weights)
         except BrayxError as error:
             _log.error("weights of version %d were refused: %s", version, error)
         except Exception:
             _log.exception("weights of version %d were not taken", version)
+        self._version = version
 
 
 def unwrap(error: BaseException) -> BaseException:

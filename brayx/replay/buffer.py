@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from brayx.errors import BadFragment, ReplayError
+from brayx.errors import BadFragment, BrayxError, ReplayError
 from brayx.hub import HubClient, get_hub
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import Batch, Layout, Packer
@@ -35,7 +35,7 @@ class ReplayBuffer:
 
     Args:
         config: sizes.
-        layout: what fragments must look like; None: as the first good one.
+        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
 
     Attributes:
         pushed: transitions accepted so far.
@@ -117,7 +117,7 @@ class BufferActor:
 
     Args:
         config: sizes.
-        layout: what fragments must look like; None: as the first good one.
+        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
         hub: name of the trial's hub, which is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped`` and
             ``replay_batches``; empty: nobody is. No handle, because an actor that restarts must not depend on one.
         namespace: of the hub.
@@ -133,6 +133,7 @@ class BufferActor:
         self._in_flight = 0
         self._ended = False
         self._stopping = False
+        self._failure: BrayxError | None = None
         self._books = HubClient(get_hub(hub, namespace) if hub else None)
         self._told: Counter[str] = Counter()
 
@@ -215,6 +216,18 @@ class BufferActor:
         """Whether `end` was called."""
         return self._ended
 
+    async def stopped(self) -> bool:
+        """Whether the stream is over: no reader is given another batch."""
+        return self._stopping
+
+    async def fail(self, error: BrayxError) -> None:
+        """Keeps what the learner failed with for good; the first counts."""
+        self._failure = self._failure or error
+
+    async def failure(self) -> BrayxError | None:
+        """What the learner failed with for good."""
+        return self._failure
+
     async def stats(self) -> dict[str, float]:
         """Counters of the buffer, and ``in_flight``."""
         return {**self._buffer.stats(), "in_flight": self._in_flight}
@@ -243,7 +256,7 @@ def create_buffer(
     Args:
         name: of the actor, unique in its namespace.
         config: sizes.
-        layout: what fragments must look like; None: as the first good one.
+        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
         namespace: of the actor and of the hub; empty: the caller's, and no hub.
         hub: name of the trial's hub; empty: metrics go nowhere.
 

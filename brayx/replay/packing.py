@@ -11,6 +11,10 @@ its last transition is marked truncated; of a fragment with both flags, as Gymna
 ends the game, ``terminated`` holds. Hence one rule for every step: it bootstraps from the value of the step
 after it, times ``1 - terminated``; the trace is cut where ``terminated`` or ``truncated``.
 
+Where the model's observation is known, a fragment's is converted to its dtypes as `forward` converts it (float64 to
+float32, integers to floats, say), and one of another shape or meaning is refused: what an agent acts with is learned
+from, and ``np.asarray`` of a list of JSON numbers is float64.
+
 Knows nothing of queues, Ray or torch.
 """
 
@@ -21,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
 from brayx.types import Fragment, NestedArray, flatten
 
@@ -43,22 +48,31 @@ class Layout:
 
     Attributes:
         obs: by path, the leaves of an observation.
-        action: of one action.
-        extras: by name.
+        action: of one action; None: not known yet.
+        extras: by name; None: not known yet.
+        model: the paths of ``obs`` that the model takes, which fragments are converted to.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
-    action: tuple[tuple[int, ...], np.dtype]
-    extras: dict[str, tuple[tuple[int, ...], np.dtype]]
+    action: tuple[tuple[int, ...], np.dtype] | None
+    extras: dict[str, tuple[tuple[int, ...], np.dtype]] | None
+    model: frozenset[str] = frozenset()
 
     @staticmethod
     def of(fragment: Fragment) -> Layout:
         """The layout that ``fragment`` has."""
         return Layout(
             obs={path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(fragment.obs, "obs").items()},
-            action=(fragment.action.shape[1:], fragment.action.dtype),
-            extras={name: (leaf.shape[1:], leaf.dtype) for name, leaf in fragment.extras.items()},
+            action=_step(fragment.action),
+            extras={name: _step(extra) for name, extra in fragment.extras.items()},
         )
+
+    @staticmethod
+    def of_model(forward_args: tuple[NestedArray, ...]) -> Layout:
+        """The layout of what a model takes, from example arguments ``[B, ...]``; the rest is not known yet."""
+        example = forward_args[0] if len(forward_args) == 1 else forward_args
+        obs = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(example, "obs").items()}
+        return Layout(obs=obs, action=None, extras=None, model=frozenset(obs))
 
     @staticmethod
     def of_example(obs: NestedArray, action: NestedArray) -> Layout:
@@ -70,8 +84,17 @@ class Layout:
             extras={},
         )
 
+    def completed(self, fragment: Fragment) -> Layout:
+        """This layout with what it does not know as ``fragment`` has it, observations beside the model's included."""
+        if self.action is not None and self.extras is not None:
+            return self
+        own = Layout.of(fragment)
+        return Layout({**own.obs, **self.obs}, self.action or own.action, own.extras, self.model)
+
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Every key of a learner batch with the shape and dtype of one step."""
+        """Every key of a learner batch with the shape and dtype of one step, of a layout that knows all of them."""
+        assert self.action is not None
+        assert self.extras is not None
         return {**self.obs, "action": self.action, **{k: ((), d) for k, d in _FIXED.items()}, **self.extras}
 
     def empty(self, batch_size: int, unroll_length: int) -> Batch:
@@ -86,7 +109,7 @@ def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
 
     Args:
         fragment: what somebody pushed.
-        layout: what it must look like; None: only that it agrees with itself.
+        layout: what it must look like, as far as it is known; None: only that it agrees with itself.
 
     Raises:
         BadFragment: names the field, what it holds and what was expected.
@@ -117,20 +140,28 @@ def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
             raise BadFragment(f"{key}: expected {steps} steps, got shape {array.shape}", field=key)
         if array.dtype.kind not in "biuf":
             raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BadFragment(f"{key}: holds NaN or infinity", field=key)
-    expected = (layout or Layout.of(fragment)).keys()
-    for key in expected.keys() - arrays.keys() - {"terminated", "truncated", "mask"}:
+    whole = Layout.of(fragment) if layout is None else layout.completed(fragment)
+    expected = whole.keys()
+    for key in sorted(expected.keys() - arrays.keys() - {"terminated", "truncated", "mask"}):
         raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
     for key, array in arrays.items():
         if key not in expected:
             raise BadFragment(f"{key}: not in this buffer's layout, which has {sorted(expected)}", field=key)
         shape, dtype = expected[key]
-        if (array.shape[1:], array.dtype) != (shape, dtype):
+        converted = as_dtype(array, dtype) if key in whole.model or array.dtype == dtype else None
+        if converted is None or array.shape[1:] != shape:
             raise BadFragment(
                 f"{key}: expected shape {shape} of {dtype} a step, got {array.shape[1:]} of {array.dtype}", field=key
             )
+        if dtype.kind == "f" and not np.isfinite(converted).all():
+            raise BadFragment(f"{key}: holds NaN or infinity", field=key)
+        arrays[key] = converted
     return arrays
+
+
+def _step(array: NestedArray) -> tuple[tuple[int, ...], np.dtype]:
+    array = np.asarray(array)
+    return array.shape[1:], array.dtype
 
 
 class Packer:
@@ -139,7 +170,7 @@ class Packer:
     Args:
         batch_size: columns of a batch, ``B``.
         unroll_length: transitions of a column, ``T``.
-        layout: what fragments look like; None: as the first good one.
+        layout: what fragments look like; what it does not know, or None, is as in the first good one.
     """
 
     def __init__(self, batch_size: int, unroll_length: int, layout: Layout | None = None) -> None:
@@ -162,8 +193,7 @@ class Packer:
             BadFragment: at the call, before anything is packed.
         """
         arrays = check(fragment, self.layout)
-        if self.layout is None:
-            self.layout = Layout.of(fragment)
+        self.layout = Layout.of(fragment) if self.layout is None else self.layout.completed(fragment)
         return iter(self._pack(arrays, fragment))
 
     def flush(self) -> Batch | None:

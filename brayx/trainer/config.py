@@ -28,7 +28,7 @@ class TrainerConfig(BaseModel):
     target_return: float | None = None
     """Training ends when the mean return of the last games reaches this; null: never."""
     target_games: Annotated[int, Field(ge=1)] = 20
-    """Games that must have been finished before a mean return counts."""
+    """Games that must have been finished before a mean return counts, in this run too when a trial is resumed."""
     weights_publish_interval: Annotated[int, Field(ge=1)] = 1
     """Updates between two published weights."""
     checkpoint_interval_s: Annotated[float, Field(gt=0)] = 15.0
@@ -47,4 +47,4 @@ class TrainerConfig(BaseModel):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of torch in a rank."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Times that ranks which died are started again, from the newest checkpoint."""
+    """Times that ranks which died are started again, from the newest checkpoint; as often if they cannot start."""

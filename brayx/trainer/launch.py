@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,22 @@ import torch
 from torch import nn
 
 from brayx.components import load
-from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.engines.base import ModelSpec
+from brayx.engines.torch import describe
+from brayx.errors import BrayxError, ConfigError, ModelError, StartupError
 from brayx.hub import HubClient, get_hub
 from brayx.model.weights import WeightPublisher, get_weight_store
 from brayx.replay.buffer import get_buffer
-from brayx.replay.packing import Batch
+from brayx.replay.packing import Batch, Layout
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import BEST_METRIC, Alone, Ranks, Summary, learn
 
-_POLL_S = 0.25
+_ANSWER_S = 30.0
 _DATASET = "replay"
+_FINAL = (ConfigError, ModelError)
+"""What would only fail again, weights that diverged to NaN included."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +146,11 @@ class TrainRanks:
 
 
 def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> Summary:
-    """Opens what ``spec`` names and learns from ``batches`` until the end.
+    """Opens what ``spec`` names and learns from ``batches`` until the end, which the buffer is told.
 
     Raises:
         ConfigError: the model module is missing or is not one.
+        ModelError: the model does not give what is learned from; `BadWeights`: training diverged.
         ReplayError, StartupError, TrackingError: an actor or the trial is not there.
     """
     torch.manual_seed(spec.seed + ranks.rank)
@@ -154,7 +160,7 @@ def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> S
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
     try:
         with contextlib.closing(batches) as stream:
-            return learn(
+            summary = learn(
                 spec.config,
                 module,
                 forward_args,
@@ -166,6 +172,8 @@ def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> S
                 ranks=ranks,
                 about=spec.about,
             )
+        buffer.end.remote()  # so that nobody plays on while Ray Train takes its ranks down
+        return summary
     finally:
         numbers.close()
 
@@ -175,21 +183,64 @@ def build_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
 
     Raises:
         ConfigError: names what is wrong with it.
+        ModelError: it does not give ``logits`` ``[N, A]`` and ``value`` ``[N]``, or fails on its own example.
     """
-    built = load(spec.model_module, "build_model", spec.model_folder)(spec.model_name, dict(spec.model_config))
+    build = load(spec.model_module, "build_model", spec.model_folder)
+    try:
+        built = build(spec.model_name, dict(spec.model_config))
+    except BrayxError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model {spec.model_name!r}: build_model raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
         raise ConfigError(
             f"{spec.model_module}.build_model must return (module, tuple of example arguments), got {built!r:.200}"
         )
-    module, forward_args = built
-    return module, tuple(forward_args)
+    module, forward_args = built[0], tuple(built[1])
+    with torch.random.fork_rng(devices=[]):
+        # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
+        _check_outputs(spec.model_name, describe(copy.deepcopy(module).cpu(), forward_args))
+    return module, forward_args
 
 
-def train_worker(spec: LearnerSpec) -> Summary:
-    """What each rank of a `TorchTrainer` runs."""
+def observation(spec: LearnerSpec) -> Layout:
+    """The layout of what the model of ``spec`` observes; arguments and errors as `build_model`."""
+    return Layout.of_model(build_model(spec)[1])
+
+
+def _check_outputs(model: str, spec: ModelSpec) -> None:
+    shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in spec.outputs}
+    told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
+    for name, expected in (("logits", "[N, A]"), ("value", "[N]")):
+        if name not in shapes:
+            gave = ", ".join(told.values())
+            raise ModelError(f"model {model!r} gave no output {name!r}; it gave: {gave}", output=name)
+        if len(shapes[name]) != expected.count(",") + 1:
+            raise ModelError(f"model {model!r} gave {told[name]}, expected {name} {expected}", output=name)
+
+
+def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
+    """What each rank of a `TorchTrainer` runs. Gives an error that would only come again: one raised is tried again.
+
+    Where other ranks wait for this one only raising ends them; so it is kept at the buffer, and given by all of them
+    when they start again.
+    """
     import ray.train
 
-    return run_learner(spec, batches_of(ray.train.get_dataset_shard(_DATASET)), TrainRanks())
+    buffer = get_buffer(spec.buffer, namespace=spec.namespace)
+    failed: BrayxError | None = ray.get(buffer.failure.remote(), timeout=_ANSWER_S)
+    if failed is not None:
+        return failed
+    ranks = TrainRanks()
+    try:
+        return run_learner(spec, batches_of(ray.train.get_dataset_shard(_DATASET)), ranks)
+    except _FINAL as error:
+        if ranks.size == 1:
+            return error
+        ray.get(buffer.fail.remote(error), timeout=_ANSWER_S)
+        raise
 
 
 def fit(spec: LearnerSpec, storage_path: str) -> Summary:
@@ -200,7 +251,8 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
         storage_path: folder where Ray Train keeps its own records; checkpoints go to the trial, not here.
 
     Raises:
-        StartupError: the ranks failed more often than ``max_failures`` allows; the cause is chained.
+        BrayxError: the learner failed in a way that would only come again.
+        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -216,12 +268,17 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
         run_config=RunConfig(
             name=spec.trial.run_id,
             storage_path=storage_path,
-            failure_config=FailureConfig(max_failures=config.max_failures),
+            # Without a limit of its own, ranks that cannot start are tried for ever, a minute each.
+            failure_config=FailureConfig(  # type: ignore[call-arg]  # the checker sees the one of Train's first version
+                max_failures=config.max_failures, controller_failure_limit=config.max_failures
+            ),
         ),
         datasets={_DATASET: replay_dataset(spec.buffer, namespace=spec.namespace)},
     )
-    summary: Summary = trainer.fit().return_value  # type: ignore[attr-defined]  # of rank 0
-    return summary
+    result: Summary | BrayxError = trainer.fit().return_value  # type: ignore[attr-defined]  # of rank 0
+    if isinstance(result, BrayxError):
+        raise result
+    return result
 
 
 class Learner:
@@ -249,6 +306,24 @@ class Learner:
         """Whether it is still learning."""
         return self._thread.is_alive()
 
+    def state(self) -> str:
+        """What it is at, in a few words for people who wait for it."""
+        if not self.running:
+            return "has ended"
+        found = None
+        with contextlib.suppress(BrayxError, ray.exceptions.RayError):
+            store = get_weight_store(self._spec.weight_store, self._spec.namespace)
+            found = ray.get(store.newest.remote(), timeout=5.0)
+        if found is not None:
+            return f"has published weights, version {found[0]}"
+        config = self._spec.config
+        if config.where == "process":
+            return "has published no weights yet"
+        asked = f"{config.cpus_per_worker:g} CPU" + (" and a GPU" if config.use_gpu else "")
+        free = ray.available_resources()  # type: ignore[no-untyped-call]
+        left = f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
+        return f"has published no weights yet: ranks: {config.num_workers}, each needs {asked}; Ray has {left} free"
+
     def stop(self) -> None:
         """Ends its stream: it saves a last checkpoint and is done. Does not wait."""
         get_buffer(self._spec.buffer, namespace=self._spec.namespace).end.remote()
@@ -261,10 +336,7 @@ class Learner:
         """
         self._thread.join(timeout_s)
         if self._error is not None:
-            ours = _ours(self._error)
-            if ours is not None:
-                raise ours from self._error
-            raise StartupError(f"the learner failed: {self._error}") from self._error
+            raise failure(self._error) from self._error
         return self._summary
 
     def _run(self, work: Callable[[], Summary]) -> None:
@@ -274,14 +346,33 @@ class Learner:
             self._error = error
 
 
-def _ours(error: BaseException | None) -> BrayxError | None:
-    """The typed error inside Ray's wrappers."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, BrayxError):
-            return error
-        seen.add(id(error))
-        failures = getattr(error, "worker_failures", None) or {}
-        inner = getattr(error, "cause", None) or next(iter(failures.values()), None)
-        error = inner or error.__cause__
-    return None
+def failure(error: BaseException) -> BrayxError:
+    """What a learner failed with, in one line: the typed error inside Ray's wrappers, else the innermost they wrap."""
+    for inner in _inside(error):
+        if isinstance(inner, BrayxError):
+            return type(inner)(f"the learner failed: {inner.message}", **inner.details)
+    while wrapped := _wrapped(error):
+        error = wrapped[0]
+    return StartupError(f"the learner failed: {type(error).__name__}: {_first_line(error)}")
+
+
+def _inside(error: BaseException) -> Iterator[BaseException]:
+    """The error, what is wrapped in it, of every rank, and what those came of."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        error = waiting.pop(0)
+        if id(error) not in seen:
+            seen.add(id(error))
+            yield error
+            waiting += _wrapped(error) or ([error.__cause__] if error.__cause__ is not None else [])
+
+
+def _wrapped(error: BaseException) -> list[BaseException]:
+    """What Ray, or Ray Train, carries in an error of its own."""
+    failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
+    found = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
+    return [each for each in found if isinstance(each, BaseException)]
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")

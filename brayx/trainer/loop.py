@@ -35,6 +35,10 @@ Reason = Literal["num_steps", "target_return", "stream_ended"]
 RETURN_METRIC = "episode_return.last100"
 """Mean return of the last games, in what `Numbers.newest` gives."""
 GAMES_METRIC = "games"
+WINDOW_METRIC = "games_in_window"
+"""Games that the mean is of, about a hundred at most. After a resume they are counted anew, as one lucky game is no
+mean of many."""
+_WINDOW_GAMES = 100
 BEST_METRIC = "episode_return"
 """Name under which a checkpoint carries the mean return it was saved at."""
 _BETTER_BY = 0.05
@@ -230,6 +234,7 @@ def learn(
             ended = time.monotonic()
             measured["update_seconds"] = ended - started
             measured["learner_wait_fraction"] = (started - waiting_since) / max(ended - waiting_since, 1e-9)
+            measured["updates"] = 1
             measured["policy_version"] = counters.policy_version
             if learned:
                 measured["lag_versions"] = version_at_start - _version(batch)
@@ -300,4 +305,5 @@ def _version(batch: Batch) -> float:
 
 
 def _return_mean(newest: Mapping[str, float], games: int) -> float | None:
-    return newest.get(RETURN_METRIC) if newest.get(GAMES_METRIC, 0) >= games else None
+    enough = newest.get(GAMES_METRIC, 0) >= games and newest.get(WINDOW_METRIC, 0) >= min(games, _WINDOW_GAMES)
+    return newest.get(RETURN_METRIC) if enough else None

@@ -6,6 +6,7 @@ reply ``{"action": a}``, a stop ``{"obs": …, "reward": r, "terminated": …, "
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,8 @@ class GymAgent(Agent):
 
     async def on_tick(self, state: State) -> None:
         obs = _field(state, "obs")
+        if state.tick:  # told now: where the episode is cut it would be too late to refuse the tick
+            _reward(state)
         outputs, version = await forward(self.model, obs)
         action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)
         state.value = float(outputs["value"])
@@ -40,7 +43,7 @@ class GymAgent(Agent):
     async def on_episode(self, episode: list[State], done: bool) -> None:
         last = episode[-1]
         steps = [state.step for state in episode[:-1]]
-        rewards = [float(_field(state, "reward")) for state in episode[1:]]
+        rewards = [_reward(state) for state in episode[1:]]
         stopped = last.kind == "stop"
         terminated = stopped and bool(last.input.get("terminated"))
         over = terminated or (stopped and bool(last.input.get("truncated")))
@@ -57,9 +60,27 @@ class GymAgent(Agent):
             record("episode_return", self.total_reward)
             record("episode_length", self.length)
 
+    def snapshot(self) -> bytes:
+        return pickle.dumps((self.rng.getstate(), self.total_reward, self.length))
+
+    def restore(self, snapshot: bytes) -> None:
+        state, self.total_reward, self.length = pickle.loads(snapshot)
+        self.rng.setstate(state)
+
+
+def _reward(state: State) -> float:
+    reward = _field(state, "reward")
+    if reward.ndim or not np.isfinite(reward):
+        raise _bad_body(state)
+    return float(reward)
+
 
 def _field(state: State, name: str) -> np.ndarray:
     try:
         return np.asarray(state.input[name], np.float32)
-    except (KeyError, TypeError, ValueError):
-        raise BadBody(f'a {state.kind} is {{"obs": numbers, "reward": number}}, got {str(state.input)[:80]}') from None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise _bad_body(state) from None
+
+
+def _bad_body(state: State) -> BadBody:
+    return BadBody(f'a {state.kind} is {{"obs": numbers, "reward": number}}, got {str(state.input)[:80]}')

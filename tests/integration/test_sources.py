@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from rich.console import Console
 
 from brayx.actor.directory import NAMESPACE
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ReplayError
+from brayx.hub import create_hub
 from brayx.replay.buffer import create_buffer
 from brayx.replay.config import BufferConfig
 from deployments.job import JobConfig
+from pipelines.progress import Progress
 from pipelines.sources import Sources
+from pipelines.train import _watch
 
 JOB = """
 project: p
@@ -89,3 +97,59 @@ def test_a_source_that_fails_is_told(
     assert isinstance(error, ConfigError)
     assert said in error.message
     assert "'data'" in error.message
+
+
+def test_a_buffer_that_is_gone_is_told_in_one_line(
+    tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
+    with Sources(job(tmp_path, "good"), {"buffer": buffer}, {"buffer": 2}) as sources:
+        wait_until(lambda: sources.fed["data"] >= 4)  # full: it waits for room
+        ray.kill(buffer)
+        assert sources.join(20.0)
+    (error,) = sources.errors
+    assert isinstance(error, ReplayError)
+    assert error.message.startswith("source 'data' lost the buffer 'buffer': ")
+    assert "\n" not in error.message
+
+
+def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: Any) -> None:
+    hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
+    learner = SimpleNamespace(running=True)
+    games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
+    sources = SimpleNamespace(errors=[], done=True)
+    progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
+    watching = threading.Thread(target=_watch, args=(progress, hub, buffer, learner, games, sources, 8))
+    watching.start()
+
+    def ended() -> bool:
+        try:
+            return bool(ray.get(buffer.ended.remote(), timeout=10))
+        except ray.exceptions.RayError:
+            return False
+
+    def attach() -> int:
+        try:
+            return int(ray.get(buffer.attach.remote(), timeout=10))
+        except ray.exceptions.RayError:
+            return before
+
+    try:
+        wait_until(ended)
+        before = ray.get(buffer.attach.remote(), timeout=10)  # numbered from a start of each process's own
+        ray.kill(buffer, no_restart=False)
+        wait_until(lambda: abs(attach() - before) > 10**6)
+        wait_until(ended)
+        assert watching.is_alive()
+    finally:
+        learner.running = False
+        watching.join(30)
+        ray.kill(hub)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)

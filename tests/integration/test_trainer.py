@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, StartupError
 from brayx.hub import HubClient, create_hub
 from brayx.model.weights import create_weight_store
 from brayx.replay.buffer import RemoteBuffer, create_buffer
@@ -186,6 +186,37 @@ def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
     assert summary.policy_version > version + 20
     assert job.trial.checkpoints()[-1].step == summary.env_steps
     assert len(job.trial.checkpoints()) <= 3
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_line(job, tmp_path, num_workers):
+    job = job(where="train", num_workers=num_workers)
+    (tmp_path / f"{job.spec.model_module}.py").write_text(
+        textwrap.dedent(f"""
+            from brayx.errors import ConfigError
+
+            def build_model(name, config):
+                with open({str(tmp_path / "tries")!r}, "a") as file:
+                    file.write("x")
+                raise ConfigError("hidden is 0, expected 1 or more")
+        """)
+    )
+    with pytest.raises(ConfigError) as caught:
+        job.learner().result(120)
+    assert caught.value.message == "the learner failed: hidden is 0, expected 1 or more"
+    assert 1 <= len((tmp_path / "tries").read_text()) <= num_workers
+
+
+def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
+    job = job(where="train", cpus_per_worker=1000, max_failures=1)
+    learner = job.learner()
+    assert "has published no weights yet: ranks: 1, each needs 1000 CPU; Ray has" in learner.state()
+    with pytest.raises(StartupError, match="the learner failed: ") as caught:
+        assert learner.result(120) is not None, "it is still being tried"
+    assert "startup timed out" in caught.value.message
+    assert "\n" not in caught.value.message
+    assert learner.state() == "has ended"
 
 
 def test_two_ranks_learn_as_one(job):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,21 @@ from brayx import errors
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig
-from brayx.actor.doors.asgi import DoorApp, Service
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.session import SessionTable
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.errors import ConfigError, TrackingError
-from brayx.gamecore import gym
-from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
+from brayx.gamecore import gym, pettingzoo
+from brayx.gamecore.protocol import WS_SUBPROTOCOL
 from brayx.model.local import LocalModel
 from brayx.replay.packing import Packer
 from brayx.types import Fragment
 from deployments.job import JobConfig
 from pipelines import cli
-from tests.unit.gamecore.echo_server import serving
+from tests.unit.gamecore.echo_server import serving, serving_tcp
+from tests.unit.gamecore.grpc_server import serving as serving_grpc
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -126,31 +128,18 @@ class Lean(torch.nn.Module):
         return {"logits": torch.stack([-lean, lean], -1), "value": lean}
 
 
-class DocService(Service):
+class DocService(SessionTable):
     """A replica without Ray: one agent over one model and one buffer."""
 
     def __init__(self, folder: Path, module: str, agent: str, model: LocalModel, mode: str, buffer: Any = None) -> None:
         config = {"mode": mode, "seed": 0, "agent": {"options": {"model": "model", "buffer": "buffer"}}}
         buffers = {} if buffer is None else {"buffer": buffer}
-        self.table = SessionTable(
+        super().__init__(
             AgentActorFactory({"agent": load(module, agent, str(folder))}, config, Services({"model": model}, buffers))
         )
 
-    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
-        return await self.table.step(request)
-
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        entry = self.table.get(session)
-        assert entry is not None
-        entry.on_end.append(on_end)
-
-    async def disconnect(self, session: str) -> None:
-        entry = self.table.get(session)
-        if entry is not None:
-            self.table.end(entry, "disconnect")
-
     def status(self) -> dict[str, Any]:
-        return {"service": "brayx", "sessions": len(self.table), "mode": "serve", "policy_versions": {"model": 1}}
+        return {"service": "brayx", "sessions": len(self), "mode": "serve", "policy_versions": {"model": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +160,39 @@ def test_every_snippet_is_of_a_kind_that_is_checked() -> None:
     assert Counter(reason for snippet in SNIPPETS if (reason := snippet.is_("not run"))) == NOT_RUN
 
 
+@pytest.fixture(scope="module")
+def tcp_door() -> Iterator[int]:
+    """Port of a TCP door with CartPole's agent."""
+    model = LocalModel(build_engine("torch", Lean(), (torch.zeros(2, 4),)), version=1)
+    service = DocService(ROOT / "pipelines" / "templates", "gym_agent", "GymAgent", model, "serve")
+    with serving_tcp(service.step) as address:
+        yield int(address.rpartition(":")[2])
+
+
+class GrpcDocService(GrpcDoor, DocService):
+    """The same behind the gRPC door."""
+
+
+@pytest.fixture(scope="module")
+def grpc_door() -> Iterator[str]:
+    """``host:port`` of a gRPC door with CartPole's agent."""
+    model = LocalModel(build_engine("torch", Lean(), (torch.zeros(2, 4),)), version=1)
+    service = GrpcDocService(ROOT / "pipelines" / "templates", "gym_agent", "GymAgent", model, "serve")
+    with serving_grpc(service, service.close) as address:
+        yield address
+
+
 @some("python")
-def test_python(snippet: Snippet, door: str, examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python(
+    snippet: Snippet, door: str, tcp_door: int, grpc_door: str, examples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = compile(snippet.text, str(snippet), "exec")
     if snippet.is_("file"):
         return  # runs as part of its example, in the tests of that
     monkeypatch.syspath_prepend(str(examples / (snippet.is_("in") or ".")))
     host, port = door.split(":")
     text = snippet.text.replace("127.0.0.1:8000", door).replace(f'"{host}", 8000', f'"{host}", {port}')
+    text = text.replace(f'"{host}", 8101', f'"{host}", {tcp_door}').replace("127.0.0.1:9000", grpc_door)
     code = compile(text, str(snippet), "exec")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(code, {"__name__": "snippet"})
@@ -227,15 +241,15 @@ def check_command(words: list[str], folder: Path) -> None:
     match words:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"make has no {target}"
-        case ["brayx", "gamecore", "gym", *rest]:
-            check_options(rest, gamecore_help())
+        case ["brayx", "gamecore", ("gym" | "pettingzoo") as kind, *rest]:
+            check_options(rest, gamecore_help(kind))
         case ["brayx", *rest]:
             check_brayx(rest, folder)
         case ["serve", "run", target, *pairs]:
             check_serve(target, dict(pair.split("=", 1) for pair in pairs), folder)
         case [("source" | "." | "python" | ".venv/bin/python"), file, *_]:
             assert file == ".venv/bin/activate" or (folder / file).is_file(), file
-        case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")]:
+        case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")] | ["export", _]:
             pass
         case ["jupyter", "lab", place]:
             assert (folder / place).is_dir()
@@ -252,9 +266,9 @@ def check_brayx(words: list[str], folder: Path) -> None:
         JobConfig.load(folder / config, arguments.overrides)
 
 
-def gamecore_help() -> str:
+def gamecore_help(kind: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
-        gym.main(["--help"])
+        {"gym": gym, "pettingzoo": pettingzoo}[kind].main(["--help"])
     return said.getvalue()
 
 

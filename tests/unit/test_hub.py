@@ -70,6 +70,15 @@ class TestBooks:
         books.merge(part(("episode_return", 2.0), ("episode_return", 4.0)))
         assert books.snapshot()["episode_return.last100"] == 3.0
 
+    def test_the_window_of_a_resumed_trial_begins_anew(self) -> None:
+        books = Books({"games": 500})
+        assert (books.snapshot()["games"], books.snapshot()["games_in_window"]) == (500, 0)
+        books.merge(part(("episode_return", 9.0)))
+        assert (books.snapshot()["games"], books.snapshot()["games_in_window"]) == (501, 1)
+        books.merge(part(*[("episode_return", 1.0)] * 100))
+        books.merge(part(("episode_return", 1.0)))
+        assert (books.snapshot()["games_in_window"], books.snapshot()["episode_return.last100"]) == (101, 1.0)
+
     def test_rate_looks_back_its_window(self) -> None:
         clock = Clock()
         books = Books(clock=clock, rate_window_s=5.0)

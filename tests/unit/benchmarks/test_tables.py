@@ -84,7 +84,7 @@ def test_train_tells_how_many_seeds_reached_the_target() -> None:
 
 def test_options() -> None:
     quick = ticks.parse(["--quick"])
-    assert (quick.rounds, quick.ingress, quick.sessions) == (1, ["haproxy"], [1, 16])
+    assert (quick.rounds, quick.ingress, quick.sessions) == (1, ["haproxy", "native"], [1, 16])
     assert train.parse(["--quick"]).seeds == [0]
     assert train.parse(["--seeds", "4", "5"]).seeds == [4, 5]
     with pytest.raises(SystemExit):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from brayx.actor.config import MessageConfig
 from brayx.errors import ConfigError
 from deployments.job import KINDS, JobConfig
 
@@ -174,6 +175,9 @@ class TestWrong:
             ("trial: first", "", "job.yaml: trial: is missing"),
             ("project: mine", "projct: mine", "job.yaml:1: projct: unknown key; nearest is 'project'"),
             ("project: mine", "project: 3", "job.yaml:1: project: is 3, expected a valid string"),
+            ("project: mine", "project: a:b", 'job.yaml:1: project: is "a:b", expected up to 200 letters, digits'),
+            ("project: mine", "project: a@b", 'job.yaml:1: project: is "a@b", expected up to 200 letters, digits'),
+            ("project: mine", "project: my game_1.0", ""),
             ("module: my_model", "modul: my_model", "job.yaml:10: model.modul: unknown key; nearest is 'module'"),
             ("module: my_model", "module: my_modle", "job.yaml:10: model.module: module 'my_modle' is neither in"),
             ("module: my_model", "module: my_modle", "nearest is 'my_model'"),
@@ -202,6 +206,43 @@ class TestWrong:
             assert message in refused(path)
         else:
             JobConfig.load(path)
+
+    @pytest.mark.parametrize(
+        ("lines", "messages"),
+        [
+            (
+                "serialize: proto",
+                [
+                    "job.yaml:17: actor.tick_input_proto: is null, expected {module: ..., message: ...}, because",
+                    "job.yaml:17: actor.tick_output_proto: is null, expected {module: ..., message: ...}, because",
+                ],
+            ),
+            (
+                "serialize: proto\n  tick_input_proto: {module: my_model, message: Seen}",
+                ["actor.tick_output_proto: is null, expected {module: ..., message: ...}, because serialize is proto"],
+            ),
+            (
+                "tick_input_proto: {module: my_model, message: Seen}",
+                ["job.yaml:20: actor.tick_input_proto: is", "expected null, because serialize is json"],
+            ),
+            (
+                "serialize: null\n  tick_output_proto: {module: my_model, message: Seen}",
+                ["job.yaml:21: actor.tick_output_proto: is", "expected null, because serialize is null"],
+            ),
+        ],
+    )
+    def test_messages_that_do_not_go_with_the_format(self, write: Any, lines: str, messages: list[str]) -> None:
+        text = JOB.replace("agents: [agent]", f"agents: [agent]\n  {lines}")
+        with pytest.raises(ConfigError) as caught:
+            JobConfig.load(write(text))
+        for message in messages:
+            assert any(message in error for error in caught.value.details["errors"]), caught.value.details["errors"]
+
+    def test_messages_that_go_with_the_format(self, write: Any) -> None:
+        messages = "".join(f"\n  tick_{way}_proto: {{module: my_model, message: M}}" for way in ("input", "output"))
+        text = JOB.replace("agents: [agent]", f"agents: [agent]\n  serialize: proto{messages}")
+        actor = JobConfig.load(write(text)).actors["actor"]
+        assert actor.tick_input_proto == actor.tick_output_proto == MessageConfig(module="my_model", message="M")
 
     def test_nested_keys_name_the_nearest(self, write: Any) -> None:
         text = JOB.replace("agents: [agent]", "agents: [agent]\n  gamecores:\n    - comand: play")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -57,6 +56,36 @@ async def make(engine):
         await batcher.close()
 
 
+class Clock:
+    """The event loop's clock, which stands still until a test moves it."""
+
+    def __init__(self, now):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+    async def move(self, seconds):
+        """Later by so much, with everything done that is due then and before."""
+        await turns()
+        self.now += seconds
+        await turns()
+
+
+@pytest.fixture
+async def clock(monkeypatch):
+    loop = asyncio.get_running_loop()
+    clock = Clock(loop.time())
+    monkeypatch.setattr(loop, "time", clock)
+    return clock
+
+
+async def turns():
+    """Some turns of the event loop: whatever is due is done."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def shut(engine, batcher, row=0):
     """Gets the engine stuck in a call with one row; returns the caller."""
     engine.gate.clear()
@@ -84,21 +113,23 @@ async def test_rows_gather_while_a_call_runs(make, engine):
     others = []
     for i in range(1, 4):
         others.append(asyncio.create_task(batcher.submit(i)))
-        await asyncio.sleep(0.002)
+        await turns()
     assert engine.batches == [[0]], "one call at a time"
     engine.gate.set()
     assert await asyncio.gather(first, *others) == [0, 2, 4, 6]
     assert engine.batches == [[0], [1, 2, 3]]
 
 
-async def test_max_wait_holds_an_incomplete_batch_for_company(make, engine):
-    batcher = make(max_batch_size=8, max_wait_s=0.05)
-    started = time.perf_counter()
+async def test_max_wait_holds_an_incomplete_batch_for_company(make, engine, clock):
+    batcher = make(max_batch_size=8, max_wait_s=5)
     first = asyncio.create_task(batcher.submit(1))
-    await asyncio.sleep(0.01)
-    await asyncio.gather(first, batcher.submit(2))
+    await clock.move(4.5)
+    second = asyncio.create_task(batcher.submit(2))
+    await clock.move(0.4)
+    assert engine.batches == []
+    await clock.move(0.2)
+    assert await asyncio.gather(first, second) == [2, 4]
     assert engine.batches == [[1, 2]]
-    assert time.perf_counter() - started >= 0.045
 
 
 async def test_max_wait_ends_when_the_batch_is_full(make, engine):
@@ -108,16 +139,18 @@ async def test_max_wait_ends_when_the_batch_is_full(make, engine):
     assert engine.batches == [[1, 2]]
 
 
-async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine):
-    batcher = make(max_wait_s=1.5)
-    first = await shut(engine, batcher)
+async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine, clock):
+    batcher = make(max_wait_s=5, deadline_s=100)
+    engine.gate.clear()
+    first = asyncio.create_task(batcher.submit(0))
+    await clock.move(5)
+    await engine.wait_entered()
     second = asyncio.create_task(batcher.submit(1))
-    await asyncio.sleep(1.55)
+    await clock.move(5)
     engine.gate.set()
-    await first
-    started = time.perf_counter()
-    await second
-    assert time.perf_counter() - started < 1.4
+    assert await first == 0
+    await engine.wait_entered()  # at once: the clock has not moved since
+    assert await second == 2
 
 
 async def test_queue_is_bounded_and_frees_up(make, engine):
@@ -156,11 +189,11 @@ async def test_deadline_holds_against_an_engine_that_hangs(make, engine):
         await batcher.submit(2)
     engine.gate.set()
     await batcher._call
-    assert await batcher.submit(3) == 6
+    assert await batcher.submit(3, deadline_s=10) == 6
 
 
-async def test_deadlines_of_rows_are_their_own(make, engine):
-    batcher = make(deadline_s=10)
+async def test_deadlines_of_rows_are_their_own(make, engine, clock):
+    batcher = make(deadline_s=100)
     first = await shut(engine, batcher)
     order = []
 
@@ -169,8 +202,11 @@ async def test_deadlines_of_rows_are_their_own(make, engine):
             await batcher.submit(name, deadline_s=deadline_s)
         order.append(name)
 
-    await asyncio.gather(wait(1, 0.09), wait(2, 0.03), wait(3, 0.06))
-    assert order == [2, 3, 1]
+    waiting = asyncio.gather(wait(1, 9), wait(2, 3), wait(3, 6))
+    for expected in ([], [2], [2, 3], [2, 3, 1]):
+        assert order == expected
+        await clock.move(3)
+    await waiting
     engine.gate.set()
     await first
 
@@ -303,23 +339,25 @@ async def test_close_does_not_wait_for_ever(make, engine):
         await first
 
 
-async def test_nothing_is_left_on_the_loop_when_idle(make):
-    batcher = make(deadline_s=0.02)
+async def test_nothing_is_left_on_the_loop_when_idle(make, clock):
+    batcher = make(deadline_s=5)
     assert await batcher.submit(1) == 2
-    await asyncio.sleep(0.04)
+    await clock.move(5.1)
     assert batcher._deadline_timer is None
     assert batcher._flush_handle is None
     assert batcher._call is None
 
 
-async def test_on_batch_is_told_of_rows_time_and_wait(make, engine):
+async def test_on_batch_is_told_of_rows_time_and_wait(make, engine, clock):
     told = []
-    batcher = make(max_wait_s=0.02, buckets=(4,), on_batch=lambda *args: told.append(args))
-    await asyncio.gather(batcher.submit(1), batcher.submit(2))
+    batcher = make(max_wait_s=1000, deadline_s=5000, buckets=(4,), on_batch=lambda *args: told.append(args))
+    submitted = asyncio.gather(batcher.submit(1), batcher.submit(2))
+    await clock.move(1000)
+    await submitted
     [(rows, seconds, waited_s)] = told
     assert rows == 2
-    assert 0 < seconds < 1
-    assert 0.019 < waited_s < 1
+    assert seconds > 0
+    assert 900 < waited_s <= 1000, "the wait alone, without the call"
 
 
 async def test_many_callers_under_random_cancellation_never_get_anothers_result(make):

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
+from brayx.engines.torch import TorchEngine
+from brayx.model import weights as weights_module
+from brayx.model.local import LocalModel
 from brayx.model.weights import WeightStore, WeightSubscriber
 
 
@@ -64,3 +71,43 @@ async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
     assert "not one of Ray's" in caplog.text
     await subscriber.stop()
     assert not subscriber.running
+
+
+class SlowEngine(TorchEngine):
+    """Makes weights ready only once it is told to, past the first ones."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),))
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.bound = 0
+
+    def bind(self, weights):
+        self.bound += 1
+        if self.bound > 1:
+            self.begun.set()
+            self.go_on.wait(5)
+        return super().bind(weights)
+
+
+async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
+    engine = SlowEngine()
+    model = LocalModel(engine)
+    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+
+    async def wait_newer(than, timeout_s):
+        if than:
+            await asyncio.sleep(10)
+        return 1, 0, [engine.initial]
+
+    subscriber = WeightSubscriber(SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer)), model.load)
+    starting = asyncio.create_task(subscriber.start())
+    async with asyncio.timeout(20):
+        assert await asyncio.to_thread(engine.begun.wait, 10)
+        for _ in range(10):
+            assert (await model.forward(np.ones(2, np.float32))).policy_version == 0
+        assert not starting.done(), "the weights were ready before a forward could be asked"
+        engine.go_on.set()
+        assert await starting == 1
+    assert (await model.forward(np.ones(2, np.float32))).policy_version == 1
+    await subscriber.stop()
+    await model.close()

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from brayx.errors import StartupError
-from pipelines.cluster import Cluster, check_port, free_port
+from brayx.ports import free_port
+from pipelines.cluster import Cluster, check_port
 
 
 def test_a_taken_port_names_its_holder_and_the_way_out() -> None:

@@ -1,13 +1,57 @@
-"""The curve, and the words for a result."""
+"""Gamecores that are played to their ends, the curve, and the words for a result."""
 
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
 import pytest
 
-from brayx.errors import BrayxError
-from pipelines.evaluate import Evaluation, draw_curve
+from brayx.errors import BrayxError, StartupError
+from pipelines.evaluate import Evaluation, draw_curve, play
+
+SLOW = """
+import array, fcntl, pathlib, sys, termios, time
+def unread():
+    held = array.array("i", [0])
+    fcntl.ioctl(1, termios.FIONREAD, held)
+    return held[0]
+for game in range(5):
+    pathlib.Path(sys.argv[1]).write_text(str(100 * game))
+    print('{"return": %d}' % game, flush=True)
+    while unread():
+        time.sleep(0.001)
+"""
+"""Ends its games 100 s apart, by a clock that is a file."""
+
+
+def python(program: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", program, *arguments]
+
+
+def test_games_may_take_as_long_as_they_like_together(tmp_path: Path) -> None:
+    file = tmp_path / "clock"
+    file.write_text("0")
+    returns = play([python(SLOW, str(file))], timeout_s=180.0, clock=lambda: float(file.read_text() or 0))
+    assert returns == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_games_of_several_processes_meet() -> None:
+    program = "import sys; print('hello'); print('{\"return\": %s}' % sys.argv[1])"
+    assert sorted(play([python(program, "1"), python(program, "2.5")], timeout_s=60.0)) == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("program", ["import time; time.sleep(60)", "import os, time; os.close(1); time.sleep(60)"])
+def test_a_game_that_does_not_end_is_told_and_ended(program: str) -> None:
+    with pytest.raises(StartupError, match=r"no game of the evaluation has ended for 0\.3 s; 0 had ended before"):
+        play([python(program)], timeout_s=0.3)
+
+
+def test_a_gamecore_that_fails_is_told_while_others_play() -> None:
+    fails = "import sys; print('first', file=sys.stderr); print('the door is shut', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(StartupError, match="a gamecore ended with status 3 and said: the door is shut"):
+        play([python("import time; time.sleep(60)"), python(fails)], timeout_s=60.0)
 
 
 def test_the_words_for_an_evaluation() -> None:

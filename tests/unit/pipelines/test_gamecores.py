@@ -70,6 +70,62 @@ time.sleep(60)
     until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
 
 
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+open("child", "a").write(f"{{child.pid}}\\n")
+{then}
+"""
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+ORDERLY = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    open("orderly", "w").write("1")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def children(tmp_path: Path) -> list[int]:
+    file = tmp_path / "child"
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_stop_ends_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
+    running = games(tmp_path, PARENT.format(child=STUBBORN, then="time.sleep(60)"))
+    with running:
+        until(lambda: children(tmp_path) != [])
+        (parent,), (child,) = running.pids, children(tmp_path)
+        running.stop(timeout_s=0.5)
+    until(lambda: not alive(parent) and not alive(child))
+
+
+def test_stop_gives_a_child_the_time_that_its_parent_does_not_need(tmp_path: Path) -> None:
+    running = games(tmp_path, PARENT.format(child=ORDERLY, then="time.sleep(60)"))
+    with running:
+        until(lambda: children(tmp_path) != [])
+        running.stop(timeout_s=20.0)
+    assert (tmp_path / "orderly").exists()
+
+
+def test_a_game_that_ends_by_itself_takes_its_children_along(tmp_path: Path) -> None:
+    with games(tmp_path, PARENT.format(child=STUBBORN, then="sys.exit(3)")) as running:
+        until(lambda: running.failures >= 1)
+        first = children(tmp_path)[0]
+        until(lambda: not alive(first))
+
+
 def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
     program = """
 import sys, time

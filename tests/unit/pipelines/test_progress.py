@@ -22,13 +22,14 @@ NUMBERS = {
 
 def test_a_line_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    with Progress("p / t", num_steps=100, console=Console(file=out, width=200)) as progress:
+    with Progress("p / t (resumed)", num_steps=100, console=Console(file=out, width=200)) as progress:
         progress.update(NUMBERS)
         progress.update(NUMBERS)
     lines = out.getvalue().splitlines()
-    assert len(lines) == 1, "one line every few seconds, not one an update"
+    assert lines[0] == "p / t (resumed)"
+    assert len(lines) == 2, "one line every few seconds, not one an update"
     for part in ("12,345 env steps", "return 123.4", "2,222 ticks/s", "version 17", "lag 1.5"):
-        assert part in lines[0]
+        assert part in lines[1]
 
 
 def test_a_panel_on_a_terminal() -> None:

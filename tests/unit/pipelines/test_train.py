@@ -1,8 +1,31 @@
-"""When a job that only gets errors is given up, with a clock of the test's own."""
+"""When a job is given up, with a clock of the test's own; and what becomes of its best checkpoint."""
 
 from __future__ import annotations
 
-from pipelines.train import _FIRST_STEP_TIMEOUT_S, _NEXT_STEP_TIMEOUT_S, _Patience
+import io
+import json
+import textwrap
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from brayx.engines.base import save_weights
+from brayx.errors import StartupError
+from brayx.tracking import Trial, resolve
+from deployments.job import JobConfig
+from pipelines import train as train_module
+from pipelines.cluster import free_port
+from pipelines.progress import Progress
+from pipelines.train import (
+    _FIRST_STEP_TIMEOUT_S,
+    _NEXT_STEP_TIMEOUT_S,
+    _STALLED_TIMEOUT_S,
+    _Pace,
+    _Patience,
+    _promote,
+    _wait_for_weights,
+)
 
 
 class Clock:
@@ -56,3 +79,87 @@ def test_once_steps_have_come_a_replica_may_take_its_time_to_restart():
     assert not patience.is_over({"env_steps": 601.0}, failures=9), "the errors were before the newest step"
     clock.now = 2 * _NEXT_STEP_TIMEOUT_S
     assert patience.is_over({"env_steps": 601.0}, failures=10)
+
+
+def test_a_learner_that_hangs_while_games_play_is_given_up():
+    clock = Clock()
+    pace = _Pace(100, clock)
+    assert not pace.is_over({"env_steps": 1000.0, "updates": 7.0, "policy_version": 8.0})
+    for clock.now in (1e3, 1e4, 1e5):
+        assert not pace.is_over({"env_steps": 1199.0, "updates": 7.0, "policy_version": 8.0}), "too little has come"
+    assert not pace.is_over({"env_steps": 1200.0, "updates": 7.0, "policy_version": 8.0})
+    clock.now += _STALLED_TIMEOUT_S
+    assert not pace.is_over({"env_steps": 9000.0, "updates": 7.0, "policy_version": 8.0})
+    clock.now += 1
+    numbers = {"env_steps": 9000.0, "updates": 7.0, "policy_version": 8.0}
+    assert pace.is_over(numbers)
+    assert pace.verdict(numbers) == (
+        "the learner hangs: 8000 env steps have come since its update 7, enough for the next one 601 s ago"
+    )
+
+
+@pytest.mark.parametrize("moved", [{"updates": 8.0}, {"policy_version": 9.0}])
+def test_a_learner_that_is_slow_is_not(moved):
+    clock = Clock()
+    pace = _Pace(100, clock)
+    numbers = {"env_steps": 0.0, "updates": 7.0, "policy_version": 8.0}
+    for turn in range(10):
+        numbers["env_steps"] += 1e6
+        clock.now += _STALLED_TIMEOUT_S - 1
+        if turn % 2 == 0:
+            numbers.update({name: value + turn for name, value in moved.items()})
+        assert not pace.is_over(numbers)
+
+
+class Starting:
+    """A learner that takes longer than anybody waits."""
+
+    running = True
+
+    def state(self):
+        return "has published no weights yet"
+
+
+def test_a_service_that_is_not_ready_names_the_learners_state(monkeypatch):
+    monkeypatch.setattr(train_module, "_READY_TIMEOUT_S", 0.2)
+    progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
+    with pytest.raises(StartupError, match=r"refused.*; the learner has published no weights yet"):
+        _wait_for_weights(f"http://127.0.0.1:{free_port()}", Starting(), "model", progress)
+
+
+UNEXPORTABLE = """
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+
+        def forward(self, obs):
+            if float(obs.sum()) > 3:
+                obs = -obs
+            x = self.net(obs)
+            return {"logits": x, "value": x[:, 0]}
+
+    def build_model(name, config):
+        return Model(), (torch.zeros(1, 2),)
+"""
+
+
+def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(tmp_path, tracking_db):
+    (tmp_path / "unexportable.py").write_text(textwrap.dedent(UNEXPORTABLE))
+    text = "project: p\ntrial: t\nmodel: {kind: model, module: unexportable, engine: torch}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    job = JobConfig.load(tmp_path / "job.yaml")
+    trial = Trial.open("p", "t", tracking_db)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
+    (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
+    trial.save_checkpoint(folder, 100, {"episode_return": 5.0})
+    said = []
+    assert _promote(job, trial, "model", said.append) == 1
+    files = {path.name for path in resolve("models:/p@champion", tracking_db).iterdir()}
+    assert files == {"weights.npz", "meta.json"}
+    (line,) = said
+    assert line.startswith("the champion is registered without an ONNX file: the model cannot be exported to ONNX")

@@ -134,6 +134,43 @@ def test_the_message_says_what_came_and_what_was_expected():
         check(fragment(0, 3), Layout.of_example({"x": np.zeros(2, np.float32), "y": np.int32(0)}, np.int64(0)))
 
 
+MODEL = Layout.of_model(({"x": np.zeros((2, 1), np.float32), "y": np.zeros(2, np.int64)},))
+
+
+def test_an_observation_is_converted_to_what_the_model_takes_as_forward_does():
+    numbers = {"x": np.array([[1], [2], [3]]), "y": np.array([1, 2, 3], np.uint8), "seen": np.zeros(3)}
+    packer = Packer(1, 8, MODEL)
+    list(packer.add(fragment(0, 2, obs={**numbers, "x": numbers["x"] * 1.5})))  # a list of JSON numbers is float64
+    list(packer.add(fragment(0, 2, obs=numbers)))
+    batch = packer.flush()
+    assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
+    assert batch["obs/x"][0, :2, 0].tolist() == [1.5, 3.0]
+    assert (batch["action"].dtype, batch["obs/seen"].dtype) == (np.int64, np.float64), "as the first fragment has it"
+    with pytest.raises(BadFragment, match="action"):
+        packer.add(fragment(0, 2, obs=numbers, action=np.zeros(2, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("message", "obs"),
+    [
+        (r"obs/x: expected shape \(1,\) of float32 a step, got \(2,\)", {"x": np.zeros((4, 2)), "y": np.zeros(4, int)}),
+        ("obs/x: expected 4 steps", {"x": np.float64(3), "y": np.zeros(4, int)}),
+        ("obs/x: holds NaN or infinity", {"x": np.full((4, 1), 1e300), "y": np.zeros(4, int)}),
+        (
+            r"obs/y: expected shape \(\) of int64 a step, got \(\) of float32",
+            {"x": np.zeros((4, 1)), "y": np.ones(4, "f")},
+        ),
+        ("obs/y: missing", {"x": np.zeros((4, 1))}),
+        ("obs/x: missing", np.zeros((4, 1), np.float32)),
+    ],
+)
+def test_an_observation_that_is_not_the_models_is_refused_by_name_from_the_first_one_on(message, obs):
+    packer = Packer(2, 4, MODEL)
+    with pytest.raises(BadFragment, match=message):
+        packer.add(fragment(0, 3, obs=obs))
+    assert packer.layout == MODEL
+
+
 def test_a_declared_layout_is_the_one_that_fragments_have():
     declared = Layout.of_example({"x": np.zeros(1, np.float32), "y": np.int32(0)}, np.int64(0))
     assert declared == Layout.of(fragment(0, 3))

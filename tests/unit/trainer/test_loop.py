@@ -150,13 +150,30 @@ def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
 
 
 def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
-    good = {"episode_return.last100": 480.0, "games": 19}
+    good = {"episode_return.last100": 480.0, "games": 19, "games_in_window": 19}
     summary, *_ = run(tmp_path, newest=good, target_return=475.0)
     assert summary.reason == "stream_ended"
     assert np.isnan(summary.return_mean)
-    summary, _, _, keeper, _ = run(tmp_path / "b", newest={**good, "games": 20}, target_return=475.0)
+    summary, _, _, keeper, _ = run(
+        tmp_path / "b", newest={**good, "games": 20, "games_in_window": 20}, target_return=475.0
+    )
     assert (summary.reason, summary.updates, summary.return_mean) == ("target_return", 1, 480.0)
     assert keeper.saved[-1][1] == {"episode_return": 480.0}
+
+
+def test_one_lucky_game_after_a_resume_is_neither_the_end_nor_the_best(tmp_path):
+    lucky = {"episode_return.last100": 480.0, "games": 5000, "games_in_window": 1}
+    summary, _, _, keeper, _ = run(tmp_path / "few", newest=lucky, target_return=475.0, target_games=300)
+    assert (summary.reason, keeper.saved[-1][1]) == ("stream_ended", {})
+    assert np.isnan(summary.return_mean)
+    many = {**lucky, "games_in_window": 100}  # no window holds 300
+    summary, *_ = run(tmp_path / "many", newest=many, target_return=475.0, target_games=300)
+    assert summary.reason == "target_return"
+
+
+def test_updates_are_counted(tmp_path):
+    _, _, numbers, *_ = run(tmp_path, count=5)
+    assert numbers.samples["updates"] == [1] * 5
 
 
 def test_publish_interval(tmp_path):

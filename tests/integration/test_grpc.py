@@ -1,0 +1,153 @@
+"""gRPC through Serve's own proxy: compliance, and streams over two replicas."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from ray import serve
+
+from brayx.actor.directory import stop_directory
+from brayx.errors import BrayxError, SessionLost, from_wire
+from brayx.gamecore.compliance import DoorCompliance
+from brayx.gamecore.v1 import gamecore_pb2 as pb
+from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
+from brayx.ports import free_port
+from deployments.echo import EchoArgs
+from deployments.echo import app as echo_app
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide-serve.md"
+WAIT_S = 60.0
+START, TICK, STOP = pb.STEP_KIND_START, pb.STEP_KIND_TICK, pb.STEP_KIND_STOP
+
+
+def guide() -> dict[str, Any]:
+    """The Serve config that the guide shows for gRPC."""
+    (shown,) = [
+        config
+        for text in re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+        if "grpc_options" in (config := yaml.safe_load(text))
+    ]
+    return dict(shown)
+
+
+@pytest.fixture(scope="module")
+def ingress(ray_cluster: str) -> Iterator[str]:
+    """The echo application on two replicas behind Serve's own proxy; the value is ``127.0.0.1:port`` of gRPC."""
+    port = free_port()
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": free_port()},
+        grpc_options=guide()["grpc_options"] | {"port": port},
+    )
+    args = EchoArgs(num_workers=2, native_port=None, tcp_port=None)
+    serve.run(echo_app(args), name="echo", route_prefix="/echo")
+    yield f"127.0.0.1:{port}"
+    serve.delete("echo")
+    stop_directory("echo/sessions")
+    serve.shutdown()
+
+
+class TestGrpcOnServe(DoorCompliance):
+    """The suite over two replicas, so that half of all ticks are passed on to the owner."""
+
+    doors = ("grpc",)
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls, ingress: str) -> None:
+        cls.urls = {"grpc": f"grpc://{ingress}"}
+
+
+@pytest.fixture
+def stub(ingress: str) -> Iterator[GamecoreStub]:
+    with grpc.insecure_channel(ingress) as channel:
+        yield GamecoreStub(channel)
+
+
+def game(session: str, *bodies: bytes) -> Iterator[pb.StepRequest]:
+    """The requests of a whole session."""
+    yield pb.StepRequest(session=session, kind=START)
+    for body in bodies:
+        yield pb.StepRequest(kind=TICK, body=body)
+    yield pb.StepRequest(kind=STOP, body=b"bye")
+
+
+def replies(call: Any) -> list[bytes | str]:
+    """What comes on a stream until its end: bodies, and the codes of errors."""
+    return [from_wire(reply.error).code if reply.error else reply.body for reply in call]
+
+
+def play(stub: GamecoreStub) -> None:
+    """A session on one stream, with a request in it that is refused."""
+    session = uuid.uuid4().hex
+    too_large = bytes(5 * 2**20)
+    told = replies(stub.Play(game(session, b"one", too_large, b"two"), timeout=WAIT_S))
+    assert told == [b"", b"one", "body_too_large", b"two", b"bye"]
+
+
+def resume(stub: GamecoreStub) -> None:
+    """A numbered session whose stream is cut goes on with another, at whatever replica that lands."""
+    session = uuid.uuid4().hex
+    held = Held(stub)
+    assert held.ask(session=session, kind=START, body=b"a") == b"a"
+    assert held.ask(kind=TICK, seq=0, body=b"zero") == b"zero"
+    held.call.cancel()
+    for seq, body, reply in ((0, b"was it lost?", b"zero"), (1, b"one", b"one"), (2, b"two", b"two"), (2, b"", b"two")):
+        held = Held(stub)  # at the one replica or the other
+        assert held.ask(session=session, kind=TICK, seq=seq, body=body) == reply
+        held.call.cancel()
+    assert replies(stub.Play(iter([pb.StepRequest(session=session, kind=STOP)]), timeout=WAIT_S)) == [b""]
+
+
+def free_again(stub: GamecoreStub) -> None:
+    """A stream that is cut off ends its session."""
+    session = uuid.uuid4().hex
+    held = Held(stub)
+    assert held.ask(session=session, kind=START, body=b"a") == b"a"
+    held.call.cancel()
+    deadline = time.monotonic() + WAIT_S
+    while replies(stub.Play(game(session), timeout=WAIT_S)) != [b"", b"bye"]:
+        assert time.monotonic() < deadline, f"session {session} was not freed"
+        time.sleep(0.05)
+
+
+class Held:
+    """A stream that stays open between its requests."""
+
+    def __init__(self, stub: GamecoreStub) -> None:
+        self._requests: SimpleQueue[pb.StepRequest | None] = SimpleQueue()
+        self.call = stub.Play(iter(self._requests.get, None), timeout=WAIT_S)
+        self.call.add_callback(lambda: self._requests.put(None))
+
+    def ask(self, **fields: Any) -> bytes | BrayxError:
+        self._requests.put(pb.StepRequest(**fields))
+        return self.next()
+
+    def next(self) -> bytes | BrayxError:
+        reply = next(self.call)
+        return from_wire(reply.error) if reply.error else bytes(reply.body)
+
+
+@pytest.mark.parametrize("what", [play, resume, free_again])
+def test_streams(stub: GamecoreStub, what: Callable[[GamecoreStub], None]) -> None:
+    what(stub)
+
+
+def test_a_session_stopped_at_another_replica_ends_its_stream(stub: GamecoreStub) -> None:
+    held = Held(stub)
+    session = uuid.uuid4().hex
+    assert held.ask(session=session, kind=START, body=b"a") == b"a"
+    stub.Step(pb.StepRequest(session=session, kind=STOP), timeout=WAIT_S)
+    told = held.next()
+    assert isinstance(told, SessionLost)
+    assert told.details == {"reason": "stop"}
+    assert next(held.call, None) is None

@@ -1,0 +1,162 @@
+"""The template's agent behind an actor: what it refuses, and which fragments it pushes however a game ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.actor.actor import AgentActor, AgentActorFactory
+from brayx.actor.agent import Services
+from brayx.components import load
+from brayx.errors import BadBody
+from brayx.metrics import Recorder
+from brayx.types import Forward, Fragment
+
+TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
+
+
+class Policy:
+    """A model handle that always takes action 1."""
+
+    async def forward(self, *args: Any) -> Forward:
+        return Forward({"logits": np.array([0.0, 50.0], np.float32), "value": np.float32(0)}, 7)
+
+
+class Box:
+    """A buffer handle that keeps what is pushed."""
+
+    def __init__(self) -> None:
+        self.fragments: list[Fragment] = []
+
+    def push(self, *fragments: Fragment) -> None:
+        self.fragments.extend(fragments)
+
+
+def make(episode_length: int | None = None) -> tuple[AgentActor, Box, Recorder]:
+    box, recorder = Box(), Recorder()
+    services = Services(models={"model": Policy()}, buffers={"buffer": box}, recorder=recorder)
+    config = {"mode": "train", "seed": 0, "agent": {"options": {}}}
+    agents = {"agent": load("gym_agent", "GymAgent", str(TEMPLATES))}
+    return AgentActorFactory(agents, config, services, episode_length=episode_length)(), box, recorder
+
+
+def tick(number: int) -> bytes:
+    return json.dumps({"obs": [number, number], "reward": float(number)}).encode()
+
+
+def stop(number: int, **ended: bool) -> bytes:
+    return json.dumps({"obs": [number, number], "reward": float(number), **ended}).encode()
+
+
+@dataclass(frozen=True)
+class End:
+    """How a game of three ticks ends, and what of it is pushed.
+
+    Attributes:
+        stop: body of the stop; None: there was none.
+        reason: of the session's end.
+        steps: transitions pushed.
+        last_obs: the observation that the fragment bootstraps from, if it does.
+        counted: the game's return is recorded.
+    """
+
+    stop: bytes | None
+    reason: str
+    steps: int
+    last_obs: float
+    terminated: bool
+    truncated: bool
+    counted: bool
+
+
+ENDS = {
+    "terminated": End(stop(3, terminated=True, truncated=False), "stop", 3, 3.0, True, False, True),
+    "truncated": End(stop(3, terminated=False, truncated=True), "stop", 3, 3.0, False, True, True),
+    "terminated at its limit": End(stop(3, terminated=True, truncated=True), "stop", 3, 3.0, True, False, True),
+    "broken off by the game": End(stop(3, terminated=False, truncated=False), "stop", 3, 3.0, False, True, False),
+    "stopped without a word": End(None, "stop", 2, 2.0, False, True, False),
+    "connection lost": End(None, "disconnect", 2, 2.0, False, True, False),
+    "idle": End(None, "idle", 2, 2.0, False, True, False),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+async def test_the_fragment_says_how_the_game_ended(end: End) -> None:
+    actor, box, recorder = make()
+    await actor.start("s", b"")
+    for number in range(3):
+        assert json.loads(await actor.tick(tick(number))) == {"action": 1}
+    if end.stop is not None:
+        await actor.stop(end.stop)
+    await actor.on_end(end.reason)
+    (fragment,) = box.fragments
+    assert (fragment.terminated, fragment.truncated) == (end.terminated, end.truncated)
+    assert len(fragment) == end.steps
+    assert fragment.obs[:, 0].tolist() == [*map(float, range(end.steps)), end.last_obs]
+    assert fragment.reward.tolist() == [1.0, 2.0, 3.0][: end.steps], "what came of each action, not before it"
+    assert fragment.action.tolist() == [1] * end.steps
+    assert fragment.policy_version.tolist() == [7] * end.steps
+    numbers = recorder.summary()
+    assert numbers.get("episode_return") == (6.0 if end.counted else None)
+    assert numbers.get("episode_length") == (3.0 if end.counted else None)
+
+
+async def test_a_cut_ends_nothing_and_the_pieces_fit_together() -> None:
+    actor, box, recorder = make(episode_length=2)
+    await actor.start("s", b"")
+    for number in range(5):
+        await actor.tick(tick(number))
+    await actor.stop(stop(5, terminated=True, truncated=False))
+    await actor.on_end("stop")
+    assert [(f.terminated, f.truncated) for f in box.fragments] == [(False, False), (False, False), (True, False)]
+    assert [f.obs[:, 0].tolist() for f in box.fragments] == [[0, 1, 2], [2, 3, 4], [4, 5]]
+    assert [f.reward.tolist() for f in box.fragments] == [[1, 2], [3, 4], [5]]
+    assert recorder.summary()["episode_return"] == 15.0
+
+
+async def test_a_cut_game_that_is_lost_is_truncated_where_it_was_seen_last() -> None:
+    actor, box, _ = make(episode_length=2)
+    await actor.start("s", b"")
+    for number in range(4):
+        await actor.tick(tick(number))
+    await actor.on_end("disconnect")
+    assert [(f.terminated, f.truncated) for f in box.fragments] == [(False, False), (False, True)]
+    assert [f.obs[:, 0].tolist() for f in box.fragments] == [[0, 1, 2], [2, 3]]
+
+
+async def test_a_lone_tick_is_nothing_to_learn_from() -> None:
+    actor, box, recorder = make()
+    await actor.start("s", b"")
+    await actor.tick(tick(0))
+    await actor.on_end("disconnect")
+    assert box.fragments == []
+    assert "episode_return" not in recorder.summary()
+
+
+@pytest.mark.parametrize("reward", [None, "null", "[1.0]", '"much"', "NaN", "1e400", pytest.param(10**400, id="huge")])
+async def test_a_tick_without_a_reward_is_refused_at_once_and_costs_nothing(reward: Any) -> None:
+    actor, box, _ = make()
+    await actor.start("s", b"")
+    await actor.tick(tick(0))
+    with pytest.raises(BadBody, match=r'a tick is \{"obs": numbers, "reward": number\}, got'):
+        await actor.tick(b'{"obs": [1, 1]}' if reward is None else f'{{"obs": [1, 1], "reward": {reward}}}'.encode())
+    await actor.tick(tick(1))
+    await actor.stop(stop(2, terminated=True))
+    await actor.on_end("stop")
+    (fragment,) = box.fragments
+    assert fragment.reward.tolist() == [1.0, 2.0]
+
+
+async def test_the_first_tick_and_a_stateless_call_need_no_reward() -> None:
+    actor, _, _ = make()
+    await actor.start("s", b"")
+    assert json.loads(await actor.tick(b'{"obs": [0, 0]}')) == {"action": 1}
+    stateless, _, _ = make()
+    assert json.loads(await stateless.call(b'{"obs": [0, 0]}')) == {"action": 1}
+    with pytest.raises(BadBody):
+        await stateless.call(b'{"reward": 1.0}')

@@ -1,0 +1,118 @@
+"""What a learner is told of its model before it starts, and how it tells what it failed with; without Ray running."""
+
+from __future__ import annotations
+
+import textwrap
+import uuid
+
+import pytest
+import torch
+from ray.exceptions import RayTaskError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
+
+from brayx.errors import BadWeights, ConfigError, ModelError, StartupError
+from brayx.tracking import Trial
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.launch import LearnerSpec, build_model, failure, observation
+
+MODEL = """
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(2, 3)
+
+        def forward(self, obs):
+            x = self.net(obs)
+            return {RETURNS}
+
+    def build_model(name, config):
+        BEGIN
+        return Model(), (torch.zeros(1, 2),)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def make(returns, begin="pass"):
+        module = f"model_{uuid.uuid4().hex}"
+        text = textwrap.dedent(MODEL).replace("RETURNS", returns).replace("BEGIN", begin)
+        (tmp_path / f"{module}.py").write_text(text)
+        return LearnerSpec(
+            config=TrainerConfig(model="model", buffers=["buffer"]),
+            model_name="model",
+            model_module=module,
+            model_folder=str(tmp_path),
+            namespace="",
+            buffer="",
+            weight_store="",
+            hub="",
+            trial=Trial("", "", "p", "t"),
+        )
+
+    return make
+
+
+GOOD = '"logits": x, "value": x[:, 0]'
+
+
+def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
+    torch.manual_seed(7)
+    spec = spec(GOOD + ', "noise": torch.rand(len(obs))')
+    module, (example,) = build_model(spec)
+    after = torch.rand(1)
+    torch.manual_seed(7)
+    torch.nn.Linear(2, 3)
+    assert torch.equal(after, torch.rand(1)), "random numbers go on as if it had not been tried"
+    assert (module.training, example.shape) == (True, (1, 2))
+    assert {path: (shape, dtype.name) for path, (shape, dtype) in observation(spec).obs.items()} == {
+        "obs": ((2,), "float32")
+    }
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ('"value": x[:, 0], "policy": x', "model 'model' gave no output 'logits'; it gave: policy [N, 3], value [N]"),
+        ('"logits": x', "model 'model' gave no output 'value'; it gave: logits [N, 3]"),
+        ('"logits": x, "value": x[:, :1]', "model 'model' gave value [N, 1], expected value [N]"),
+        ('"logits": x[:, 0], "value": x[:, 0]', "model 'model' gave logits [N], expected logits [N, A]"),
+    ],
+)
+def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
+    with pytest.raises(ModelError) as caught:
+        build_model(spec(returns))
+    assert caught.value.message == message
+
+
+def test_what_the_users_function_raises_is_told_in_one_line(spec):
+    with pytest.raises(ModelError, match="model 'model': build_model raised KeyError: 'hidden'"):
+        build_model(spec(GOOD, begin='config["hidden"]'))
+
+
+def test_a_typed_error_is_found_inside_rays_and_the_message_is_one_line():
+    task = RayTaskError("learn", "Traceback\n  many\n  lines", BadWeights("weights: 'w' holds 3 NaN", leaf="w"))
+    group = WorkerGroupError("[Rank 0]\nTraceback\nmuch", {0: ConnectionError("peer closed"), 1: task})
+    told = failure(group)
+    assert isinstance(told, BadWeights)
+    assert told.message == "the learner failed: weights: 'w' holds 3 NaN"
+    assert told.details == {"leaf": "w"}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (WorkerGroupError("[Rank 0]\nmuch", {0: IndexError("out of range\nmore")}), "IndexError: out of range"),
+        (ControllerError(TimeoutError("\nranks did not start\nmore")), "TimeoutError: ranks did not start"),
+        (ValueError(), "ValueError: without a message"),
+    ],
+)
+def test_what_is_not_typed_is_told_by_its_innermost_error(error, message):
+    told = failure(error)
+    assert isinstance(told, StartupError)
+    assert told.message == f"the learner failed: {message}"
+
+
+def test_a_typed_error_keeps_its_class():
+    assert isinstance(failure(ConfigError("no")), ConfigError)
