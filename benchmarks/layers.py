@@ -30,7 +30,7 @@ from benchmarks.servers import TEMPLATE, Server
 from benchmarks.tables import Table, machine, median
 from brayx import sample_categorical
 from brayx.actor.actor import Codec
-from brayx.actor.doors.asgi import DoorApp, Service
+from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.session import SessionTable
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -55,29 +55,6 @@ class Layer:
     inner: str = ""
 
 
-class TableService(Service):
-    """A session table behind the doors: an actor replica without Serve and without a directory."""
-
-    def __init__(self, table: SessionTable) -> None:
-        self.table = table
-
-    async def step(self, request: StepRequest, *, forwarded: bool = False) -> bytes:
-        """Answers from the table."""
-        return await self.table.step(request)
-
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """Nobody watches here."""
-
-    async def disconnect(self, session: str) -> None:
-        """A session whose connection broke ends."""
-        if (entry := self.table.get(session)) is not None:
-            self.table.end(entry, "disconnect")
-
-    def status(self) -> dict[str, Any]:
-        """Nothing to tell."""
-        return {}
-
-
 async def build() -> tuple[SessionTable, Any]:
     """The session table of the CartPole job, serving untrained, and its model."""
     job = JobConfig.load(str(TEMPLATE))
@@ -98,7 +75,7 @@ async def inside() -> dict[str, tuple[Layer, float]]:
     await table.step(StepRequest(StepKind.START, SESSION, b""))
     entry = table.get(SESSION)
     assert entry is not None
-    app = DoorApp(TableService(table))
+    app = DoorApp(table)
     headers = [(b"session", SESSION.encode()), (b"step_kind", b"tick"), (b"host", b"127.0.0.1:8000")]
     length = (b"content-length", str(len(CARTPOLE_BODY)).encode())
     scope = {"type": "http", "method": "POST", "path": "/step", "headers": [*headers, length]}
@@ -180,7 +157,7 @@ def serve_door() -> None:
     async def run() -> None:
         table, _ = await build()
         listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(DoorApp(TableService(table)), log_level="error", access_log=False, lifespan="off")
+        config = uvicorn.Config(DoorApp(table), log_level="error", access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         print(json.dumps({"cartpole": f"http://127.0.0.1:{listener.getsockname()[1]}"}), flush=True)

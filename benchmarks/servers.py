@@ -1,8 +1,10 @@
 """The services that `benchmarks/ticks.py` loads, each a process that says where it listens and ends with its stdin.
 
 ``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
-reads which when it starts, hence a process for each). ``bare`` is Starlette on uvicorn with a handler that returns
-the body: what the same two cores give without brayx. ``door`` is brayx's door on uvicorn without Serve.
+reads which when it starts, hence a process for each), and with their native ports. ``bare`` is what the same two cores
+give without brayx: Starlette on uvicorn with a handler that returns the body, and for Bray's TCP framing a server of
+asyncio's streams that starts a task for each request, as Bray's worker does, on uvloop. ``door`` is brayx's door on
+uvicorn without Serve.
 
 To profile a replica under load (py-spy is not among the dependencies; PID is that of ``ServeReplica:cartpole``):
 
@@ -14,14 +16,18 @@ To profile a replica under load (py-spy is not among the dependencies; PID is th
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
 
@@ -65,6 +71,26 @@ class Server:
             self._process.wait()
 
 
+def _replicas() -> None:
+    """Two echo replicas, each by the address where its peers reach it, and the native ports that they share."""
+    from pipelines.cluster import Cluster, delete_application
+
+    with Cluster(ingress="haproxy") as cluster:
+        import ray
+        from ray import serve
+
+        from brayx.actor.directory import NAMESPACE
+        from deployments import echo
+
+        serve.run(echo.app(echo.EchoArgs(num_workers=2, native_port=0, tcp_port=0)), name="echo", route_prefix="/")
+        directory: Any = ray.get_actor("echo/sessions", namespace=NAMESPACE)
+        addresses: list[str] = ray.get(directory.addresses.remote())
+        with urllib.request.urlopen(f"{cluster.url}/", timeout=30.0) as reply:
+            doors = json.load(reply)["doors"]
+        _tell_and_wait({**doors, **{f"replica {number}": url for number, url in enumerate(addresses)}})
+        delete_application("echo", 10.0)
+
+
 def _serve(ingress: str, tracking: str | None) -> None:
     from pipelines.cluster import Cluster, delete_application
 
@@ -75,21 +101,28 @@ def _serve(ingress: str, tracking: str | None) -> None:
         # Only now: Ray reads the environment that the cluster sets when it is imported.
         from ray import serve
 
+        from brayx.tracking import tracking_uri
         from deployments import actor, echo
+        from deployments.job import JobConfig
 
         uri = tracking or str(Path(folder) / "mlflow.db")
-        serve.run(echo.app(echo.EchoArgs()), name="echo", route_prefix="/echo")
-        cartpole = actor.app(actor.ServeArgs(config=str(TEMPLATE), tracking=uri))
+        serve.run(echo.app(echo.EchoArgs(native_port=0, tcp_port=0)), name="echo", route_prefix="/echo")
+        ports = ["actor.native_port=0", "actor.tcp_port=0", "actor.actors_per_worker=4096"]
+        cartpole = actor.serving_application(JobConfig.load(TEMPLATE, ports), tracking_uri(uri))
         serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
-        _tell_and_wait({name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")})
+        urls = {name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")}
+        for name, url in list(urls.items()):
+            with urllib.request.urlopen(f"{url}/", timeout=30.0) as reply:
+                doors = json.load(reply)["doors"]
+            urls.update({f"{name} native": doors["http"], f"{name} tcp": doors["tcp"]})
+        _tell_and_wait(urls)
         for name in ("echo", "cartpole"):
             delete_application(name, 10.0)
 
 
 def _bare() -> None:
-    import socket
-
     import uvicorn
+    import uvloop
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -112,9 +145,36 @@ def _bare() -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    _tell_and_wait({"echo": f"http://127.0.0.1:{listener.getsockname()[1]}"})
+    framing = socket.create_server(("127.0.0.1", 0), backlog=256)
+    threading.Thread(target=uvloop.run, args=(_bray_like(framing),), daemon=True).start()
+    urls = {"echo": f"http://127.0.0.1:{listener.getsockname()[1]}"}
+    _tell_and_wait({**urls, "echo tcp": f"tcp://127.0.0.1:{framing.getsockname()[1]}"})
     server.should_exit = True
     thread.join(5.0)
+
+
+async def _bray_like(listener: socket.socket) -> None:
+    """Bray's framing on asyncio's streams, a task for each request; every answer is the request's body."""
+    head = struct.Struct(">6q")
+
+    async def answer(writer: asyncio.StreamWriter, session: bytes, body: bytes, sent_at: int) -> None:
+        writer.write(struct.pack(">3q", len(session), len(body), sent_at) + session + body)
+        await writer.drain()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running = set()
+        try:
+            while True:
+                *sizes, sent_at = head.unpack(await reader.readexactly(head.size))
+                session, _, _, _, body = [await reader.readexactly(size) for size in sizes]
+                task = asyncio.create_task(answer(writer, session, body, sent_at))
+                running.add(task)
+                task.add_done_callback(running.discard)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async with await asyncio.start_server(connected, sock=listener) as server:
+        await server.serve_forever()
 
 
 def _tell_and_wait(urls: dict[str, str]) -> None:
@@ -125,7 +185,7 @@ def _tell_and_wait(urls: dict[str, str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Serves until standard input ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("kind", choices=["bare", "door", "serve"])
+    parser.add_argument("kind", choices=["bare", "door", "replicas", "serve"])
     parser.add_argument("--ingress", choices=["haproxy", "serve"], default="haproxy")
     parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: untrained)")
     options = parser.parse_args(argv)
@@ -135,6 +195,8 @@ def main(argv: list[str] | None = None) -> int:
         from benchmarks.layers import serve_door
 
         serve_door()
+    elif options.kind == "replicas":
+        _replicas()
     else:
         _serve(options.ingress, options.tracking)
     return 0

@@ -1,11 +1,12 @@
-"""Ticks a second through every door and ingress, beside a bare uvicorn echo in the same run.
+"""Ticks a second through every door and ingress, beside bare echoes in the same run.
 
     python benchmarks/ticks.py                    # the table of docs/benchmarks.md
     python benchmarks/ticks.py --quick            # does it run at all
 
 Every case is measured once in each round, so that what disturbs the machine for a while disturbs all of them; a
 figure is the median over rounds, and a ratio the median of each round's ratio to the bare echo of the same door and
-number of sessions. Load and services are processes of their own on the same cores.
+number of sessions. Load and services are processes of their own on the same cores; the load is `clients/cpp/load.cpp`
+where there is a C++ compiler, which leaves more of the cores to the service, else `benchmarks/load.py` without TCP.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,8 +28,9 @@ from rich.markdown import Markdown
 from benchmarks.servers import Server
 from benchmarks.tables import Table, each, machine, median, median_ratio
 
-BARE = "uvicorn alone"
-INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy"}
+BARE = {"http": "Starlette on uvicorn", "ws": "Starlette on uvicorn", "tcp": "asyncio streams, a task a request"}
+LOAD = Path(__file__).parents[1] / "clients" / "cpp" / "load.cpp"
+INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy", "native": "native port"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Case:
 
     Attributes:
         agent: ``echo`` or ``cartpole``.
-        door: ``http`` or ``ws``.
-        ingress: ``bare``, ``serve`` or ``haproxy``.
+        door: ``http``, ``ws`` or ``tcp``.
+        ingress: ``bare``, ``serve``, ``haproxy`` or ``native``.
         sessions: at once, each with one tick under way.
     """
 
@@ -49,6 +53,12 @@ class Case:
     def yardstick(self) -> Case:
         """The bare echo that this case is compared with."""
         return Case("echo", self.door, "bare", self.sessions)
+
+    def url(self, urls: Mapping[str, str]) -> str:
+        """Where the load goes, of a server's URLs."""
+        if self.door == "tcp":
+            return urls[f"{self.agent} tcp"]
+        return urls[f"{self.agent} native" if self.ingress == "native" else self.agent]
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ def cases(doors: Sequence[str], ingresses: Sequence[str], sessions: Sequence[int
     """All cases, the yardsticks first."""
     bare = [Case("echo", door, "bare", n) for door in doors for n in sessions]
     served = [Case(a, d, i, n) for a in agents for d in doors for i in ingresses for n in sessions]
-    return bare + served
+    return bare + [case for case in served if case.door != "tcp" or case.ingress == "native"]
 
 
 def table(results: Results) -> Table:
@@ -80,7 +90,7 @@ def table(results: Results) -> Table:
         out.add(
             case.agent,
             case.door,
-            INGRESSES.get(case.ingress, BARE),
+            INGRESSES.get(case.ingress, BARE[case.door]),
             case.sessions,
             median(rates),
             median(each(rounds, lambda r: 1e3 * r.p50_s)),
@@ -90,15 +100,28 @@ def table(results: Results) -> Table:
     return out
 
 
-def measure(url: str, case: Case, seconds: float, processes: int) -> Round | None:
+def compiled(folder: Path) -> list[str]:
+    """The command of the load: the C++ one, built in ``folder``, or Python's where there is no compiler."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        return [sys.executable, "-m", "benchmarks.load"]
+    subprocess.run([compiler, "-std=c++17", "-O2", str(LOAD), "-o", str(folder / "load")], check=True)
+    return [str(folder / "load")]
+
+
+def measure(command: Sequence[str], url: str, case: Case, seconds: float, processes: int) -> Round | None:
     """One case under load from ``processes`` processes; None, with a line on standard error, if the door failed."""
+    where = ["--url", url if case.door == "tcp" else url.replace("http", case.door, 1)]
+    if "benchmarks.load" in command:
+        where = [url, "--door", case.door]
     processes = min(processes, case.sessions)
     shares = [case.sessions // processes + (index < case.sessions % processes) for index in range(processes)]
     running = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "benchmarks.load", url, "--door", case.door, "--sessions", str(share)),
-                *("--seconds", str(seconds), "--body", case.agent),
+                *command,
+                *where,
+                *("--sessions", str(share), "--seconds", str(seconds), "--body", case.agent),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -123,16 +146,19 @@ def measure(url: str, case: Case, seconds: float, processes: int) -> Round | Non
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Results:
     """Starts the services, measures, and ends them."""
     with contextlib.ExitStack() as stack:
-        say("starting: the bare echo" + "".join(f", Ray behind {INGRESSES[i]}" for i in options.ingress))
+        command = compiled(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-load-"))))
+        started = [ingress for ingress in options.ingress if ingress != "native"] or ["haproxy"]
+        say("starting: the bare echoes" + "".join(f", Ray behind {INGRESSES[i]}" for i in started))
         servers = {"bare": stack.enter_context(Server("bare"))}
         tracking = ["--tracking", options.tracking] if options.tracking else []
-        for ingress in options.ingress:
+        for ingress in started:
             servers[ingress] = stack.enter_context(Server("serve", "--ingress", ingress, *tracking))
+        servers["native"] = servers[started[-1]]
         results: Results = {case: [] for case in cases(options.door, options.ingress, options.sessions, options.agent)}
         for number in range(options.rounds):
             for case, rounds in results.items():
-                url = servers[case.ingress].urls[case.agent]
-                rounds.append(measure(url, case, options.seconds, options.processes))
+                url = case.url(servers[case.ingress].urls)
+                rounds.append(measure(command, url, case, options.seconds, options.processes))
             say(f"round {number + 1} of {options.rounds} done")
     return results
 
@@ -144,16 +170,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of all cases (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=1, help="that make the load (default: %(default)s)")
-    parser.add_argument("--door", nargs="+", choices=["http", "ws"], default=["http", "ws"])
+    parser.add_argument("--door", nargs="+", choices=list(BARE), default=list(BARE))
     parser.add_argument("--ingress", nargs="+", choices=list(INGRESSES), default=list(INGRESSES))
     parser.add_argument("--agent", nargs="+", choices=["echo", "cartpole"], default=["echo", "cartpole"])
     parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: an untrained model)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
-    parser.add_argument("--quick", action="store_true", help="one short round through HAProxy only")
+    parser.add_argument("--quick", action="store_true", help="one short round, without Serve's proxy")
     options = parser.parse_args(argv)
     if options.quick:
-        options.rounds, options.seconds, options.ingress = 1, 0.5, ["haproxy"]
+        options.rounds, options.seconds, options.ingress = 1, 0.5, ["haproxy", "native"]
     if min(options.rounds, options.processes, *options.sessions) < 1 or options.seconds <= 0:
         parser.error("--rounds, --processes, --sessions and --seconds must be positive")
     return options

@@ -7,6 +7,7 @@ other tests run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
 BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
+FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
+"""Overrides of a job, so that it takes no port that somebody else may have."""
 START_S = 240.0
 """For a whole stack to come up, on a machine that does other things too."""
 
@@ -46,11 +49,18 @@ class Command:
         words: the command and its arguments.
         folder: where it runs; its output is kept there.
         environment: variables to set; None takes one away.
+        runs_in: where it runs, if not in ``folder``.
     """
 
     _count = 0
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: dict[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: dict[str, str | None] | None = None,
+        runs_in: Path | None = None,
+    ) -> None:
         Command._count += 1
         self.folder = folder
         self._mark = secrets.token_hex(8)
@@ -60,7 +70,7 @@ class Command:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [str(BIN / words[0]), *words[1:]],
-                cwd=folder,
+                cwd=runs_in or folder,
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -148,6 +158,11 @@ class Command:
         return time.monotonic() - began
 
 
+def setting(*options: str) -> list[str]:
+    """The words that override options of a job: ``--set KEY=VALUE ...``."""
+    return [word for option in options for word in ("--set", option)]
+
+
 def brayx(folder: Path, *words: str, environment: dict[str, str | None] | None = None) -> Command:
     """``brayx WORDS`` running in ``folder``."""
     return Command(["brayx", *words], folder, environment)
@@ -193,6 +208,19 @@ def trials(folder: Path, project: str = "cartpole") -> dict[str, list[Trial]]:
             trial = Trial(tracking_uri(folder / "mlflow.db"), run.info.run_id, project, run.info.run_name or "")
             found.setdefault(trial.name, []).append(trial)
     return found
+
+
+def written(trial: Trial, metric: str) -> list[tuple[int, float]]:
+    """Every ``(step, value)`` of a metric in the order in which they were written."""
+    from mlflow import MlflowClient
+
+    points = MlflowClient(trial.uri).get_metric_history(trial.run_id, metric)
+    return [(point.step, point.value) for point in sorted(points, key=lambda point: point.timestamp)]
+
+
+def goes_on(points: Sequence[tuple[int, float]]) -> bool:
+    """Whether neither the steps nor the values of what was `written` ever went back."""
+    return all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(points))
 
 
 def metrics_of(command: Command, name: str = "main") -> dict[str, float]:

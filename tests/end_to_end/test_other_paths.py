@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.end_to_end.jobs import brayx, job_folder, trials
+from tests.end_to_end.jobs import FREE_PORTS, brayx, job_folder, setting, trials
 
 DATA = """
 import numpy as np
@@ -22,8 +22,7 @@ def build_source(name, config):
 
 
 def settings(*options: str) -> list[str]:
-    common = ("actor.port=0", "trainer.where=process", "trainer.target_return=null", *options)
-    return [word for option in common for word in ("--set", option)]
+    return setting(*FREE_PORTS, "trainer.where=process", "trainer.target_return=null", *options)
 
 
 def test_a_remote_model_trains(tmp_path: Path) -> None:
@@ -35,6 +34,8 @@ def test_a_remote_model_trains(tmp_path: Path) -> None:
     ((trial,),) = trials(tmp_path).values()
     numbers = trial.metrics()
     assert numbers["env_steps"] >= 1500
+    ended = sum(value for name, value in numbers.items() if name.startswith("sessions_ended"))
+    assert ended == numbers["sessions_started"] > 0, "the books hold what replicas told when they ended"
     assert numbers["policy_version"] > 3
     assert numbers["lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cluster import free_port
-from tests.end_to_end.jobs import Command, brayx, trials
+from brayx.ports import free_port
+from tests.end_to_end.jobs import FREE_PORTS, Command, brayx, setting, trials
 
 OWN_GAME = Path(__file__).parent / "own_game"
 ROUNDS = 10
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
-    with brayx(folder, "train", "game.yaml", "--set", "actor.port=0") as training:
+    with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 0, training.err
         training.gone(15.0)
     (trial,) = trials(folder, "signals")["main"]
@@ -95,7 +95,7 @@ def test_the_committed_messages_are_those_of_the_proto_file() -> None:
 
 def _refused(folder: Path, said: str) -> None:
     """Training exits with code 2 and one line, before it starts anything that would have to be stopped."""
-    with brayx(folder, "train", "game.yaml", "--set", "actor.port=0") as training:
+    with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 2, training.err
         training.gone(15.0)
     lines = training.err.strip().splitlines()

@@ -13,12 +13,12 @@ import pytest
 import torch
 import yaml
 
+from brayx.ports import free_port
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from deployments.actor import build_model
 from deployments.job import JobConfig
-from pipelines.cluster import free_port
 from tests.end_to_end.jobs import ROOT, Command, is_free, said_on_failure
 
 POLICY_VERSION = 41
@@ -84,7 +84,11 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
     environment = HAPROXY if ingress == "haproxy" else {}
     with Command(["serve", "run", "serve_config.yaml"], tmp_path, environment) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
-        assert status(url) == {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
+        said = status(url)
+        expected = {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
+        assert said == {**said, **expected}
+        native = {"http": "http://127.0.0.1:8100", "ws": "ws://127.0.0.1:8100", "tcp": "tcp://127.0.0.1:8101"}
+        assert said["doors"] == native, "serve_config.yaml opens the default native ports"
         assert all(action in (0, 1) for action in play(url))
         code, reply = call(url, b"{}", session="game-2", step_kind="tick")
         assert (code, json.loads(reply)["error"]) == (404, "session_unknown")
@@ -105,6 +109,20 @@ def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
         assert status(url)["policy_versions"] == {"model": POLICY_VERSION}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"
         assert "untrained" not in command.err + command.out
+        ends_clean(command, url)
+
+
+def test_the_shipped_file_serves_from_the_repository(tmp_path: Path, tracking_db: str) -> None:
+    """All of it but the port, which others may have; and not the champion of whoever works in this folder."""
+    port = free_port()
+    shipped = (ROOT / "serve_config.yaml").read_text()
+    assert shipped.count("port: 8000\n") == 1
+    config, url = tmp_path / "serve_config.yaml", f"http://127.0.0.1:{port}"
+    config.write_text(shipped.replace("port: 8000\n", f"port: {port}\n"))
+    words, environment = ["serve", "run", str(config)], {"MLFLOW_TRACKING_URI": tracking_db}
+    with Command(words, tmp_path, environment, runs_in=ROOT) as command, said_on_failure(command):
+        command.until(lambda: bool(status(url)), "the service answered")
+        assert all(action in (0, 1) for action in play(url))
         ends_clean(command, url)
 
 

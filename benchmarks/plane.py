@@ -1,0 +1,119 @@
+"""What the session plane costs where there are many sessions, and where a request comes to the wrong replica.
+
+    python -m benchmarks.plane
+
+Rows of one run: the rate at many sessions against that at 16, each on the same service; the memory that a session takes
+in the replica; and the median of a tick that a replica passes on against one that it answers itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.load import ECHO_BODY
+from benchmarks.servers import Server
+from benchmarks.tables import Table, machine, median, median_ratio
+from benchmarks.ticks import compiled
+from brayx.gamecore.client import Client
+
+
+def rate(command: Sequence[str], url: str, sessions: int, seconds: float) -> float:
+    """Ticks a second of the C++ load."""
+    words = ["--url", url, "--sessions", str(sessions), "--seconds", str(seconds), "--body", "echo"]
+    done = subprocess.run([*command, *words], stdout=subprocess.PIPE, text=True, check=True)
+    return float(json.loads(done.stdout)["ticks_per_s"])
+
+
+def listeners(url: str) -> list[psutil.Process]:
+    """The processes that listen at a URL's port."""
+    port = urlsplit(url).port
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr]
+    pids = {c.pid for c in listening if c.laddr and c.laddr.port == port}
+    return [psutil.Process(pid) for pid in pids if pid]
+
+
+def bytes_a_session(url: str, sessions: int) -> float:
+    """Growth of the replicas' resident memory by session, all of them open and having ticked once."""
+    replicas = listeners(url)
+    with contextlib.ExitStack() as stack:
+        before = 0
+        for number in range(2 * sessions):
+            if number == sessions:  # the first half warms allocators up
+                before = sum(process.memory_info().rss for process in replicas)
+            client = stack.enter_context(Client(url))
+            client.start()
+            client.tick(ECHO_BODY)
+        after = sum(process.memory_info().rss for process in replicas)
+    return (after - before) / sessions
+
+
+def p50s(session_at: str, other: str, seconds: float) -> tuple[float, float]:
+    """Median seconds of a tick at its session's replica, and of one that the other replica passes on."""
+    with Client(session_at) as owner, Client(other) as stranger:
+        owner.start()
+        stranger._session = owner.session  # the same session through the other door
+        samples: tuple[list[float], list[float]] = ([], [])
+        until = time.perf_counter() + 2 * seconds
+        while time.perf_counter() < until:
+            for client, into in zip((owner, stranger), samples, strict=True):
+                began = time.perf_counter()
+                client.tick(ECHO_BODY)
+                into.append(time.perf_counter() - began)
+        stranger._session = None
+    return median(samples[0]) or 0.0, median(samples[1]) or 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=2000, help="that are many (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    options = parser.parse_args(argv)
+    about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians"
+    few: dict[str, list[float | None]] = {"tcp": [], "http": []}
+    many: dict[str, list[float | None]] = {"tcp": [], "http": []}
+    own, passed = [], []
+    with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
+        command = compiled(Path(folder))
+        with Server("serve", "--ingress", "haproxy") as server:
+            urls = {"tcp": server.urls["echo tcp"], "http": server.urls["echo native"]}
+            for _ in range(options.rounds):
+                for door, url in urls.items():
+                    few[door].append(rate(command, url, 16, options.seconds))
+                    many[door].append(rate(command, url, options.sessions, options.seconds))
+            memory = {door: bytes_a_session(url, options.sessions // 2) for door, url in urls.items()}
+    with Server("replicas") as server:
+        for _ in range(options.rounds):
+            at, passing = p50s(server.urls["replica 0"], server.urls["replica 1"], options.seconds)
+            own.append(at)
+            passed.append(passing)
+    table = Table(["what", ">value"])
+    for door in few:
+        table.add(f"{door}, {options.sessions} sessions: rate to that at 16", median_ratio(many[door], few[door]))
+        table.add(f"{door}: KiB a session", memory[door] / 1024)
+    table.add("HTTP between replicas: own tick, p50 ms", 1e3 * (median(own) or 0.0))
+    table.add("a tick that is passed on, p50 ms", 1e3 * (median(passed) or 0.0))
+    if options.markdown:
+        print(f"{about}\n\n{table.markdown()}")
+    else:
+        Console().print(about, Markdown(table.markdown()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

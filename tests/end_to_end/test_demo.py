@@ -1,0 +1,27 @@
+"""A demo that is cut short: it plays and draws all the same, and says that its champion is not good enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path) -> None:
+    words = ["demo", "--games", "4", *setting(*FREE_PORTS, "trainer.where=process", "trainer.num_steps=1500")]
+    with brayx(tmp_path, *words) as command, said_on_failure(command):
+        assert command.ended() == 1
+        assert "champion: cartpole version 1" in command.out
+        assert "over 4 games" in command.out
+        assert "is below 475" in command.out.splitlines()[-1]
+        assert "next:" not in command.out
+        command.gone(10.0)
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    (trial,) = trials(tmp_path)["main"]
+    assert trial.status == "FINISHED"
+    assert "curve.png" in [file.path for file in MlflowClient(trial.uri).list_artifacts(trial.run_id)]
