@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import TrackingError
@@ -303,6 +303,11 @@ class HubClient:
         """Records one sample, as `Recorder.add`."""
         with self._lock:
             self._recorder.add(name, value, label=label, kind=kind, weight=weight)
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        """Records many samples, as `Recorder.add_all`."""
+        with self._lock:
+            self._recorder.add_all(name, values)
 
     def merge(self, part: Drained) -> None:
         """Adds what another recorder drained."""

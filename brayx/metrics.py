@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -110,6 +112,15 @@ class _Cell:
             slot = bisect.bisect_left(BOUNDS, value)
             self.buckets[slot] = self.buckets.get(slot, 0.0) + weight
 
+    def add_all(self, values: Sequence[float]) -> None:
+        self.count += len(values)
+        self.total += sum(values)
+        self.maximum = max(self.maximum, *values)
+        self.last = values[-1]
+        if self.histogram:
+            for slot, count in Counter([bisect.bisect_left(BOUNDS, value) for value in values]).items():
+                self.buckets[slot] = self.buckets.get(slot, 0.0) + count
+
     def merge(self, other: _Cell) -> None:
         self.count += other.count
         self.total += other.total
@@ -136,6 +147,9 @@ class Sink(Protocol):
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample, as `Recorder.add`."""
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        """Records samples of one of brayx's metrics, as `Recorder.add_all`."""
 
     def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what a recorder drained, as `Recorder.merge`."""
@@ -174,6 +188,18 @@ class Recorder:
                 self._own[name] = Metric(name, "", kind or Kind.MEAN, "application metric")
             cell = self._cells[name, label] = _Cell(histogram=self.metric(name).kind is Kind.PERCENTILE)
         cell.add(float(value), weight)
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        """Records many samples of a metric of `METRICS`, at a small part of what `add` costs for each.
+
+        Args:
+            name: the metric; it has no label.
+            values: the samples, one at least, in the metric's unit.
+        """
+        cell = self._cells.get((name, ""))
+        if cell is None:
+            cell = self._cells[name, ""] = _Cell(histogram=METRICS[name].kind is Kind.PERCENTILE)
+        cell.add_all(values)
 
     def metric(self, name: str) -> Metric:
         """The declaration of ``name``; an application's own defaults to a mean."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,6 +77,10 @@ class ActorRuntime:
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample with the recorder of the time: what a builder makes may record into the runtime."""
         self.recorder.add(name, value, label=label, kind=kind, weight=weight)
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        """Records many samples, as `Recorder.add_all`."""
+        self.recorder.add_all(name, values)
 
     def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what another recorder drained."""
@@ -143,13 +147,13 @@ class ActorReplica(GrpcDoor):
 
     def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
         """Answers a request here, or has the session's owner answer it."""
+        table = self._table
         if self._keys is not None and not let_in:
             try:
                 self._keys.check(request, time.time())
             except Unauthorized as error:
                 self._refuse(reply, error)
                 return
-        table = self._table
         kind = request.kind
         if request.session in table or forwarded or kind is StepKind.CALL:
             table.submit(request, reply)

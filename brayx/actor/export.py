@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -227,6 +227,11 @@ class Exporter:
         """Records one sample, as `Recorder.add`."""
         with self._lock:
             self._into.add(name, value, label=label, kind=kind, weight=weight)
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        """Records many samples, as `Recorder.add_all`."""
+        with self._lock:
+            self._into.add_all(name, values)
 
     def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what another recorder drained."""

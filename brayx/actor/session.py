@@ -2,7 +2,8 @@
 
 Pure asyncio: no Ray, no HTTP. A session is a task with an inbox: a door puts a `StepRequest` in and is called back
 with bytes or a typed error, so that the order of a session's requests is the order in which they came, and nothing
-but the session's own task ever calls its actor. The directory of other replicas is reached through the callables
+but the session's own task ever calls its actor. A tick that finds that task waiting is begun as the task's at once
+(`brayx.actor.eager`). The directory of other replicas is reached through the callables
 ``claim`` and ``release``. A session ends in exactly one place (`SessionTable.end`), whatever ended it: a stop, an
 agent that raised, a client that went away, idleness, or the replica's own end.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
 from collections import OrderedDict, deque
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from brayx.actor.actor import Actor
+from brayx.actor.eager import Rest, begin
 from brayx.actor.service import Reply, Service
 from brayx.errors import (
     AgentError,
@@ -45,6 +48,9 @@ _MOST_SWEEP_S = 0.25
 _LAST_WORD_S = 1.5
 _WAITS_TIMED = 8
 """The wait of one tick in as many is timed, and stands for all of them: timing each would be felt."""
+_RECORDED_AT_ONCE = 256
+"""Ticks are recorded in lots of as many, when a session ends, and at each sweep: one by one would be felt, too."""
+_TICK, _STOP, _START, _CALL = StepKind.TICK, StepKind.STOP, StepKind.START, StepKind.CALL
 
 BETWEEN = "between"
 """Layer of the error for a request that came while its session was moved: it was not applied."""
@@ -89,6 +95,7 @@ class Session:
     __slots__ = (
         "actor",
         "began",
+        "context",
         "ended",
         "fallen",
         "id",
@@ -100,6 +107,7 @@ class Session:
         "moving",
         "on_end",
         "park",
+        "rest",
         "seq",
         "task",
         "ticks",
@@ -114,6 +122,8 @@ class Session:
         self.id = session
         self.inbox: deque[tuple[StepRequest, Reply, float]] = deque()
         self.wake: asyncio.Future[None] | None = None
+        self.context = contextvars.copy_context()
+        self.rest: Rest | None = None
         self.began = 0.0
         self.timed_out = False
         self.last_seen = time.monotonic()
@@ -209,6 +219,7 @@ class SessionTable(Service):
         self._stateless: Actor | None = None
         self._closed = False
         self._turn = 0
+        self._tick_seconds: list[float] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -250,16 +261,22 @@ class SessionTable(Service):
     def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
         """Takes a request, see `Service.submit`; it is counted, and the session has ended if it had to."""
         kind = request.kind
-        if kind is StepKind.TICK or kind is StepKind.STOP:
+        if kind is _TICK or kind is _STOP:
             session = self._sessions.get(request.session)
             if session is None:
                 self._refuse(reply, self._gone(request.session, kind.value))
+            elif session.wake is not None and kind is _TICK and asyncio.current_task() is None:
+                # The task waits, so nothing is before this tick.
+                tick = self._tick(session, request, reply, time.perf_counter())
+                session.rest = begin(session.task, session.context, tick)
+                if session.rest is not None:
+                    session.rouse()
             elif len(session.inbox) >= self._max_waiting:
                 waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
                 self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
             else:
                 session.put(request, reply)
-        elif kind is StepKind.START:
+        elif kind is _START:
             self._start(request, reply)
         else:
             self._call(request, reply)
@@ -292,18 +309,19 @@ class SessionTable(Service):
             return
         self._refuse(reply, error)
 
-    def _enter(self, session: Session, begin: Callable[[Session], Awaitable[bool]]) -> None:
+    def _enter(self, session: Session, how: Callable[[Session], Awaitable[bool]]) -> None:
         self._sessions[session.id] = session
-        session.task = asyncio.get_running_loop().create_task(self._live(session, begin))
+        loop = asyncio.get_running_loop()
+        session.task = loop.create_task(self._live(session, how), context=session.context)
         self._tasks[session.task] = session
         session.task.add_done_callback(self._tasks.pop)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
 
-    async def _live(self, session: Session, begin: Callable[[Session], Awaitable[bool]]) -> None:
-        """A session's task, from its start to its last word."""
+    async def _live(self, session: Session, how: Callable[[Session], Awaitable[bool]]) -> None:
+        """A session's task, from its start (``how``) to its last word."""
         try:
-            if not await begin(session):
+            if not await how(session):
                 return
         except asyncio.CancelledError:
             return  # ended before it began
@@ -382,18 +400,27 @@ class SessionTable(Service):
         """Answers a session's requests, one after the other, until it has ended."""
         inbox, loop = session.inbox, asyncio.get_running_loop()
         while True:
+            rest, session.rest = session.rest, None
+            if rest is not None:
+                await rest
             while inbox and not session.ended:
                 request, reply, arrived = inbox.popleft()
-                if request.kind is StepKind.TICK:
+                if request.kind is _TICK:
                     await self._tick(session, request, reply, arrived)
-                elif request.kind is StepKind.CALL:
+                elif request.kind is _CALL:
                     await self._move(session)
                 else:
                     await self._stop(session, request, reply)
             if session.ended:
                 return
             session.wake = wake = loop.create_future()
-            await wake
+            try:
+                await wake
+            except asyncio.CancelledError:
+                begun: Rest | None = session.rest
+                if begun is None:
+                    raise
+                begun.cancel()
 
     async def _tick(self, session: Session, request: StepRequest, reply: Reply, arrived: float) -> None:
         seq = request.seq
@@ -419,14 +446,23 @@ class SessionTable(Service):
         session.ticks += 1
         if seq is not None:
             session.seq, session.kept = seq + 1, answer
-        recorder = self.recorder
-        recorder.add("ticks", 1.0)
         if session.fallen is None:
-            recorder.add("tick_seconds", time.perf_counter() - arrived)
+            self._tick_seconds.append(time.perf_counter() - arrived)
+            if len(self._tick_seconds) >= _RECORDED_AT_ONCE:
+                self._record()
             reply(answer)
-        session.fallen = None
+        else:
+            session.fallen = None
+            self.recorder.add("ticks", 1.0)
         if self._snapshot_every and session.ticks % self._snapshot_every == 0:
             await self._snapshot(session)
+
+    def _record(self) -> None:
+        """Hands the recorder the ticks answered since the last time."""
+        seconds, self._tick_seconds = self._tick_seconds, []
+        if seconds:
+            self.recorder.add("ticks", float(len(seconds)))
+            self.recorder.add_all("tick_seconds", seconds)
 
     async def _in_time(
         self, session: Session, request: StepRequest, reply: Reply, deadline_s: float, arrived: float
@@ -581,6 +617,7 @@ class SessionTable(Service):
         self._ended[session.id] = reason
         while len(self._ended) > _REMEMBERED_ENDS:
             self._ended.popitem(last=False)
+        self._record()
         self.recorder.add("sessions_ended", 1.0, label=reason)
         self.recorder.add("sessions_active", len(self._sessions))
         session.rouse()
@@ -643,6 +680,7 @@ class SessionTable(Service):
         every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MOST_SWEEP_S)
         while True:
             await asyncio.sleep(every_s)
+            self._record()
             now = time.monotonic()
             late, idle, gone = (
                 now - limit for limit in (self._tick_timeout_s, self._idle_timeout_s, self._reconnect_timeout_s)

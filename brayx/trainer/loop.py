@@ -45,6 +45,8 @@ _BETTER_BY = 0.05
 """A checkpoint out of turn needs a return this share better than the best saved so far,"""
 _BETTER_AFTER_S = 2.0
 """and this long since the last, because saving holds up learning."""
+_LAST_RETURNS_S = 3.0
+"""A training that is over before its games' returns have come in waits this long for them."""
 
 
 class Publisher(Protocol):
@@ -262,6 +264,10 @@ def learn(
     if publish is not None:
         counters.seconds = time.monotonic() - began
         counters.policy_version = publish.publish(module_weights(module), counters.env_steps)
+        deadline = time.monotonic() + _LAST_RETURNS_S
+        while reason == "num_steps" and return_mean is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            return_mean = _return_mean(numbers.newest(), config.target_games)
         save(return_mean)
     return Summary(
         reason=reason,

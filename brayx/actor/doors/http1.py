@@ -154,6 +154,7 @@ class HttpConnection(Connection):
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[bytes, StepRequest | BrayxError | None, bool]] = deque()
         self._queued_bytes = 0
+        self._answering = False
         self._head = bytearray()
         self._clear()
 
@@ -277,7 +278,10 @@ class HttpConnection(Connection):
         return self.stalled_since is None
 
     def _next(self) -> None:
-        """Answers what waits, one at a time."""
+        """Answers what waits, one at a time; an answer that comes before `submit` returns goes on here, no deeper."""
+        if self._answering:
+            return
+        self._answering = True
         while self._queue and not self.in_flight:
             url, request, keep = self._queue.popleft()
             if isinstance(request, StepRequest):
@@ -295,6 +299,7 @@ class HttpConnection(Connection):
                 self.waiting_since = None
                 forwarded = self._left is not None and url.startswith(_FORWARDED_STEP)
                 self.service.submit(request, self._reply_keeping if keep else self._reply_closing, forwarded=forwarded)
+        self._answering = False
         self.regulate()
 
     def regulate(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from brayx.actor.actor import Actor
+from brayx.actor.service import into
 from brayx.actor.session import SessionTable, Snapshot
 from brayx.errors import (
     AgentError,
@@ -83,19 +84,35 @@ class Script(Actor):
 class Bench:
     """A table, the actors it made, and short words for requests."""
 
+    from_callback = False
+    """Requests come as from a native port, out of a callback of the loop; else as from Serve, out of a task."""
+
     def __init__(self, **options: object) -> None:
         self.actors: list[Script] = []
         self.table = SessionTable(self._make, **options)  # type: ignore[arg-type]
+
+    def step(self, request: StepRequest) -> Awaitable[bytes]:
+        if not self.from_callback:
+            return self.table.step(request)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        loop.call_soon(self.table.submit, request, into(answer))
+        return answer
 
     def _make(self) -> Script:
         self.actors.append(Script())
         return self.actors[-1]
 
     def number(self, seq: int, body: bytes) -> Awaitable[bytes]:
-        return self.table.step(StepRequest(StepKind.TICK, "s", body, seq=seq))
+        return self.step(StepRequest(StepKind.TICK, "s", body, seq=seq))
 
     def ask(self, kind: str, session: str = "s", body: bytes = b"") -> Awaitable[bytes]:
-        return self.table.step(StepRequest(StepKind(kind), session, body))
+        return self.step(StepRequest(StepKind(kind), session, body))
+
+
+@pytest.fixture(autouse=True, params=["task", "callback"])
+def _whence(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "from_callback", request.param == "callback")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -591,6 +608,7 @@ class TestFallback:
         assert await late == expected, "a repeat gets what was answered"
         assert await bench.number(2, b"next") == b"s:next"
         assert bench.actors[0].missed_after == [b"wait"]
+        await bench.ask("stop")
         numbers = recorder.summary()
         assert numbers[f"ticks_fallen_back.{fallback}"] == 1
         assert numbers["ticks"] == 3

@@ -50,7 +50,7 @@ class Numbers:
         self.samples.setdefault(name, []).append(value)
 
     def newest(self):
-        return self.trial
+        return self.trial() if callable(self.trial) else self.trial
 
 
 class Folders:
@@ -144,7 +144,8 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
 
 def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
     stream = batches(6)
-    summary, *_ = run(tmp_path, stream=stream, num_steps=3 * BATCH_STEPS)
+    enough = {"episode_return.last100": 20.0, "games": 20, "games_in_window": 20}
+    summary, *_ = run(tmp_path, stream=stream, newest=enough, num_steps=3 * BATCH_STEPS)
     assert (summary.reason, summary.updates) == ("num_steps", 3)
     assert len(list(stream)) == 3
 
@@ -159,6 +160,18 @@ def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
     )
     assert (summary.reason, summary.updates, summary.return_mean) == ("target_return", 1, 480.0)
     assert keeper.saved[-1][1] == {"episode_return": 480.0}
+
+
+def test_returns_that_come_in_after_a_short_training_still_count(tmp_path):
+    asked = []
+
+    def newest():
+        asked.append(1)
+        return {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20} if len(asked) > 4 else {}
+
+    summary, _, _, keeper, _ = run(tmp_path, newest=newest, num_steps=2 * BATCH_STEPS)
+    assert (summary.reason, summary.return_mean) == ("num_steps", 21.0)
+    assert keeper.saved[-1][1] == {"episode_return": 21.0}
 
 
 def test_one_lucky_game_after_a_resume_is_neither_the_end_nor_the_best(tmp_path):
