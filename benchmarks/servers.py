@@ -3,8 +3,8 @@
 ``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
 reads which when it starts, hence a process for each), and with their native ports. ``bare`` is what the same two cores
 give without brayx: Starlette on uvicorn with a handler that returns the body, and for Bray's TCP framing a server of
-asyncio's streams that starts a task for each request, as Bray's worker does, on uvloop. ``door`` is brayx's door on
-uvicorn without Serve.
+asyncio's streams that starts a task for each request, as Bray's worker does, on asyncio's own loop and on uvloop.
+``door`` is brayx's door on uvicorn without Serve, ``replicas`` an echo of two replicas.
 
 To profile a replica under load (py-spy is not among the dependencies; PID is that of ``ServeReplica:cartpole``):
 
@@ -145,10 +145,12 @@ def _bare() -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    framing = socket.create_server(("127.0.0.1", 0), backlog=256)
-    threading.Thread(target=uvloop.run, args=(_bray_like(framing),), daemon=True).start()
     urls = {"echo": f"http://127.0.0.1:{listener.getsockname()[1]}"}
-    _tell_and_wait({**urls, "echo tcp": f"tcp://127.0.0.1:{framing.getsockname()[1]}"})
+    for name, run in (("echo tcp", asyncio.run), ("echo uvloop", uvloop.run)):
+        framing = socket.create_server(("127.0.0.1", 0), backlog=256)
+        threading.Thread(target=run, args=(_bray_like(framing),), daemon=True).start()
+        urls[name] = f"tcp://127.0.0.1:{framing.getsockname()[1]}"
+    _tell_and_wait(urls)
     server.should_exit = True
     thread.join(5.0)
 

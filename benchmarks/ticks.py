@@ -29,6 +29,7 @@ from benchmarks.servers import Server
 from benchmarks.tables import Table, each, machine, median, median_ratio
 
 BARE = {"http": "Starlette on uvicorn", "ws": "Starlette on uvicorn", "tcp": "asyncio streams, a task a request"}
+UVLOOP = "the same on uvloop"
 LOAD = Path(__file__).parents[1] / "clients" / "cpp" / "load.cpp"
 INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy", "native": "native port"}
 
@@ -40,24 +41,26 @@ class Case:
     Attributes:
         agent: ``echo`` or ``cartpole``.
         door: ``http``, ``ws`` or ``tcp``.
-        ingress: ``bare``, ``serve``, ``haproxy`` or ``native``.
+        ingress: ``bare``, ``serve``, ``haproxy`` or ``native``; over ``tcp`` also ``uvloop``, as bare on another loop.
         sessions: at once, each with one tick under way.
+        shared: they share one connection, over ``tcp``; else each has its own.
     """
 
     agent: str
     door: str
     ingress: str
     sessions: int
+    shared: bool = False
 
     @property
     def yardstick(self) -> Case:
         """The bare echo that this case is compared with."""
-        return Case("echo", self.door, "bare", self.sessions)
+        return Case("echo", self.door, "bare", self.sessions, self.shared)
 
     def url(self, urls: Mapping[str, str]) -> str:
         """Where the load goes, of a server's URLs."""
         if self.door == "tcp":
-            return urls[f"{self.agent} tcp"]
+            return urls["echo uvloop" if self.ingress == "uvloop" else f"{self.agent} tcp"]
         return urls[f"{self.agent} native" if self.ingress == "native" else self.agent]
 
 
@@ -75,10 +78,17 @@ Results = dict[Case, list[Round | None]]
 
 
 def cases(doors: Sequence[str], ingresses: Sequence[str], sessions: Sequence[int], agents: Sequence[str]) -> list[Case]:
-    """All cases, the yardsticks first."""
+    """All cases, the yardsticks first; over TCP there is no ingress, and several sessions also share a connection."""
     bare = [Case("echo", door, "bare", n) for door in doors for n in sessions]
-    served = [Case(a, d, i, n) for a in agents for d in doors for i in ingresses for n in sessions]
-    return bare + [case for case in served if case.door != "tcp" or case.ingress == "native"]
+    served = [Case(a, d, i, n) for a in agents for d in doors if d != "tcp" for i in ingresses for n in sessions]
+    if "tcp" in doors:
+        shared = [n for n in sessions if n > 1]
+        bare += [Case("echo", "tcp", "uvloop", n) for n in sessions]
+        bare += [Case("echo", "tcp", i, n, shared=True) for i in ("bare", "uvloop") for n in shared]
+        if "native" in ingresses:
+            served += [Case(a, "tcp", "native", n) for a in agents for n in sessions]
+            served += [Case(a, "tcp", "native", n, shared=True) for a in agents for n in shared]
+    return bare + served
 
 
 def table(results: Results) -> Table:
@@ -90,8 +100,8 @@ def table(results: Results) -> Table:
         out.add(
             case.agent,
             case.door,
-            INGRESSES.get(case.ingress, BARE[case.door]),
-            case.sessions,
+            {**INGRESSES, "uvloop": UVLOOP}.get(case.ingress, BARE[case.door]),
+            f"{case.sessions} on one" if case.shared else case.sessions,
             median(rates),
             median(each(rounds, lambda r: 1e3 * r.p50_s)),
             median(each(rounds, lambda r: 1e3 * r.p99_s)),
@@ -122,6 +132,7 @@ def measure(command: Sequence[str], url: str, case: Case, seconds: float, proces
                 *command,
                 *where,
                 *("--sessions", str(share), "--seconds", str(seconds), "--body", case.agent),
+                *(("--connections", "1") if case.shared else ()),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -153,6 +164,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Results:
         tracking = ["--tracking", options.tracking] if options.tracking else []
         for ingress in started:
             servers[ingress] = stack.enter_context(Server("serve", "--ingress", ingress, *tracking))
+        servers["uvloop"] = servers["bare"]
         servers["native"] = servers[started[-1]]
         results: Results = {case: [] for case in cases(options.door, options.ingress, options.sessions, options.agent)}
         for number in range(options.rounds):

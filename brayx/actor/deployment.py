@@ -155,13 +155,12 @@ class ActorReplica(GrpcDoor):
                 self._refuse(reply, error)
                 return
         kind = request.kind
-        if request.session in table or forwarded or kind is StepKind.CALL:
+        if (kind is StepKind.TICK or kind is StepKind.STOP) and table.take(request, reply):
+            return
+        if kind is StepKind.START and self._draining and not forwarded:
+            self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+        elif forwarded or kind is StepKind.START or kind is StepKind.CALL:
             table.submit(request, reply)
-        elif kind is StepKind.START:
-            if self._draining:
-                self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
-            else:
-                table.submit(request, reply)
         elif len(self._routing) >= _MAX_ROUTING:
             self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
         else:

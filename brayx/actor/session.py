@@ -262,24 +262,30 @@ class SessionTable(Service):
         """Takes a request, see `Service.submit`; it is counted, and the session has ended if it had to."""
         kind = request.kind
         if kind is _TICK or kind is _STOP:
-            session = self._sessions.get(request.session)
-            if session is None:
+            if not self.take(request, reply):
                 self._refuse(reply, self._gone(request.session, kind.value))
-            elif session.wake is not None and kind is _TICK and asyncio.current_task() is None:
-                # The task waits, so nothing is before this tick.
-                tick = self._tick(session, request, reply, time.perf_counter())
-                session.rest = begin(session.task, session.context, tick)
-                if session.rest is not None:
-                    session.rouse()
-            elif len(session.inbox) >= self._max_waiting:
-                waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
-                self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
-            else:
-                session.put(request, reply)
         elif kind is _START:
             self._start(request, reply)
         else:
             self._call(request, reply)
+
+    def take(self, request: StepRequest, reply: Reply) -> bool:
+        """Takes a tick or a stop as `submit` does; False: no such session runs here, and nothing has been done."""
+        session = self._sessions.get(request.session)
+        if session is None:
+            return False
+        if session.wake is not None and request.kind is _TICK and asyncio.current_task() is None:
+            # The task waits, so nothing is before this tick.
+            tick = self._tick(session, request, reply, time.perf_counter())
+            session.rest = begin(session.task, session.context, tick)
+            if session.rest is not None:
+                session.rouse()
+        elif len(session.inbox) < self._max_waiting:
+            session.put(request, reply)
+        else:
+            waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
+            self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
+        return True
 
     def resume(self, session: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
         """Goes on with a session that ran elsewhere, whose id is this replica's already.
@@ -437,12 +443,21 @@ class SessionTable(Service):
         if self._turn == _WAITS_TIMED:
             self._turn = 0
             self.recorder.add("tick_wait_seconds", time.perf_counter() - arrived, weight=_WAITS_TIMED)
+        answer: bytes | None
         if self._tick_deadline_s is None:
-            answer = await self._run(session, session.actor.tick(request.body), "tick", reply)
+            # What `_run` does, without its coroutines: they would be felt.
+            session.began = time.monotonic()
+            try:
+                answer = await session.actor.tick(request.body)
+            except BaseException as error:
+                self._failed(session, self._typed(session, error, "tick"), reply)
+                return
+            finally:
+                self._done(session)
         else:
             answer = await self._in_time(session, request, reply, self._tick_deadline_s, arrived)
-        if answer is None:
-            return
+            if answer is None:
+                return
         session.ticks += 1
         if seq is not None:
             session.seq, session.kept = seq + 1, answer
@@ -516,48 +531,51 @@ class SessionTable(Service):
     async def _run(self, session: Session, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
         """Runs one request of a session; whatever leaves the agents in doubt ends the session. None: it was refused."""
         try:
-            answer = await self._guard(session, work, kind)
-        except BadBody as error:
-            session.last_seen = time.monotonic()
-            self._refuse(reply, error)
+            return await self._guard(session, work, kind)
+        except (BrayxError, asyncio.CancelledError) as error:
+            self._failed(session, error, reply)
             return None
-        except BrayxError as error:
-            self.end(session, "error")
-            self._refuse(reply, error)
-            return None
-        except asyncio.CancelledError:
+
+    def _failed(self, session: Session, error: BaseException, reply: Reply) -> None:
+        """Tells why a request came to nothing; ends the session, unless only the body was bad."""
+        if not isinstance(error, BrayxError):
             self._refuse(reply, SessionLost(f"session {session.id!r} was ended here: drained", reason="drained"))
-            raise
-        session.last_seen = time.monotonic()
-        return answer
+            raise error
+        if not isinstance(error, BadBody):
+            self.end(session, "error")
+        self._refuse(reply, error)
 
     async def _guard(self, session: Session, work: Awaitable[T], kind: str) -> T:
         """What the actor answers; what it raises as a typed error, lateness included (`_sweep` looks for that)."""
         session.began = time.monotonic()
         try:
             return await work
-        except asyncio.CancelledError:
-            if not session.timed_out:
-                if _is_cancelled():
-                    raise
-                raise AgentError(f"the actor raised in {kind}: CancelledError") from None
-            raise DeadlineExceeded(
-                f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}",
-                layer="actor",
-            ) from None
-        except AgentError as error:
-            logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
-            raise
-        except BrayxError:
-            raise
-        except Exception as error:
-            logger.exception("session %s: the actor raised in %s", session.id, kind)
-            raise AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise self._typed(session, error, kind) from error.__cause__
         finally:
-            session.began = 0.0
+            self._done(session)
+
+    def _done(self, session: Session) -> None:
+        """The actor is not working for the session any more."""
+        session.last_seen = time.monotonic()
+        session.began = 0.0
+        if session.timed_out:
+            session.timed_out = False
+            session.task.uncancel()
+
+    def _typed(self, session: Session, error: BaseException, kind: str) -> BaseException:
+        """What the actor raised as a typed error; the cancelling of the session's task as it is."""
+        if isinstance(error, asyncio.CancelledError):
             if session.timed_out:
-                session.timed_out = False
-                session.task.uncancel()
+                late = f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}"
+                return DeadlineExceeded(late, layer="actor")
+            return error if _is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
+        if isinstance(error, AgentError):
+            logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
+        elif isinstance(error, Exception) and not isinstance(error, BrayxError):
+            logger.error("session %s: the actor raised in %s", session.id, kind, exc_info=error)
+            return AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}")
+        return error
 
     async def _snapshot(self, session: Session) -> None:
         """Has the actor's state kept; an actor that cannot give one goes on without."""

@@ -186,7 +186,7 @@ class HttpConnection(Connection):
                 self._too_large(value.decode())
         elif name == b"expect":
             if value.lower() == b"100-continue" and self._refused is None:
-                self.transport.write(_CONTINUE)
+                self.write(_CONTINUE)
         elif name == b"upgrade":
             self._upgrade = value.lower() == b"websocket"
 
@@ -324,8 +324,8 @@ class HttpConnection(Connection):
         self.in_flight = 0
         self.waiting_since = time.monotonic()
         if isinstance(result, bytes):
-            if keep and not self.transport.is_closing():
-                self.transport.write(_OK % (len(result), result))
+            if keep:
+                self.write(_OK % (len(result), result))
             else:
                 self._write(200, result, keep, b"application/octet-stream")
         else:
@@ -348,9 +348,9 @@ class HttpConnection(Connection):
         more = (b"retry-after: 1\r\n" if retry else b"") + (b"" if keep else b"connection: close\r\n")
         phrase = HTTPStatus(status).phrase.encode()
         head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
-        self.transport.write(head % (status, phrase, content_type, len(body), more) + body)
+        self.write(head % (status, phrase, content_type, len(body), more) + body)
         if not keep:
-            self.transport.close()
+            self.close()
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers what cannot be read any further, and closes."""
@@ -359,6 +359,7 @@ class HttpConnection(Connection):
     def _hand_over(self, data: bytes, early: int) -> None:
         """Makes the connection a WebSocket's; it stays counted. The last ``early`` bytes came after the opening."""
         opening = len(data) - early
+        self.flush()
         self.stalled_since = self.waiting_since = None
         self._clear()
         self._head.clear()
@@ -377,7 +378,7 @@ class HttpConnection(Connection):
     def expire(self, what: str) -> None:
         if self.stalled_since is not None and not self.in_flight:
             self._fail(DeadlineExceeded(what, layer="door"), 408)
-        self.transport.close()
+        self.close()
 
 
 class _Refused(Exception):

@@ -72,13 +72,14 @@ class Connection(asyncio.Protocol):
         self.closing_since: float | None = None
         self._reading = True
         self._writable = True
+        self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without being one.
         self.transport = cast(asyncio.Transport, transport)
         if not self.listener.take(self):
             self.refuse()
-            self.transport.close()
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.drop(self)
@@ -102,13 +103,34 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.pause_reading()
 
+    def write(self, data: bytes) -> None:
+        """Sends at the end of this turn of the loop, with what the listener's other connections have to send.
+
+        A reply sent while requests are still being read would wake the client up for that one alone: on a machine that
+        it shares with the service, that costs more than the tick.
+        """
+        if not self._unsent:
+            self.listener.flush_soon(self)
+        self._unsent.append(data)
+
+    def flush(self) -> None:
+        """Sends now what there is to send."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self.transport.is_closing():
+            self.transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+
+    def close(self) -> None:
+        """Closes once everything is sent."""
+        self.flush()
+        self.transport.close()
+
     def refuse(self) -> None:
         """Tells a client that there is no room for its connection."""
         raise NotImplementedError
 
     def expire(self, what: str) -> None:
         """Tells a client, if its protocol has a way to, that its time is over, and closes."""
-        self.transport.close()
+        self.close()
 
 
 class Listener:
@@ -125,6 +147,7 @@ class Listener:
         self.limits = limits
         self._make = make
         self._connections: set[Connection] = set()
+        self._unsent: list[Connection] = []
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.address = ("", 0)
@@ -176,6 +199,17 @@ class Listener:
         """Forgets a connection that is gone, or that another protocol has taken over."""
         self._connections.discard(connection)
 
+    def flush_soon(self, connection: Connection) -> None:
+        """Has a connection flushed at the end of this turn of the loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(connection)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for connection in unsent:
+            connection.flush()
+
     def shut(self) -> None:
         """Takes no more connections; those there are go on."""
         if self._server is not None:
@@ -188,7 +222,7 @@ class Listener:
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):
-            connection.transport.close()
+            connection.close()
 
     async def _sweep(self) -> None:
         limits = self.limits

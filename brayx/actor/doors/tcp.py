@@ -40,8 +40,8 @@ class TcpConnection(Connection):
                     self.in_flight += 1
                     self._reply(session, sent_at, 1, request)
         except MalformedFrame as error:
-            self.transport.write(encode_error(b"", error, ~NO_REQUEST))
-            self.transport.close()
+            self.write(encode_error(b"", error, ~NO_REQUEST))
+            self.close()
             return
         if reader.in_frame:
             if self.stalled_since is None:
@@ -57,20 +57,18 @@ class TcpConnection(Connection):
         self.in_flight -= weight
         if not self.in_flight:
             self.waiting_since = time.monotonic()
-        transport = self.transport
-        if not transport.is_closing():
-            if isinstance(result, bytes):
-                transport.write(encode_reply(session, result, sent_at))
-            else:
-                transport.write(encode_error(session, result, sent_at))
+        if isinstance(result, bytes):
+            self.write(encode_reply(session, result, sent_at))
+        else:
+            self.write(encode_error(session, result, sent_at))
         if not self._reading:
             self.regulate()
 
     def refuse(self) -> None:
         most = self.limits.max_connections
-        self.transport.write(encode_error(b"", TooManyConnections(f"this door holds {most} connections"), ~NO_REQUEST))
+        self.write(encode_error(b"", TooManyConnections(f"this door holds {most} connections"), ~NO_REQUEST))
 
     def expire(self, what: str) -> None:
         if self.stalled_since is not None:
-            self.transport.write(encode_error(b"", ProtocolError(what), ~NO_REQUEST))
-        self.transport.close()
+            self.write(encode_error(b"", ProtocolError(what), ~NO_REQUEST))
+        self.close()
