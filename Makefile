@@ -53,8 +53,8 @@ test-chaos: setup ## kills processes while they train and serve
 
 bench: setup ## the tables of docs/benchmarks.md
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
-	$(BIN)/python benchmarks/ticks.py $(ARGS)
-	$(BIN)/python benchmarks/train.py $(ARGS)
+	for each in ticks train; do $(BIN)/python -m benchmarks.$$each $(ARGS); done
+	for each in plane layers shares; do $(BIN)/python -m benchmarks.$$each; done
 
 lock: ## write requirements.lock anew from pyproject.toml
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

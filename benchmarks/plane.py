@@ -29,6 +29,9 @@ from benchmarks.tables import Table, machine, median, median_ratio
 from benchmarks.ticks import compiled
 from brayx.gamecore.client import Client
 
+DOORS = {"tcp": "echo tcp", "http": "echo native"}
+_WARM_UP = 64
+
 
 def rate(command: Sequence[str], url: str, sessions: int, seconds: float) -> float:
     """Ticks a second of the C++ load."""
@@ -49,15 +52,16 @@ def bytes_a_session(url: str, sessions: int) -> float:
     """Growth of the replicas' resident memory by session, all of them open and having ticked once."""
     replicas = listeners(url)
     with contextlib.ExitStack() as stack:
-        before = 0
-        for number in range(2 * sessions):
-            if number == sessions:  # the first half warms allocators up
-                before = sum(process.memory_info().rss for process in replicas)
-            client = stack.enter_context(Client(url))
-            client.start()
-            client.tick(ECHO_BODY)
-        after = sum(process.memory_info().rss for process in replicas)
-    return (after - before) / sessions
+
+        def open_and_tick(count: int) -> int:
+            for _ in range(count):
+                client = stack.enter_context(Client(url))
+                client.start()
+                client.tick(ECHO_BODY)
+            return sum(process.memory_info().rss for process in replicas)
+
+        before = open_and_tick(_WARM_UP)
+        return (open_and_tick(sessions) - before) / sessions
 
 
 def p50s(session_at: str, other: str, seconds: float) -> tuple[float, float]:
@@ -85,18 +89,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians"
-    few: dict[str, list[float | None]] = {"tcp": [], "http": []}
-    many: dict[str, list[float | None]] = {"tcp": [], "http": []}
+    few: dict[str, list[float | None]] = {door: [] for door in DOORS}
+    many: dict[str, list[float | None]] = {door: [] for door in DOORS}
     own, passed = [], []
     with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
         command = compiled(Path(folder))
+        memory: dict[str, float] = {}
+        for door, name in DOORS.items():  # a replica each: what one has had and freed would hide the next one's
+            with Server("serve", "--ingress", "haproxy") as server:
+                memory[door] = bytes_a_session(server.urls[name], options.sessions)
         with Server("serve", "--ingress", "haproxy") as server:
-            urls = {"tcp": server.urls["echo tcp"], "http": server.urls["echo native"]}
             for _ in range(options.rounds):
-                for door, url in urls.items():
-                    few[door].append(rate(command, url, 16, options.seconds))
-                    many[door].append(rate(command, url, options.sessions, options.seconds))
-            memory = {door: bytes_a_session(url, options.sessions // 2) for door, url in urls.items()}
+                for door, name in DOORS.items():
+                    few[door].append(rate(command, server.urls[name], 16, options.seconds))
+                    many[door].append(rate(command, server.urls[name], options.sessions, options.seconds))
     with Server("replicas") as server:
         for _ in range(options.rounds):
             at, passing = p50s(server.urls["replica 0"], server.urls["replica 1"], options.seconds)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,16 @@ from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply, into
 from brayx.actor.session import BETWEEN, SessionTable, Snapshot
-from brayx.errors import BrayxError, ConnectFailed, Overloaded, QueueFull, ServiceFull, TransportError, Unauthorized
+from brayx.errors import (
+    BrayxError,
+    ConnectFailed,
+    Overloaded,
+    QueueFull,
+    ServiceFull,
+    SessionUnknown,
+    TransportError,
+    Unauthorized,
+)
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
@@ -49,6 +59,7 @@ _PROBE_TIMEOUT_S = 2.0
 _IDLE_PEER_CONNECTIONS = 64
 _PEERS_IDLE_S = 300.0
 _MAX_ROUTING = 4096
+_MAX_KNOWN = 16384
 _DRAIN_CHECK_S = 0.2
 _LAST_S = 4.0
 """After the drain: agents are told, and what they left is handed over."""
@@ -112,6 +123,7 @@ class ActorReplica(GrpcDoor):
         self._owner = uuid.uuid4().hex
         self._draining = False
         self._routing: set[asyncio.Task[None]] = set()
+        self._known: OrderedDict[str, Location] = OrderedDict()
         self._runtime = await build(handles)
         self._export = self._runtime.recorder = Exporter(self._runtime.recorder, self._levels)
         self._directory = create_directory(directory)
@@ -174,8 +186,11 @@ class ActorReplica(GrpcDoor):
 
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds out who has a session that is not here, and has the request answered."""
+        known = self._known.pop(request.session, None)
         try:
-            found: Location | Snapshot | None = await self._ask("locate", request.session, self._taker)
+            found: Location | Snapshot | None = known
+            if known is None:
+                found = await self._ask("locate", request.session, self._taker)
             if isinstance(found, Snapshot):
                 self._table.resume(request.session, found, request, reply)
             elif found is None or found.owner == self._owner:
@@ -185,15 +200,24 @@ class ActorReplica(GrpcDoor):
                 answer = await self._forward(found, request)
                 self._runtime.recorder.add("ticks_forwarded", 1.0)
                 self._runtime.recorder.add("forwarded_seconds", time.perf_counter() - began)
+                if request.kind is StepKind.TICK and self._peers.knows(found.address):
+                    self._remember(request.session, found)
                 reply(answer)
         except BrayxError as error:
-            if error.details.get("layer") == BETWEEN and not again:
+            moved = error.details.get("layer") == BETWEEN or (known is not None and isinstance(error, SessionUnknown))
+            if moved and not again:
                 await self._elsewhere(request, reply, again=True)  # it has left its owner since
             else:
                 self._refuse(reply, error)
         except Exception as error:
             logger.exception("session %s: the request could not be passed on", request.session)
             self._refuse(reply, Overloaded(f"the request could not be passed on: {type(error).__name__}"))
+
+    def _remember(self, session: str, location: Location) -> None:
+        """Where a session's last tick was answered: the next one goes there without asking the directory."""
+        self._known[session] = location
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
 
     @property
     def _taker(self) -> str:
@@ -381,6 +405,10 @@ class Peers:
     def __init__(self, max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
         self._max_idle = max_idle
         self._idle: dict[str, list[AsyncHttpTransport]] = {}
+
+    def knows(self, address: str) -> bool:
+        """Whether the replica there has answered, and not been found dead since."""
+        return address in self._idle
 
     def take(self, address: str) -> AsyncHttpTransport:
         """An idle connection, or a new one."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import layers, load, servers, ticks, train
+from benchmarks import layers, load, servers, shares, ticks, train
 from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
 from benchmarks.ticks import Case, Round
 from benchmarks.train import Outcome, Point, outcome
@@ -95,3 +95,20 @@ def test_load_bodies_are_what_the_services_take() -> None:
     assert set(load.BODIES) == {"echo", "cartpole"}
     assert servers.TEMPLATE.exists()
     assert layers.SESSION
+
+
+def test_a_sample_counts_for_its_innermost_known_frame() -> None:
+    loop = "thread (7): Thread-1;Wrapper._run_user_code_event_loop (ray/serve/_private/replica.py:1)"
+    stacks = [
+        f"{loop} 2",
+        f"{loop};TcpConnection.data_received (brayx/actor/doors/tcp.py:37) 3",
+        f"{loop};Listener._flush (brayx/actor/doors/native.py:9);Connection.flush (brayx/actor/doors/native.py:8) 1",
+        f"{loop};SessionTable._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/actor.py:1);f (lib.py:1) 2",
+        "thread (8): brayx-export;Exporter._run (brayx/actor/export.py:1) 50",
+    ]
+    assert shares.shares(stacks) == {
+        "door: frames, HTTP": 0.375,
+        "kernel and uvloop: receiving, waiting, turns of the loop": 0.25,
+        "actor, agent, sampling": 0.25,
+        "kernel and uvloop: sending": 0.125,
+    }

@@ -1,0 +1,111 @@
+"""Where a replica's event loop spends its time under load: a sampled profile of CartPole ticks, by layer.
+
+    python -m benchmarks.shares                     # native HTTP and TCP, 64 sessions each
+
+py-spy (in the extra ``bench``) samples the replica's stacks from outside; a sample counts for the innermost frame that
+belongs to a layer. What uvloop and the kernel do shows as the frame that called them: reading and waiting as the loop,
+sending as the door's flush.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.plane import listeners
+from benchmarks.servers import Server
+from benchmarks.tables import Table, machine
+from benchmarks.ticks import Case, compiled
+
+LAYERS = {
+    "kernel and uvloop: sending": ("flush (brayx/actor/doors/native.py",),
+    "door: frames, HTTP": ("brayx/actor/doors/", "brayx/gamecore/"),
+    "engine": ("brayx/engines/", "onnxruntime/"),
+    "batcher, model": ("brayx/model/",),
+    "metrics": ("brayx/metrics.py", "brayx/actor/export.py", "brayx/hub.py"),
+    "JSON": ("(json/",),
+    "actor, agent, sampling": ("brayx/actor/actor.py", "brayx/actor/agent.py", "gym_agent.py", "brayx/actor/decode.py"),
+    "session table": ("brayx/actor/session.py", "brayx/actor/eager.py", "brayx/actor/deployment.py"),
+    "kernel and uvloop: receiving, waiting, turns of the loop": ("_run_user_code_event_loop",),
+}
+"""Parts of a frame's text by layer; the first layer that fits a frame has it."""
+_LOOP = "_run_user_code_event_loop"
+
+
+def shares(stacks: Iterable[str]) -> dict[str, float]:
+    """Share of the samples by layer, of the thread that runs the replica's event loop.
+
+    Args:
+        stacks: lines of py-spy's raw format: frames from the outermost to the innermost, and how many samples.
+    """
+    counts: Counter[str] = Counter()
+    for line in stacks:
+        frames, _, samples = line.rpartition(" ")
+        if _LOOP in frames:
+            counts[_layer(frames.split(";"))] += int(samples)
+    total = sum(counts.values())
+    return {layer: count / total for layer, count in counts.most_common()}
+
+
+def _layer(frames: Sequence[str]) -> str:
+    for frame in reversed(frames):
+        for layer, parts in LAYERS.items():
+            if any(part in frame for part in parts):
+                return layer
+    return "other"
+
+
+def profile(url: str, command: Sequence[str], case: Case, seconds: float, folder: Path) -> list[str]:
+    """Stacks of the one replica that listens at ``url``, while it is under load."""
+    (replica,) = listeners(url)
+    load = subprocess.Popen(
+        [*command, "--url", url, "--sessions", str(case.sessions), "--seconds", str(seconds + 2), "--body", case.agent],
+        stdout=subprocess.DEVNULL,
+    )
+    raw = folder / "stacks"
+    record = ["py-spy", "record", "--pid", str(replica.pid), "--duration", str(seconds), "--rate", "250"]
+    spy = Path(sys.executable).parent / record[0]
+    subprocess.run([str(spy), *record[1:], "--format", "raw", "--output", str(raw)], check=True, capture_output=True)
+    load.wait(60.0)
+    return raw.read_text().splitlines()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=64, help="at once (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=8, help="of each profile (default: %(default)s)")
+    parser.add_argument("--agent", choices=["echo", "cartpole"], default="cartpole")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    options = parser.parse_args(argv)
+    about = machine()
+    found: dict[str, dict[str, float]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="brayx-shares-") as folder,
+        Server("serve", "--ingress", "haproxy") as server,
+    ):
+        command = compiled(Path(folder))
+        for door in ("http", "tcp"):
+            case = Case(options.agent, door, "native", options.sessions)
+            stacks = profile(case.url(server.urls), command, case, options.seconds, Path(folder))
+            found[door] = shares(stacks)
+    table = Table([f"part of the replica's loop ({options.agent})", ">native HTTP, %", ">TCP, %"])
+    for layer in [*LAYERS, "other"]:
+        table.add(layer, *(100 * found[door].get(layer, 0.0) for door in ("http", "tcp")))
+    if options.markdown:
+        print(f"{about}\n\n{table.markdown()}")
+    else:
+        Console().print(about, Markdown(table.markdown()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
