@@ -167,6 +167,7 @@ class Seat:
             return
         game.left = True
         if not game.seats:
+            game.boards.clear()  # states that are kept for pictures still know the game
             self._games.forget(game.name)
             return
         game.clear_before(min(game.seats.values()))
