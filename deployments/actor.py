@@ -27,6 +27,7 @@ from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
+from brayx.actor.games import Games
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.engines.base import load_weights
@@ -133,6 +134,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         codec=_codec(spec),
         episode_length=spec.actor.episode_length,
         keeper=_keeper(spec),
+        games=Games() if spec.actor.share == "game" else None,
     )
     runtime.versions = lambda: {name: model.version for name, model in models.items()}
     runtime.describe = lambda: {"mode": spec.config["mode"], "policy_versions": runtime.versions()}

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.games import Games, Seat
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ class Actor:
 
     async def on_end(self, reason: str) -> None:
         """Called once when the session is over, for whatever reason, after the reply to the last request."""
+
+    def on_moved(self) -> None:
+        """Called once instead of `on_end` when the session goes on in another actor."""
 
     def fallback(self) -> bytes | None:
         """What to answer instead of the tick under way, which is late; None: nothing, wait for it."""
@@ -144,6 +148,7 @@ class AgentActorFactory:
         episode_length: transitions an episode is cut at; None for no cut.
         keeper: asked at each session's start; what it returns is given the session's states, all of them (the
             newest `_MOST_KEPT`), when it ends. None keeps nothing.
+        games: where the sessions of one game find each other's states. None: each session has its own.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -152,6 +157,7 @@ class AgentActorFactory:
     codec: Codec = Codec()
     episode_length: int | None = 128
     keeper: Callable[[], Callable[[list[State]], None] | None] | None = None
+    games: Games | None = None
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)
@@ -174,12 +180,16 @@ class AgentActor(Actor):
         self._handed_over: asyncio.Task[None] | None = None
         self._keep = factory.keeper() if factory.keeper is not None else None
         self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
+        self._seat: Seat | None = None
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
         self._session, self._start = session, body
         with self._services.use():
             self._make_agents(state)
+        games = self._factory.games
+        if games is not None:  # last: a start that fails has no end to leave at
+            self._seat = games.join(session, tick=self._tick, agents=len(self._agents))
         return b"Game Started"
 
     async def snapshot(self) -> bytes | None:
@@ -197,13 +207,21 @@ class AgentActor(Actor):
     async def restore(self, session: str, snapshot: bytes) -> None:
         start, self._tick, agents = pickle.loads(snapshot)
         await self.start(session, start)
-        with self._services.use():
-            for agent, data in zip(self._agents, agents, strict=True):
-                agent.restore(data)
+        try:
+            with self._services.use():
+                for agent, data in zip(self._agents, agents, strict=True):
+                    agent.restore(data)
+        except BaseException:
+            self._leave_game()
+            raise
 
     async def tick(self, body: bytes) -> bytes:
         codec = self._codec
-        self._late = state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
+        if self._seat is None:
+            state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
+        else:
+            state = self._seat.state(tick=self._tick, input=codec.decode(body), output=codec.empty())
+        self._late = state
         with self._services.use():
             await self._act(state)
             reply = codec.encode(state.output)
@@ -238,9 +256,14 @@ class AgentActor(Actor):
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
             self._episode.append(state)
+        self._leave_game()  # now: the others of its game need not wait until the session's id is free
         return b"Game Stopped"
 
+    def on_moved(self) -> None:
+        self._leave_game()
+
     async def on_end(self, reason: str) -> None:
+        self._leave_game()
         try:
             with self._services.use():
                 try:
@@ -266,6 +289,10 @@ class AgentActor(Actor):
                 self._make_agents(State("", kind="start"))
             await self._act(state)
         return self._codec.encode(state.output)
+
+    def _leave_game(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
 
     def _make_agents(self, state: State) -> None:
         config = self._factory.config

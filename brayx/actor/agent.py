@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from brayx.errors import ConfigError, DeadlineExceeded
+from brayx.gamecore.protocol import AGENT_MARK
 from brayx.metrics import Kind, Recorder, Sink
 from brayx.types import Forward, Fragment, NestedArray
 
@@ -120,7 +121,8 @@ class State:
         end: on the last state of a session's last episode: why it ended (``stop``, ``idle``, ``disconnect``,
             ``error``, …); otherwise empty.
 
-    Agents of one actor share the object: set any further attribute, and wait for one another's with `wait`.
+    Agents of one actor share the object: set any further attribute, and wait for one another's with `wait`. With the
+    actor's ``share: game`` the sessions of one game find them, too: see `brayx.actor.games.SharedState`.
     """
 
     session: str
@@ -133,7 +135,7 @@ class State:
     end: str
 
     def __init__(self, session: str, *, tick: int = 0, kind: str = "tick", input: Any = None, output: Any = None):
-        game, found, agent = session.rpartition("-agent-")
+        game, found, agent = session.rpartition(AGENT_MARK)
         if not found:
             game, agent = session, ""
         self.__dict__.update(
@@ -162,9 +164,7 @@ class State:
                 async with asyncio.timeout(timeout_s):
                     await asyncio.shield(waiter)
             except TimeoutError:
-                raise DeadlineExceeded(
-                    f"state.wait({name!r}): no agent set it within {timeout_s} s at tick {self.tick}", attribute=name
-                ) from None
+                raise nobody_set(name, timeout_s, self.tick) from None
         return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,6 +175,13 @@ class State:
 
     def __repr__(self) -> str:
         return f"<State {self.__getstate__()}>"
+
+
+def nobody_set(name: str, timeout_s: float, tick: int) -> DeadlineExceeded:
+    """What `State.wait` raises at its deadline."""
+    return DeadlineExceeded(
+        f"state.wait({name!r}): no agent set it within {timeout_s} s at tick {tick}", attribute=name
+    )
 
 
 class Agent:

@@ -56,6 +56,8 @@ class ActorConfig(BaseModel):
     kind: Literal["actor"] = "actor"
     agents: Annotated[list[str], Field(min_length=1)]
     """Names of the agent components; they share a `State` each tick."""
+    share: Literal["none", "game"] = "none"
+    """Whose states are one: each session's its own, or those of all sessions ``GAME-agent-AGENT`` of a game."""
     host: str = "127.0.0.1"
     """Address the door listens on when a training job starts Serve."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

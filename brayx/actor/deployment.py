@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ from brayx.errors import (
     Unauthorized,
 )
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import StepKind, StepRequest, game_of
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
@@ -121,6 +121,7 @@ class ActorReplica(GrpcDoor):
         self._application = directory
         self._keys = Keys.configured(config.keys_file, config.key_window_s)
         self._owner = uuid.uuid4().hex
+        self._together = config.share == "game"
         self._draining = False
         self._routing: set[asyncio.Task[None]] = set()
         self._known: OrderedDict[str, Location] = OrderedDict()
@@ -169,16 +170,30 @@ class ActorReplica(GrpcDoor):
         kind = request.kind
         if (kind is StepKind.TICK or kind is StepKind.STOP) and table.take(request, reply):
             return
-        if kind is StepKind.START and self._draining and not forwarded:
-            self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
-        elif forwarded or kind is StepKind.START or kind is StepKind.CALL:
+        if kind is StepKind.CALL or (kind is StepKind.START and request.session in table):
             table.submit(request, reply)
-        elif len(self._routing) >= _MAX_ROUTING:
-            self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
+        elif kind is StepKind.START:
+            if self._draining:
+                self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+            elif self._together and game_of(request.session):
+                self._route(self._start_in_game, request, reply, forwarded)
+            else:
+                table.submit(request, reply)
+        elif forwarded:
+            table.submit(request, reply)
         else:
-            task = asyncio.get_running_loop().create_task(self._elsewhere(request, reply))
-            self._routing.add(task)
-            task.add_done_callback(self._routing.discard)
+            self._route(self._elsewhere, request, reply)
+
+    def _route(
+        self, how: Callable[..., Coroutine[Any, Any, None]], request: StepRequest, reply: Reply, *args: Any
+    ) -> None:
+        """Has a request answered by a task of its own."""
+        if len(self._routing) >= _MAX_ROUTING:
+            self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
+            return
+        task = asyncio.get_running_loop().create_task(how(request, reply, *args))
+        self._routing.add(task)
+        task.add_done_callback(self._routing.discard)
 
     def _refuse(self, reply: Reply, error: BrayxError) -> None:
         self._runtime.recorder.add("requests_refused", 1.0, label=error.code)
@@ -218,6 +233,41 @@ class ActorReplica(GrpcDoor):
         self._known[session] = location
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+
+    async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:
+        """Starts a session of a game here if no other replica has the game, else there.
+
+        The claim decides, so that of sessions that start at the same time on several replicas one is the first. The
+        table claims the session once more, as any; only if an end came between has it lost the game by then.
+        """
+        try:
+            found: Location | None = await self._ask("claim", request.session, self._owner, True)
+            if found is None:
+                await self._start_here(request, reply)
+            elif forwarded:
+                raise self._gone_elsewhere(request.session)
+            else:
+                reply(await self._forward(found, request))
+        except BrayxError as error:
+            if error.details.get("layer") == BETWEEN and not forwarded and not again:
+                await self._start_in_game(request, reply, forwarded, again=True)
+            else:
+                self._refuse(reply, error)
+        except Exception as error:
+            logger.exception("session %s: its start could not be passed on", request.session)
+            self._refuse(reply, Overloaded(f"the start could not be passed on: {type(error).__name__}"))
+
+    async def _start_here(self, request: StepRequest, reply: Reply) -> None:
+        """Starts a session whose id, and so whose game, is this replica's already."""
+        if self._draining:
+            self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+        else:
+            self._table.submit(request, reply)
+        if request.session not in self._table:
+            await self._release(request.session, "stop")
+
+    def _gone_elsewhere(self, session: str) -> BrayxError:
+        return Overloaded(f"the game of session {session!r} has gone to another replica; try again", layer=BETWEEN)
 
     @property
     def _taker(self) -> str:
@@ -309,7 +359,8 @@ class ActorReplica(GrpcDoor):
             yield "acting_version", model, version
 
     async def _claim(self, session: str) -> None:
-        await self._ask("claim", session, self._owner)
+        if await self._ask("claim", session, self._owner, self._together) is not None:
+            raise self._gone_elsewhere(session)
 
     async def _release(self, session: str, reason: str) -> None:
         await self._ask("release", session, self._owner, reason)
@@ -379,13 +430,20 @@ class ActorReplica(GrpcDoor):
         return reply
 
     async def _after_burial(self, request: StepRequest) -> bytes:
-        """The owner is dead: the session resumes here from its snapshot, or its loss is told, once."""
+        """The owner is dead: the session resumes here from its snapshot, or its loss is told, once.
+
+        A start takes over the game, and what is left of it.
+        """
+        if request.kind is StepKind.START:
+            waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            await self._start_in_game(request, into(waiter), False)
+            return await waiter
         found = await self._ask("locate", request.session, self._taker)
         if isinstance(found, Location):
             return await self._forward(found, request)  # a third replica was quicker
         if found is None:
             return await self._table.step(request)
-        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        waiter = asyncio.get_running_loop().create_future()
         self._table.resume(request.session, found, request, into(waiter))
         return await waiter
 

@@ -5,6 +5,8 @@ start and end and when a tick comes to a replica that does not own it, never on 
 an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
 free. The directory keeps nothing on disk: after its own restart the owners' next renewal brings their sessions back,
 and until each has had time for one, nobody is told that a session is unknown or its id free.
+
+Which sessions are one game's is in their ids; the owner of a game is the living owner of the first of them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 from brayx.actor.session import Snapshot
 from brayx.errors import Overloaded, SessionExists, SessionLost
+from brayx.gamecore.protocol import game_of
 
 LEASE_S = 6.0
 RENEW_S = 1.5
@@ -69,6 +72,7 @@ class Directory:
         self._recovered_at = clock() + recovery_s
         self._owner_of: dict[str, str] = {}
         self._sessions: dict[str, set[str]] = {}
+        self._games: dict[str, dict[str, None]] = {}  # a game's sessions in the order in which they were taken
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
         self._snapshots: dict[str, tuple[Snapshot, int]] = {}
@@ -103,21 +107,36 @@ class Directory:
                 self._take(session, owner)
         return lost
 
-    def claim(self, session: str, owner: str) -> None:
+    def claim(self, session: str, owner: str, together: bool = False) -> Location | None:
         """Makes a session an owner's.
+
+        Args:
+            session: its id.
+            owner: who is to have it.
+            together: only if no other living owner has the game that the session is one agent of.
+
+        Returns:
+            None: it is this owner's now. Otherwise the owner of its game, and nothing has changed.
 
         Raises:
             SessionExists: a living owner has it.
-            DirectoryRecovering: whether one has it is not known yet.
+            DirectoryRecovering: whether one has it, or its game, is not known yet.
         """
         holder = self._owner_of.get(session)
         if holder is None:
             self._check_recovered()
         if holder is not None and holder != owner and self._alive(holder):
             raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
+        if together:
+            first = self._game_owner(session)
+            if first is None and holder != owner:
+                self._check_recovered()
+            if first is not None and first != owner:
+                return Location(first, self._address[first])
         self._drop_snapshot(session)
         self._reasons.pop(session, None)
         self._take(session, owner)
+        return None
 
     def release(self, session: str, owner: str, reason: str = "stop") -> None:
         """Frees a session's id, if it is still this owner's; whoever asks for it next is told the reason, once."""
@@ -201,6 +220,14 @@ class Directory:
         if owner in self._seen:
             self._seen[owner] = self._dead_since_now()
 
+    def _game_owner(self, session: str) -> str | None:
+        """The living owner of the game that a session is one agent of."""
+        for other in self._games.get(game_of(session), ()):
+            owner = self._owner_of[other]
+            if self._alive(owner):
+                return owner
+        return None
+
     def owners(self) -> dict[str, int]:
         """Number of sessions by living owner."""
         return {owner: len(held) for owner, held in self._sessions.items() if self._alive(owner)}
@@ -230,6 +257,9 @@ class Directory:
                 self._snapshot_bytes += kept[1]
         self._owner_of[session] = owner
         self._sessions.setdefault(owner, set()).add(session)
+        game = game_of(session)
+        if game:
+            self._games.setdefault(game, {})[session] = None
         self._seen.setdefault(owner, self._dead_since_now())  # until its renewal has told its address
 
     def _sweep(self) -> None:
@@ -238,6 +268,7 @@ class Directory:
         for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
             for session in self._sessions.pop(owner, ()):
                 self._owner_of.pop(session, None)
+                self._leave_game(session)
                 self._drop_snapshot(session)
             self._address.pop(owner, None)
             del self._seen[owner]
@@ -246,8 +277,17 @@ class Directory:
         if self._clock() < self._recovered_at:
             raise DirectoryRecovering("the session directory has just restarted; try again", layer="directory")
 
+    def _leave_game(self, session: str) -> None:
+        game = game_of(session)
+        sessions = self._games.get(game)
+        if sessions is not None:
+            sessions.pop(session, None)
+            if not sessions:
+                del self._games[game]
+
     def _forget(self, session: str) -> None:
         owner = self._owner_of.pop(session)
+        self._leave_game(session)
         self._drop_snapshot(session)
         held = self._sessions.get(owner)
         if held is not None:

@@ -669,7 +669,8 @@ class SessionTable(Service):
             except Exception:
                 logger.exception("session %s: a watcher of its end raised", session.id)
         if moved:
-            return  # it goes on elsewhere, in another actor
+            session.actor.on_moved()
+            return
         try:
             async with asyncio.timeout(self._tick_timeout_s):
                 await session.actor.on_end(session.ended)

@@ -34,12 +34,11 @@ from brayx.gamecore import games as playing
 from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.games import Ended, action_reader, encode, jsonable
+from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
 AgentId = Any
 """PettingZoo lets anything that can be hashed name an agent; mostly it is a string."""
-
-AGENT_MARK = "-agent-"
 
 _FAREWELL_S = 2.0
 _Answer = TypeVar("_Answer")

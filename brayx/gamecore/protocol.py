@@ -20,6 +20,8 @@ WS_SUBPROTOCOL = "brayx.v1"
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256
 MAX_SEQ = 2**63 - 1
+AGENT_MARK = "-agent-"
+"""Stands in the id ``GAME-agent-AGENT`` of a session that is one agent of a game."""
 
 
 class StepKind(StrEnum):
@@ -67,6 +69,11 @@ class StepRequest(NamedTuple):
     time: str = ""
     token: str = ""
     seq: int | None = None
+
+
+def game_of(session: str) -> str:
+    """The game that a session is one agent of; empty if its id has no `AGENT_MARK`: it is a game of its own."""
+    return session.rpartition(AGENT_MARK)[0]
 
 
 def check_session(session: str) -> str:

@@ -221,3 +221,91 @@ class TestSnapshots:
         clock.now = 700.0
         directory.renew("b", "http://b", [])
         assert directory.locate("s", "b") is None
+
+
+class TestGames:
+    """Sessions claimed ``together`` are one owner's for each game."""
+
+    @pytest.fixture
+    def directory(self, clock: Clock) -> Directory:
+        directory = Directory(lease_s=5.0, clock=clock)
+        for owner in "abc":
+            directory.renew(owner, f"http://{owner}", [])
+        return directory
+
+    def test_the_first_to_claim_has_the_game_and_others_are_told_who(self, directory: Directory) -> None:
+        assert directory.claim("g-agent-x", "a", True) is None
+        for _ in range(2):
+            assert directory.claim("g-agent-y", "b", True) == Location("a", "http://a")
+            assert directory.locate("g-agent-y") is None, "a claim that is not granted changes nothing"
+        assert directory.claim("g-agent-y", "a", True) is None
+        assert directory.claim("h-agent-y", "b", True) is None
+        assert directory.owners() == {"a": 2, "b": 1, "c": 0}
+
+    def test_without_a_game_or_without_asking_for_it_sessions_are_anybodys(self, directory: Directory) -> None:
+        assert directory.claim("g-agent-x", "a") is None
+        assert directory.claim("g-agent-y", "b") is None
+        for session, owner in (("g", "a"), ("h", "b"), ("-agent-x", "a"), ("-agent-y", "b")):
+            assert directory.claim(session, owner, True) is None
+
+    def test_a_running_session_is_refused_whoever_has_its_game(self, directory: Directory) -> None:
+        directory.claim("g-agent-x", "a", True)
+        with pytest.raises(SessionExists):
+            directory.claim("g-agent-x", "b", True)
+        assert directory.claim("g-agent-x", "a", True) is None
+
+    @pytest.mark.parametrize("how", ["release", "leave", "park", "sweep"])
+    def test_a_game_goes_with_its_last_session(self, directory: Directory, clock: Clock, how: str) -> None:
+        for session in ("g-agent-x", "g-agent-y"):
+            directory.claim(session, "a", True)
+        directory.release("g-agent-x", "a")
+        assert directory.claim("g-agent-x", "b", True) == Location("a", "http://a")
+        if how == "release":
+            directory.release("g-agent-y", "a")
+        elif how == "leave":
+            directory.leave("a")
+        elif how == "park":
+            directory.park("g-agent-y", "a", snapshot(exact=True))
+        else:
+            clock.now = 700.0
+            directory.renew("b", "http://b", [])
+        assert ("g" in directory._games) == (how == "park"), "a parked session is still one of the game"
+        assert directory.claim("g-agent-x", "b", True) is None
+        assert directory.claim("g-agent-z", "b", True) is None
+        for session in ("g-agent-x", "g-agent-z"):
+            directory.release(session, "b")
+        assert set(directory._games) == ({"g"} if how == "park" else set())
+
+    def test_who_starts_a_session_of_a_dead_owners_game_becomes_its_owner(self, directory: Directory) -> None:
+        directory.claim("g-agent-x", "a", True)
+        directory.bury("a")
+        assert directory.claim("g-agent-y", "b", True) is None
+        assert directory.claim("g-agent-z", "c", True) == Location("b", "http://b")
+        assert directory.claim("g-agent-x", "b", True) is None
+
+    def test_sessions_resumed_apart_leave_the_game_with_the_first_of_them(self, directory: Directory) -> None:
+        for session in ("g-agent-x", "g-agent-y"):
+            directory.claim(session, "a", True)
+            directory.park(session, "a", snapshot(exact=True))
+        assert directory.locate("g-agent-y", "b") == directory.locate("g-agent-x", "c") == snapshot(exact=True)
+        for owner in ("a", "c"):
+            assert directory.claim("g-agent-z", owner, True) == Location("b", "http://b")
+        assert directory.claim("g-agent-z", "b", True) is None
+
+    def test_a_restarted_directory_knows_the_games_by_their_sessions(self, clock: Clock) -> None:
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+        assert directory.renew("a", "http://a", ["old-agent-x"]) == []
+        assert directory.renew("b", "http://b", []) == []
+        with pytest.raises(DirectoryRecovering):
+            directory.claim("g-agent-y", "b", True)
+        assert directory.renew("c", "http://c", ["g-agent-x"]) == []
+        clock.now = 3.0
+        assert directory.claim("g-agent-y", "b", True) == Location("c", "http://c")
+        assert directory.claim("old-agent-y", "b", True) == Location("a", "http://a")
+
+    def test_a_dead_owners_session_is_not_taken_before_its_games_owner_is_known(self, clock: Clock) -> None:
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+        directory.renew("a", "http://a", ["g-agent-x"])
+        directory.bury("a")
+        with pytest.raises(DirectoryRecovering):
+            directory.claim("g-agent-x", "b", True)

@@ -24,7 +24,7 @@ from brayx.errors import AgentError, BadBody, BrayxError, ConfigError
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
 from tests.unit.gamecore.echo_server import EchoApp, serving
-from tests.unit.gamecore.zoo import Race, Turns
+from tests.unit.gamecore.zoo import Race, Secrets, Turns, Whispers
 
 TURNS = "tests.unit.gamecore.zoo:turns"
 RACE = "tests.unit.gamecore.zoo:race"
@@ -64,8 +64,10 @@ def told(requests: list[StepRequest], agent: str) -> list[Any]:
 def test_the_environments_of_these_tests_keep_pettingzoos_rules() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        api_test(Turns(), num_cycles=20)
-        parallel_api_test(Race(), num_cycles=20)
+        for turns in (Turns(), Whispers()):
+            api_test(turns, num_cycles=20)
+        for together in (Race(), Secrets()):
+            parallel_api_test(together, num_cycles=20)
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])

@@ -1,4 +1,4 @@
-"""Two small PettingZoo environments whose every reward can be told beforehand; importable as ``module:factory``.
+"""Small PettingZoo environments whose every reward can be told beforehand; importable as ``module:factory``.
 
 They keep PettingZoo's own rules, which test_pettingzoo.py has its API tests check.
 """
@@ -99,6 +99,93 @@ class Race(ParallelEnv):
         seen, infos = self._see(self.agents)
         self.agents = [agent for agent in self.agents if not (terminations[agent] or truncations[agent])]
         return seen, rewards, terminations, truncations, infos
+
+
+class Secrets(ParallelEnv):
+    """Each of two sees a number of its own and earns 1 for the other's: only who is told it can know."""
+
+    metadata = {"name": "secrets_v0"}
+    possible_agents = ["left", "right"]
+    render_mode = None
+    ROUNDS = 5
+
+    @functools.cache  # noqa: B019
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(1000)
+
+    @functools.cache  # noqa: B019
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(1000)
+
+    def _see(self) -> tuple[dict[str, int], dict[str, Any]]:
+        self.secret = {agent: int(self.random.integers(1000)) for agent in self.possible_agents}
+        return dict(self.secret), {agent: {} for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.random = np.random.default_rng(seed)
+        self.rounds = 0
+        self.agents = list(self.possible_agents)
+        return self._see()
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        self.rounds += 1
+        left, right = self.possible_agents
+        rewards = {
+            left: float(actions[left] == self.secret[right]),
+            right: float(actions[right] == self.secret[left]),
+        }
+        over = dict.fromkeys(self.agents, self.rounds == self.ROUNDS)
+        if self.rounds == self.ROUNDS:
+            self.agents = []
+        seen, infos = self._see()
+        return seen, rewards, over, dict.fromkeys(over, False), infos
+
+
+class Whispers(AECEnv):
+    """First and second, in turn, five each: the first sees a number, and the second earns 1 for naming it."""
+
+    metadata = {"name": "whispers_v0"}
+    possible_agents = ["first", "second"]
+    render_mode = None
+    ROUNDS = 5
+
+    @functools.cache  # noqa: B019
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(1000)
+
+    @functools.cache  # noqa: B019
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(1000)
+
+    def observe(self, agent: str) -> np.int64:
+        return np.int64(self.secret if agent == "first" else 0)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.random = np.random.default_rng(seed)
+        self.secret = int(self.random.integers(1000))
+        self.rounds = 0
+        self.agents = list(self.possible_agents)
+        self.rewards: dict[str, float] = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self.agent_selection = "first"
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self._clear_rewards()
+        self._cumulative_rewards[agent] = 0.0
+        if agent == "second":
+            self.rewards[agent] = float(action == self.secret)
+            self.secret = int(self.random.integers(1000))
+            self.rounds += 1
+            self.terminations = dict.fromkeys(self.agents, self.rounds == self.ROUNDS)
+        self.agent_selection = "first" if agent == "second" else "second"
+        self._accumulate_rewards()
 
 
 def turns() -> Turns:

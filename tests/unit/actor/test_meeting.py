@@ -1,0 +1,200 @@
+"""Sessions of a game meet on one replica: several replicas with real doors, one directory, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brayx.actor.actor import AgentActorFactory
+from brayx.actor.agent import Services
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import ActorReplica, ActorRuntime, Peers
+from brayx.actor.directory import Directory, Location
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.games import Games
+from brayx.actor.session import SessionTable
+from brayx.errors import Overloaded, ServiceFull, SessionExists
+from brayx.gamecore.protocol import StepKind, StepRequest
+from tests.unit.actor.test_games import Teller, body
+
+
+class Asked:
+    """The directory as a replica calls its Ray actor; keeps what was asked, and claims as a test says."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.calls: list[str] = []
+        self.told: dict[tuple[str, str], Location | None] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*args: Any) -> Any:
+            self.calls.append(method)
+            if method == "claim" and args[:2] in self.told:
+                return self.told.pop(args[:2])
+            return getattr(self.directory, method)(*args)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Replica(ActorReplica):
+    """A replica without Serve around it: its table, its peers' door, and the way to others."""
+
+    def __init__(self, name: str, asked: Asked, share: str, max_sessions: int) -> None:  # not Serve's, so no coroutine
+        self._config = ActorConfig(agents=["agent"], share=share)  # type: ignore[arg-type]
+        self._keys = None
+        self._owner = name
+        self._together = share == "game"
+        self._draining = False
+        self._routing = set()
+        self._known = OrderedDict()
+        self.games = Games() if share == "game" else None
+        make = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
+        self._runtime = ActorRuntime(make_actor=make)
+        self._directory = asked
+        self._table = SessionTable(make, max_sessions=max_sessions, claim=self._claim, release=self._release)
+        self._peers = Peers()
+
+    def __del__(self) -> None:
+        """Not Serve's hook."""
+
+    async def open(self) -> None:
+        websockets = WebSockets(DoorApp(self), Limits())
+        self.listener = Listener(self, lambda door: HttpConnection(door, websockets, self.left), Limits())
+        await self.listener.open("127.0.0.1", 0)
+        await self._ask("renew", self._owner, "http://{}:{}".format(*self.listener.address), [])
+
+    async def close(self) -> None:
+        await self.listener.close()
+        await self._peers.close()
+        await self._table.close()
+
+    async def ask(self, kind: str, session: str, body: bytes = b"") -> bytes:
+        async with asyncio.timeout(30):
+            return await self.step(StepRequest(StepKind(kind), session, body))
+
+    @property
+    def sessions(self) -> list[str]:
+        return sorted(self._table.sessions)
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+async def replicas(asked: Asked) -> AsyncIterator[Open]:
+    """Opens as many replicas as there are names."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened(names: str, share: str = "game", max_sessions: int = 8) -> list[Replica]:
+            made = [Replica(name, asked, share, max_sessions) for name in names]
+            for replica in made:
+                await replica.open()
+                stack.push_async_callback(replica.close)
+            asked.calls.clear()
+            return made
+
+        yield opened
+
+
+async def test_sessions_that_start_at_once_on_two_replicas_meet_on_one_and_talk(replicas: Open) -> None:
+    a, b = await replicas("ab")
+    for number in range(4):
+        left, right = f"g{number}-agent-left", f"g{number}-agent-right"
+        one, other = (a, b) if number % 2 else (b, a)
+        assert set(await asyncio.gather(one.ask("start", left), other.ask("start", right))) == {b"Game Started"}
+        for tick in range(3):
+            ticks = one.ask("tick", left, body(tick)), other.ask("tick", right, body(10 + tick))
+            replies = await asyncio.gather(*ticks)
+            assert [json.loads(reply)["action"] for reply in replies] == [10 + tick, tick]
+        await other.ask("stop", right)
+        await one.ask("stop", left)
+    assert a.sessions == b.sessions == []
+    assert len(a.games) == len(b.games) == 0
+
+
+async def test_either_replica_may_own_a_game(replicas: Open) -> None:
+    a, b = await replicas("ab")
+    await a.ask("start", "g-agent-left")
+    await b.ask("start", "h-agent-left")
+    await a.ask("start", "h-agent-right")
+    await b.ask("start", "g-agent-right")
+    assert (a.sessions, b.sessions) == (["g-agent-left", "g-agent-right"], ["h-agent-left", "h-agent-right"])
+    with pytest.raises(SessionExists):
+        await b.ask("start", "g-agent-left")
+
+
+@pytest.mark.parametrize(("share", "session"), [("none", "g-agent-right"), ("game", "plain")])
+async def test_other_sessions_stay_where_they_start_and_the_directory_is_asked_once(
+    replicas: Open, asked: Asked, share: str, session: str
+) -> None:
+    a, b = await replicas("ab", share)
+    await a.ask("start", "g-agent-left")
+    asked.calls.clear()
+    await b.ask("start", session)
+    assert (a.sessions, b.sessions) == (["g-agent-left"], [session])
+    assert asked.calls == ["claim"]
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_game_whose_owner_takes_no_more_is_not_split(replicas: Open, asked: Asked, full: bool) -> None:
+    a, b = await replicas("ab", max_sessions=1)
+    await a.ask("start", "g-agent-left")
+    a._draining = not full
+    for replica in (a, b):
+        with pytest.raises(ServiceFull, match="at most 1" if full else "is ending"):
+            await replica.ask("start", "g-agent-right")
+    assert asked.directory.locate("g-agent-right") is None
+    assert b.sessions == []
+
+
+async def test_a_first_start_that_is_refused_leaves_the_game_to_others(replicas: Open) -> None:
+    a, b = await replicas("ab", max_sessions=1)
+    await a.ask("start", "other")
+    with pytest.raises(ServiceFull):
+        await a.ask("start", "g-agent-left")
+    await b.ask("start", "g-agent-left")
+    assert b.sessions == ["g-agent-left"]
+
+
+async def test_who_takes_over_from_a_dead_owner_has_the_game(replicas: Open, asked: Asked) -> None:
+    a, b, c = await replicas("abc")
+    await a.ask("start", "g-agent-left")
+    await a.listener.close()
+    await b.ask("start", "g-agent-right")
+    await c.ask("start", "g-agent-left")
+    assert (b.sessions, c.sessions) == (["g-agent-left", "g-agent-right"], [])
+    assert "bury" in asked.calls
+
+
+async def test_a_start_that_comes_to_where_the_game_is_no_more_finds_it(replicas: Open, asked: Asked) -> None:
+    """The game ended on a and began on c, while the start was on its way from b to a."""
+    a, b, c = await replicas("abc")
+    await c.ask("start", "g-agent-left")
+    stale = Location("a", asked.directory._address["a"])
+    asked.told["g-agent-right", "b"] = stale
+    await b.ask("start", "g-agent-right")
+    assert (a.sessions, b.sessions, c.sessions) == ([], [], ["g-agent-left", "g-agent-right"])
+
+
+async def test_a_game_lost_between_the_two_claims_is_told_to_try_again(replicas: Open, asked: Asked) -> None:
+    a, c = await replicas("ac")
+    await c.ask("start", "g-agent-left")
+    asked.told["g-agent-right", "a"] = None
+    with pytest.raises(Overloaded, match="try again"):
+        await a.ask("start", "g-agent-right")
+    assert a.sessions == []
+    assert len(a.games) == 0
