@@ -57,9 +57,9 @@ class ActorConfig(BaseModel):
     agents: Annotated[list[str], Field(min_length=1)]
     """Names of the agent components; they share a `State` each tick."""
     host: str = "127.0.0.1"
-    """Address the door listens on when a training job starts Serve."""
+    """Address the door listens on when a training job starts Serve; a Serve that runs already must have it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port of the door when a training job starts Serve; 0 takes a free one."""
+    """Port of the door when a training job starts Serve; 0 takes a free one, or that of a Serve that runs already."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Replicas of the deployment."""
     actors_per_worker: Annotated[int, Field(ge=1)] = 256

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +32,8 @@ from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
 
-TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
 WAIT_S = 60.0
 DIRECTORY = "echo/sessions"
 
@@ -320,6 +323,32 @@ def test_an_idle_websocket_is_closed_with_its_reason(cartpole: str) -> None:
             connection.recv(WAIT_S)
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4410, "session ended: idle")
+
+
+JOIN = """
+import sys
+from brayx.errors import StartupError
+from pipelines.cluster import Cluster
+
+address, *ports = sys.argv[1:]
+for port in ports:
+    try:
+        with Cluster(port=int(port), address=address) as cluster:
+            print(cluster.url)
+    except StartupError as error:
+        print(error)
+"""
+
+
+def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:
+    """In a process of its own, as a job is; here Ray is connected already."""
+    port = int(service.rpartition(":")[2])
+    address = ray.get_runtime_context().gcs_address
+    words = [sys.executable, "-c", JOIN, address, str(port), "0", str(free_port())]
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=4 * WAIT_S, check=True, cwd=ROOT)
+    same, any_port, other = joined.stdout.splitlines()
+    assert same == any_port == service
+    assert f"listens at 127.0.0.1:{port} already: take that with --set" in other
 
 
 def test_an_unreachable_service_is_told_at_once() -> None:
