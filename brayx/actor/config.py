@@ -105,7 +105,8 @@ class ActorConfig(BaseModel):
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
     keys_file: str | None = None
-    """File of the keys that requests are signed with (`brayx keys new`); null: the environment's, if it has any."""
+    """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
+    the environment's, if it has any."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []
