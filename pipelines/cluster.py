@@ -128,7 +128,9 @@ class Cluster:
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
             if self.address:  # where Serve may run already; then it keeps its own options, and only logs that
-                found = serve.context._get_global_client().http_config
+                client = serve.context._get_global_client()
+                assert client is not None, "serve.start has connected it"
+                found = client.http_config
                 check_ingress(self.host, wanted, found.host, found.port)
                 self.port = found.port
         except BaseException as error:
