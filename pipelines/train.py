@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
+from brayx.model.build import build_model
 from brayx.tracking import Trial, initialise, register, tracking_uri
 from deployments.actor import (
     WeightSource,
     actor_spec,
     application,
-    build_model,
     check_code,
     only,
     pool_name,
