@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -31,6 +30,7 @@ from deployments.actor import WeightSource, actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
@@ -138,13 +138,6 @@ def post(url: str, kind: str, session: str, body: bytes = b"x") -> tuple[int, st
             return error.code, str(json.loads(error.read())["error"])
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
-        time.sleep(0.05)
-
-
 async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
     async with sessions(echo, 24) as clients:
         asked = iter(range(10 * len(clients)))
@@ -176,13 +169,13 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_is_told_once(ech
         for session in ids:
             assert post(echo, "start", session) == (200, "")
             assert post(echo, "stop", session) == (200, "")
-        await asyncio.to_thread(wait_until, lambda: len(replicas()) == 2, "Serve starting the replica again")
+        await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the_tick_they_resumed_at(
     echo: str,
 ) -> None:
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with contextlib.AsyncExitStack() as stack:
         clients = [AsyncClient(echo, timeout_s=WAIT_S, reconnect_s=WAIT_S) for _ in range(12)]
         for client in clients:
@@ -202,12 +195,12 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the
             assert await client.tick(b"next") == b"next"
             await client.stop()
         assert where[clients[0]] == victim
-    await asyncio.to_thread(wait_until, lambda: len(replicas()) == 2, "Serve starting the replica again")
+    await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:
     """Over HTTP and over WebSocket, each on both replicas."""
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with contextlib.AsyncExitStack() as stack:
         clients: list[AsyncClient] = []
         async with asyncio.timeout(WAIT_S):
@@ -232,13 +225,13 @@ def replicas() -> set[str]:
 
 
 async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> None:
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with sessions(echo, 8) as clients:
         directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
         before = replicas()
         ray.kill(directory, no_restart=False)
         told = "the directory knowing the replicas again"
-        watching = asyncio.create_task(asyncio.to_thread(wait_until, lambda: replicas() == before, told))
+        watching = asyncio.create_task(asyncio.to_thread(until, lambda: replicas() == before, told, WAIT_S))
         assert await play_until(clients, watching.done) > 0
         await watching
         for client in clients:
@@ -308,7 +301,7 @@ def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> No
         with urllib.request.urlopen(f"{cartpole}/", timeout=WAIT_S) as reply:
             return int(json.load(reply)["sessions"])
 
-    wait_until(lambda: active() == 0, "the reaper")
+    until(lambda: active() == 0, "the reaper", WAIT_S)
     assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (410, "session_lost")
     assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (404, "session_unknown")
 
