@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
+_END_S = 10.0
 
 
 class Server:
@@ -73,7 +74,7 @@ class Server:
 
 def _replicas() -> None:
     """Two echo replicas, each by the address where its peers reach it, and the native ports that they share."""
-    from pipelines.cluster import Cluster, delete_application
+    from pipelines.cluster import Cluster
 
     with Cluster(ingress="haproxy") as cluster:
         import ray
@@ -88,11 +89,11 @@ def _replicas() -> None:
         with urllib.request.urlopen(f"{cluster.url}/", timeout=30.0) as reply:
             doors = json.load(reply)["doors"]
         _tell_and_wait({**doors, **{f"replica {number}": url for number, url in enumerate(addresses)}})
-        delete_application("echo", 10.0)
+        _delete("echo")
 
 
 def _serve(ingress: str, tracking: str | None) -> None:
-    from pipelines.cluster import Cluster, delete_application
+    from pipelines.cluster import Cluster
 
     with (
         tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder,
@@ -117,7 +118,14 @@ def _serve(ingress: str, tracking: str | None) -> None:
             urls.update({f"{name} native": doors["http"], f"{name} tcp": doors["tcp"]})
         _tell_and_wait(urls)
         for name in ("echo", "cartpole"):
-            delete_application(name, 10.0)
+            _delete(name)
+
+
+def _delete(application: str) -> None:
+    from pipelines.cluster import delete_application
+
+    if not delete_application(application, _END_S):
+        print(f"the application {application!r} did not end within {_END_S:g} s", file=sys.stderr)
 
 
 def _bare() -> None:

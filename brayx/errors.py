@@ -75,6 +75,11 @@ class BrayxError(Exception):
         return json.dumps(document, default=str).encode()
 
 
+def first_line(error: BaseException) -> str:
+    """What any error says, as one line for people."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")
+
+
 def _rebuild(cls: type[BrayxError], message: str, details: Mapping[str, Json]) -> BrayxError:
     return cls(message, **details)
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,17 +29,17 @@ from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
 from brayx.components import load
 from brayx.engines import build_engine
-from brayx.engines.base import load_weights
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
+from brayx.model.build import build_model
 from brayx.model.config import ModelConfig
-from brayx.model.deployment import model_application
+from brayx.model.deployment import model_application, read_checkpoint
 from brayx.model.local import LocalModel, Model
 from brayx.model.remote import RemoteModel
 from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
 from brayx.tracking import Trial, resolve, tracking_uri
-from brayx.types import NestedArray, Weights
+from brayx.types import Weights
 from deployments.job import JobConfig
 from deployments.render import EpisodeRenderer
 
@@ -62,12 +61,10 @@ class WeightSource:
     checkpoint: str = ""
 
     def read(self) -> tuple[int, Weights] | None:
-        """Policy version and weights of the checkpoint; None when there is none."""
+        """Policy version and weights of the checkpoint; None when there is none. Errors as of `read_checkpoint`."""
         if not self.checkpoint:
             return None
-        folder = Path(self.checkpoint)
-        meta = json.loads((folder / "meta.json").read_text())
-        return int(meta["counters"]["policy_version"]), load_weights(folder / "weights.npz")
+        return read_checkpoint(Path(self.checkpoint))
 
 
 @dataclass(frozen=True)
@@ -139,12 +136,6 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.versions = lambda: {name: model.version for name, model in models.items()}
     runtime.describe = lambda: {"mode": spec.config["mode"], "policy_versions": runtime.versions()}
     return runtime
-
-
-def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[Any, tuple[NestedArray, ...]]:
-    """The torch module and its example arguments, from a model component's own ``build_model``."""
-    built: tuple[Any, tuple[NestedArray, ...]] = load(module, "build_model", folder)(name, config)
-    return built
 
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> RemoteModel:

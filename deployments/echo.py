@@ -6,6 +6,8 @@ serve run deployments.echo:app num_workers=2
 
 # No `from __future__ import annotations`: Serve reads the class of `app`'s argument from its annotation, not from text.
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
@@ -52,6 +54,7 @@ class EchoArgs(BaseModel):
     snapshot_every: int = 0
     drain_timeout_s: float = 10.0
     keys_file: str | None = None
+    """Relative to the current directory of who builds the application, as ``serve run`` with arguments does."""
 
 
 async def build_runtime(handles: object) -> ActorRuntime:
@@ -62,5 +65,7 @@ async def build_runtime(handles: object) -> ActorRuntime:
 def app(args: EchoArgs) -> serve.Application:
     """The echo application."""
     options = args.model_dump(exclude={"max_sessions"})
+    if args.keys_file is not None:
+        options["keys_file"] = str(Path(args.keys_file).absolute())
     config = ActorConfig(agents=["echo"], actors_per_worker=args.max_sessions, serialize=None, **options)
     return actor_deployment(build_runtime, config, name="echo", directory="echo/sessions")

@@ -186,6 +186,9 @@ class _Validation:
         if not name.isidentifier():
             self._add((name,), "a component's name has letters, digits and underscores only")
         component = self._validate(KINDS[kind], value, (name,))
+        if isinstance(component, ActorConfig) and component.keys_file is not None:
+            # A replica runs elsewhere: its working directory is not where whoever wrote the file thinks of.
+            component = component.model_copy(update={"keys_file": str(Path(self.folder, component.keys_file))})
         if component is not None:
             groups[_GROUPS[kind]][name] = component
             self._modules(component, (name,))

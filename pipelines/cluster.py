@@ -49,6 +49,28 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
+def check_ingress(host: str, port: int, found_host: str | None, found_port: int) -> None:
+    """Makes sure that the Serve of a joined cluster listens where the job's door is to be.
+
+    Args:
+        host, port: of the job's door; port 0 takes whichever it is.
+        found_host, found_port: where Serve listens; no host: nowhere.
+
+    Raises:
+        StartupError: it listens elsewhere, and Serve does not move while it runs.
+    """
+    if found_host is None:
+        raise StartupError("Serve of the joined cluster runs without an HTTP ingress: shut it down first")
+    if found_host == host and port in (0, found_port):
+        return
+    raise StartupError(
+        f"the job's door is to be {host}:{port}, but Serve of the joined cluster listens at {found_host}:{found_port} "
+        f"already: take that with --set actor.host={found_host} --set actor.port={found_port} (the job's actor "
+        f"component), or shut that Serve down first",
+        port=found_port,
+    )
+
+
 def _holder(port: int) -> str:
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
@@ -62,7 +84,7 @@ class Cluster:
     """A context: inside it Ray runs, connected in namespace ``brayx``, with Serve's ingress at `url`.
 
     Attributes:
-        host, port: where the ingress listens; port 0 takes a free one.
+        host, port: where the ingress listens; port 0 takes a free one, or that of the Serve which runs there already.
         ingress: ``haproxy``, or Serve's own proxy ``serve``; only for a cluster started here.
         address: of a running cluster to join (``auto``: the one on this machine); empty starts one.
     """
@@ -83,6 +105,7 @@ class Cluster:
         return self.url.replace("http", kind, 1)
 
     def __enter__(self) -> Cluster:
+        wanted = self.port
         self.port = self.port or free_port(self.host)
         if not self.address:
             check_port(self.host, self.port)
@@ -104,6 +127,12 @@ class Cluster:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
+            if self.address:  # where Serve may run already; then it keeps its own options, and only logs that
+                client = serve.context._get_global_client()
+                assert client is not None, "serve.start has connected it"
+                found = client.http_config
+                check_ingress(self.host, wanted, found.host, found.port)
+                self.port = found.port
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError | ray.exceptions.RayError):

@@ -48,7 +48,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _kill() -> None:
-    left = _started()
+    left = marked(_MARK, os.environ.get(_MARK, ""))
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -57,11 +57,20 @@ def _kill() -> None:
     os._exit(130)
 
 
-def _started() -> list[psutil.Process]:
-    """Processes with this command's mark, itself left out."""
+def marked(name: str, value: str, *words: str) -> list[psutil.Process]:
+    """Living processes that were started with ``name=value`` in their environment, this one left out.
+
+    Args:
+        words: all of them are in the command line.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(_MARK) == os.environ.get(_MARK):
+            if process.pid == os.getpid() or process.environ().get(name) != value:
+                continue
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            line = " ".join(process.cmdline()) if words else ""
+            if all(word in line for word in words):
                 found.append(process)
     return found

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
+from brayx.model.build import build_model
 from brayx.tracking import Trial, initialise, register, tracking_uri
 from deployments.actor import (
     WeightSource,
     actor_spec,
     application,
-    build_model,
     check_code,
     only,
     pool_name,
@@ -190,7 +190,7 @@ def train_on(
         served = stack.enter_context(contextlib.ExitStack())
         try:
             served.callback(stop_directory, names["sessions"])
-            served.callback(lambda: delete_application(actor, 4.0 if finished else 2.0))
+            served.callback(lambda: _undeploy(actor, 4.0 if finished else 2.0, progress.say))
             _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
             doors = _wait_for_weights(cluster.url, learner, config.model, progress)
             urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
@@ -266,6 +266,12 @@ def deploy(application: serve.Application, actor: str) -> None:
             when = f" within {_READY_TIMEOUT_S:g} s" if late else ""
             raise StartupError(f"the actor {actor!r} did not start{when} ({state}): {why}")
         time.sleep(0.1)
+
+
+def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Deletes the job's application, and says so if its replicas take too long to end."""
+    if not delete_application(actor, timeout_s):
+        say(f"the actor {actor!r} did not end within {timeout_s:g} s: what it last counted may be missing")
 
 
 def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress) -> dict[str, str]:

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from brayx.replay.config import STREAM_ENVIRONMENT
+from tests.processes import SESSION_MARK, ours
 
-SESSION_MARK = "BRAYX_TEST_SESSION"
 NAMESPACE = "brayx-test"
 LEFTOVER_WAIT_S = 15.0
 
@@ -89,9 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the session if a process it started is still there: nothing may outlive the tests, ports included."""
+    """Fails the session if a process it started is still there: nothing may outlive the tests, ports included.
+
+    They are known by the mark in their environment: an orphan has another parent by now.
+    """
     deadline = time.monotonic() + LEFTOVER_WAIT_S
-    while (left := _our_processes()) and time.monotonic() < deadline:
+    while (left := ours()) and time.monotonic() < deadline:
         time.sleep(0.2)
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -107,15 +110,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _leftovers:
         terminalreporter.section("processes left by the tests (killed now)", red=True)
         terminalreporter.write_line("\n".join(_leftovers))
-
-
-def _our_processes() -> list[psutil.Process]:
-    """Processes started by this session, by the mark in their environment: an orphan has another parent by now."""
-    ours = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if process.environ().get(SESSION_MARK) == os.environ[SESSION_MARK]:
-                ours.append(process)
-    return ours

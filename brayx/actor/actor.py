@@ -128,7 +128,7 @@ class Codec:
                 return _dumps(output).encode()
             if isinstance(output, Message):
                 return output.SerializeToString()
-        except (TypeError, ValueError, EncodeError) as error:
+        except (TypeError, ValueError, RecursionError, EncodeError) as error:
             raise AgentError(f"state.output cannot be sent as {self.kind}: {error}") from error
         raise AgentError(f"state.output is {type(output).__name__}, expected bytes with serialize: {self.kind}")
 

@@ -59,9 +59,9 @@ class ActorConfig(BaseModel):
     share: Literal["none", "game"] = "none"
     """Whose states are one: each session's its own, or those of all sessions ``GAME-agent-AGENT`` of a game."""
     host: str = "127.0.0.1"
-    """Address the door listens on when a training job starts Serve."""
+    """Address the door listens on when a training job starts Serve; a Serve that runs already must have it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port of the door when a training job starts Serve; 0 takes a free one."""
+    """Port of the door when a training job starts Serve; 0 takes a free one, or that of a Serve that runs already."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Replicas of the deployment."""
     actors_per_worker: Annotated[int, Field(ge=1)] = 256
@@ -107,7 +107,8 @@ class ActorConfig(BaseModel):
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
     keys_file: str | None = None
-    """File of the keys that requests are signed with (`brayx keys new`); null: the environment's, if it has any."""
+    """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
+    the environment's, if it has any."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []

@@ -25,7 +25,7 @@ from ray.serve.schema import LoggingConfig
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.directory import RENEW_S, DirectoryRecovering, Location, create_directory
+from brayx.actor.directory import MAX_SNAPSHOT_BYTES, RENEW_S, DirectoryRecovering, Location, create_directory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnection, WebSockets
@@ -366,7 +366,17 @@ class ActorReplica(GrpcDoor):
         await self._ask("release", session, self._owner, reason)
 
     def _keep(self, session: str, snapshot: Snapshot) -> None:
-        """Hands a snapshot to the directory without waiting: the next one replaces it anyway."""
+        """Hands a snapshot to the directory without waiting: the next one replaces it anyway.
+
+        One that the directory would refuse for its size is told and counted here, because its answer is not awaited.
+        """
+        size = len(snapshot.actor) + len(snapshot.kept or b"")
+        if size > MAX_SNAPSHOT_BYTES:
+            self._runtime.recorder.add("snapshots_failed", 1.0)
+            logger.warning(
+                "session %s: no snapshot: it has %d bytes, at most %d are kept", session, size, MAX_SNAPSHOT_BYTES
+            )
+            return
         self._directory.keep.remote(session, self._owner, snapshot)
 
     async def _park(self, session: str, snapshot: Snapshot) -> None:

@@ -55,7 +55,8 @@ ONE_MIB = 1024 * 1024
 
 class DoorCompliance:
     """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
-    `doors` but WebSocket's, which has no stateless call, and all others of each.
+    `doors` but WebSocket's, which has no stateless call, and all others of each. What a subclass has no door for is
+    None in it, so that pytest does not collect it.
 
     Attributes:
         url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
@@ -71,12 +72,28 @@ class DoorCompliance:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     timeout_s: float = 10.0
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, test in vars(DoorCompliance).items():
+            if not name.startswith("test_"):
+                continue
+            if not cls._doors_of(name):
+                setattr(cls, name, None)
+            elif getattr(cls, name) is None:  # a base has fewer doors
+                setattr(cls, name, test)
+
+    @classmethod
+    def _doors_of(cls, test: str) -> list[Door]:
+        """The doors that a test is about and the service has."""
+        only = test.split("_")[1]
+        if only in get_args(Door):
+            return [door for door in cls.doors if door == only]
+        return [door for door in cls.doors if only != "stateless" or door != "ws"]
+
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Run each test once for each door that it is about and the service has."""
+        """Run each test once for each of its doors."""
         if "door" in metafunc.fixturenames:
-            only = metafunc.function.__name__.split("_")[1]
-            doors = self.doors if only not in get_args(Door) else [door for door in self.doors if door == only]
-            metafunc.parametrize("door", [door for door in doors if only != "stateless" or door != "ws"])
+            metafunc.parametrize("door", self._doors_of(metafunc.function.__name__))
 
     # Sessions, by every door
 

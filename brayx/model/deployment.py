@@ -19,7 +19,7 @@ from brayx.errors import ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
 from brayx.model.weights import WeightSubscriber, get_weight_store
-from brayx.types import NestedArray
+from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +54,8 @@ class ModelReplica:
         engine = build_engine(config.engine, module, example_args, threads=config.threads)
         weights, version = None, 0
         if checkpoint is not None:
-            weights = load_weights(Path(checkpoint) / "weights.npz")
+            version, weights = read_checkpoint(Path(checkpoint))
             check_weights(engine.layout, weights)
-            version = checkpoint_version(Path(checkpoint))
         self.model = LocalModel(
             engine,
             weights=weights,
@@ -161,13 +160,17 @@ def model_application(
     return application
 
 
-def checkpoint_version(folder: Path) -> int:
-    """Policy version of a checkpoint's weights, as its ``meta.json`` has it; 0 when it says nothing of that.
+def read_checkpoint(folder: Path) -> tuple[int, Weights]:
+    """Policy version and weights of a checkpoint; the version is 0 when its ``meta.json`` says nothing of that.
 
     Raises:
-        ModelError: ``meta.json`` cannot be read.
+        BadWeights: its ``weights.npz`` cannot be read.
+        ModelError: its ``meta.json`` cannot be read.
     """
-    path = folder / "meta.json"
+    return _policy_version(folder / "meta.json"), load_weights(folder / "weights.npz")
+
+
+def _policy_version(path: Path) -> int:
     if not path.exists():
         return 0
     try:

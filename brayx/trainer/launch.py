@@ -18,11 +18,11 @@ import ray
 import torch
 from torch import nn
 
-from brayx.components import load
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe
-from brayx.errors import BrayxError, ConfigError, ModelError, StartupError
+from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
+from brayx.model.build import build_model
 from brayx.model.weights import WeightPublisher, get_weight_store
 from brayx.replay.buffer import get_buffer
 from brayx.replay.packing import Batch, Layout
@@ -154,7 +154,7 @@ def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> S
         ReplayError, StartupError, TrackingError: an actor or the trial is not there.
     """
     torch.manual_seed(spec.seed + ranks.rank)
-    module, forward_args = build_model(spec)
+    module, forward_args = learned_model(spec)
     buffer = get_buffer(spec.buffer, namespace=spec.namespace)
     store = get_weight_store(spec.weight_store, spec.namespace)
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
@@ -178,27 +178,14 @@ def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> S
         numbers.close()
 
 
-def build_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
+def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
     """Module and example arguments, by the user's ``build_model``.
 
     Raises:
         ConfigError: names what is wrong with it.
-        ModelError: it does not give ``logits`` ``[N, A]`` and ``value`` ``[N]``, or fails on its own example.
+        ModelError: it raised, does not give ``logits`` ``[N, A]`` and ``value`` ``[N]``, or fails on its own example.
     """
-    build = load(spec.model_module, "build_model", spec.model_folder)
-    try:
-        built = build(spec.model_name, dict(spec.model_config))
-    except BrayxError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"model {spec.model_name!r}: build_model raised {type(error).__name__}: {_first_line(error)}"
-        ) from error
-    if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
-        raise ConfigError(
-            f"{spec.model_module}.build_model must return (module, tuple of example arguments), got {built!r:.200}"
-        )
-    module, forward_args = built[0], tuple(built[1])
+    module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
     with torch.random.fork_rng(devices=[]):
         # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
         _check_outputs(spec.model_name, describe(copy.deepcopy(module).cpu(), forward_args))
@@ -206,8 +193,8 @@ def build_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def observation(spec: LearnerSpec) -> Layout:
-    """The layout of what the model of ``spec`` observes; arguments and errors as `build_model`."""
-    return Layout.of_model(build_model(spec)[1])
+    """The layout of what the model of ``spec`` observes; arguments and errors as `learned_model`."""
+    return Layout.of_model(learned_model(spec)[1])
 
 
 def _check_outputs(model: str, spec: ModelSpec) -> None:
@@ -353,7 +340,7 @@ def failure(error: BaseException) -> BrayxError:
             return type(inner)(f"the learner failed: {inner.message}", **inner.details)
     while wrapped := _wrapped(error):
         error = wrapped[0]
-    return StartupError(f"the learner failed: {type(error).__name__}: {_first_line(error)}")
+    return StartupError(f"the learner failed: {type(error).__name__}: {first_line(error)}")
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
@@ -372,7 +359,3 @@ def _wrapped(error: BaseException) -> list[BaseException]:
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
     found = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
     return [each for each in found if isinstance(each, BaseException)]
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")

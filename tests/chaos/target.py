@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ import psutil
 
 from brayx.actor.actor import Actor
 from brayx.gamecore.client import AsyncClient
+from tests.waiting import until_awaited as until
 
 Door = Literal["http", "ws", "tcp", "asgi http", "asgi ws", "grpc"]
 DOORS: tuple[Door, ...] = ("http", "ws", "tcp", "asgi http", "asgi ws", "grpc")
@@ -296,14 +297,6 @@ async def settled(target: Target, tasks: int) -> Report:
             return report
         assert time.monotonic() < deadline, f"left behind: sessions, connections, tasks {left}"
         await asyncio.sleep(0.2)
-
-
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
-        await asyncio.sleep(0.02)
 
 
 async def further(ticks: Counter[str], door: Door) -> None:

@@ -26,8 +26,9 @@ from tests.chaos.conversations import (
     talk_ws,
 )
 from tests.chaos.hostile import Where, closed, connected, deaf, stalled
-from tests.chaos.target import NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled, until
+from tests.chaos.target import NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled
 from tests.chaos.traffic import Tally, storm
+from tests.waiting import until_awaited as until
 
 pytestmark = pytest.mark.chaos
 

@@ -22,6 +22,7 @@ from typing import Self
 import psutil
 
 from brayx.tracking import Trial, tracking_uri
+from pipelines.ending import marked
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
@@ -99,15 +100,7 @@ class Command:
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """What it started and is alive, itself included; only those whose command line has all ``words``."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(MARK) != self._mark:
-                    continue
-                line = " ".join(process.cmdline())
-                if all(word in line for word in words):
-                    found.append(process)
-        return found
+        return marked(MARK, self._mark, *words)
 
     def pids(self, *words: str) -> set[int]:
         """Process ids of `processes`."""

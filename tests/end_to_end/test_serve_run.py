@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 
+from brayx.model.build import build_model
 from brayx.ports import free_port
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
-from deployments.actor import build_model
 from deployments.job import JobConfig
 from tests.end_to_end.jobs import ROOT, Command, is_free, said_on_failure
 

@@ -44,6 +44,7 @@ from tests.integration.cpp_server import KEY, KEYS, MAX_BODY_BYTES, SECRET, Prox
 from tests.unit.gamecore.echo_server import EchoApp
 from tests.unit.gamecore.echo_server import serving as serving_http
 from tests.unit.gamecore.scripted_server import scripted
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "clients" / "cpp"
@@ -221,13 +222,6 @@ def run(driver: Path) -> Iterator[Run]:
             raise
         assert each.process.returncode == 0, errors
         assert errors == ""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true within 10 s"
-        time.sleep(0.005)
 
 
 # What needs no service

@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import signal
-import time
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 import uuid
@@ -29,8 +30,10 @@ from deployments.actor import WeightSource, actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
+from tests.waiting import until
 
-TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
 WAIT_S = 60.0
 DIRECTORY = "echo/sessions"
 
@@ -135,13 +138,6 @@ def post(url: str, kind: str, session: str, body: bytes = b"x") -> tuple[int, st
             return error.code, str(json.loads(error.read())["error"])
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {WAIT_S} s"
-        time.sleep(0.05)
-
-
 async def test_sessions_live_on_either_replica_and_never_mix(echo: str) -> None:
     async with sessions(echo, 24) as clients:
         asked = iter(range(10 * len(clients)))
@@ -173,13 +169,13 @@ async def test_a_killed_replica_loses_its_own_sessions_and_each_is_told_once(ech
         for session in ids:
             assert post(echo, "start", session) == (200, "")
             assert post(echo, "stop", session) == (200, "")
-        await asyncio.to_thread(wait_until, lambda: len(replicas()) == 2, "Serve starting the replica again")
+        await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the_tick_they_resumed_at(
     echo: str,
 ) -> None:
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with contextlib.AsyncExitStack() as stack:
         clients = [AsyncClient(echo, timeout_s=WAIT_S, reconnect_s=WAIT_S) for _ in range(12)]
         for client in clients:
@@ -199,12 +195,12 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the
             assert await client.tick(b"next") == b"next"
             await client.stop()
         assert where[clients[0]] == victim
-    await asyncio.to_thread(wait_until, lambda: len(replicas()) == 2, "Serve starting the replica again")
+    await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:
     """Over HTTP and over WebSocket, each on both replicas."""
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with contextlib.AsyncExitStack() as stack:
         clients: list[AsyncClient] = []
         async with asyncio.timeout(WAIT_S):
@@ -229,13 +225,13 @@ def replicas() -> set[str]:
 
 
 async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> None:
-    wait_until(lambda: len(replicas()) == 2, "two replicas")
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
     async with sessions(echo, 8) as clients:
         directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
         before = replicas()
         ray.kill(directory, no_restart=False)
         told = "the directory knowing the replicas again"
-        watching = asyncio.create_task(asyncio.to_thread(wait_until, lambda: replicas() == before, told))
+        watching = asyncio.create_task(asyncio.to_thread(until, lambda: replicas() == before, told, WAIT_S))
         assert await play_until(clients, watching.done) > 0
         await watching
         for client in clients:
@@ -305,7 +301,7 @@ def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> No
         with urllib.request.urlopen(f"{cartpole}/", timeout=WAIT_S) as reply:
             return int(json.load(reply)["sessions"])
 
-    wait_until(lambda: active() == 0, "the reaper")
+    until(lambda: active() == 0, "the reaper", WAIT_S)
     assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (410, "session_lost")
     assert post(cartpole, "tick", session, observation(0, 0, 0, 0)) == (404, "session_unknown")
 
@@ -320,6 +316,32 @@ def test_an_idle_websocket_is_closed_with_its_reason(cartpole: str) -> None:
             connection.recv(WAIT_S)
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4410, "session ended: idle")
+
+
+JOIN = """
+import sys
+from brayx.errors import StartupError
+from pipelines.cluster import Cluster
+
+address, *ports = sys.argv[1:]
+for port in ports:
+    try:
+        with Cluster(port=int(port), address=address) as cluster:
+            print(cluster.url)
+    except StartupError as error:
+        print(error)
+"""
+
+
+def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:
+    """In a process of its own, as a job is; here Ray is connected already."""
+    port = int(service.rpartition(":")[2])
+    address = ray.get_runtime_context().gcs_address
+    words = [sys.executable, "-c", JOIN, address, str(port), "0", str(free_port())]
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=4 * WAIT_S, check=True, cwd=ROOT)
+    same, any_port, other = joined.stdout.splitlines()
+    assert same == any_port == service
+    assert f"listens at 127.0.0.1:{port} already: take that with --set" in other
 
 
 def test_an_unreachable_service_is_told_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from brayx.ports import free_port
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
+from tests.waiting import until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-serve.md"
 WAIT_S = 60.0
@@ -114,10 +114,7 @@ def free_again(stub: GamecoreStub) -> None:
     held = Held(stub)
     assert held.ask(session=session, kind=START, body=b"a") == b"a"
     held.call.cancel()
-    deadline = time.monotonic() + WAIT_S
-    while replies(stub.Play(game(session), timeout=WAIT_S)) != [b"", b"bye"]:
-        assert time.monotonic() < deadline, f"session {session} was not freed"
-        time.sleep(0.05)
+    until(lambda: replies(stub.Play(game(session), timeout=WAIT_S)) == [b"", b"bye"], "a free session", WAIT_S)
 
 
 class Held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -15,13 +15,7 @@ import ray
 from brayx.errors import TrackingError
 from brayx.hub import HubClient, create_hub, get_hub
 from brayx.tracking import Trial
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.05)
+from tests.waiting import until
 
 
 def _pid(_: Any) -> int:
@@ -39,7 +33,7 @@ def hub(ray_cluster: str, tracking_db: str) -> Iterator[tuple[Any, Trial]]:
     handle = create_hub("hub-under-test", ray_cluster, trial, interval_s=0.1)
     yield handle, trial
     ray.kill(handle)
-    wait_for(lambda: not _exists(ray_cluster))
+    until(lambda: not _exists(ray_cluster))
 
 
 def _exists(namespace: str) -> bool:
@@ -84,12 +78,12 @@ def test_killed_hub_comes_back_with_the_totals(hub: tuple[Any, Trial]) -> None:
     client = HubClient(handle, interval_s=0.05)
     client.add("env_steps", 100)
     assert client.flush(timeout_s=60)
-    wait_for(lambda: trial.metrics().get("env_steps") == 100)
+    until(lambda: trial.metrics().get("env_steps") == 100)
     process = psutil.Process(ray.get(handle.__ray_call__.remote(_pid), timeout=60))
     process.kill()
-    wait_for(lambda: not process.is_running())
+    until(lambda: not process.is_running())
     client.add("env_steps", 11)
-    wait_for(lambda: client.flush(timeout_s=5), timeout_s=90)
+    until(lambda: client.flush(timeout_s=5), timeout_s=90)
     assert snapshot(handle)["env_steps"] == 111
     client.close()
 
@@ -104,7 +98,7 @@ def test_client_of_a_hub_that_is_gone_gives_up_in_time(ray_cluster: str) -> None
     assert not client.flush(timeout_s=1)
     closing = threading.Thread(target=client.close, kwargs={"timeout_s": 1}, daemon=True)
     closing.start()
-    wait_for(lambda: not closing.is_alive())
+    until(lambda: not closing.is_alive())
     assert "brayx-hub-client" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -21,6 +21,7 @@ from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
 from brayx.model.remote import RemoteModel
 from brayx.model.weights import WeightPublisher, WeightSubscriber, create_weight_store, get_weight_store
+from tests.waiting import until_awaited as until
 
 # Workers cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -61,12 +62,6 @@ def store(ray_cluster):
     handle = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}")
     yield handle
     ray.kill(handle)
-
-
-async def until(condition, timeout_s=40.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in other processes)
-            await asyncio.sleep(0.01)
 
 
 def test_store_is_found_by_name_and_made_once(ray_cluster):
@@ -113,7 +108,7 @@ async def test_subscribers_get_the_newest_and_versions_only_grow(store):
         assert await subscriber.start() == 0
     for step in range(1, 51):
         await asyncio.to_thread(publisher.publish, factor(step), step)
-    await until(lambda: all(s and s[-1][0] == 50 for s in seen))
+    await until(lambda: all(s and s[-1][0] == 50 for s in seen), timeout_s=40)
     for s in seen:
         versions = [version for version, _ in s]
         assert versions == sorted(set(versions))
@@ -144,7 +139,7 @@ async def test_a_refusing_subscriber_goes_on(store):
     await subscriber.start()
     for value in (1, 2, 3):
         version = await asyncio.to_thread(publisher.publish, factor(value), value)
-        await until(lambda version=version: subscriber.version == version)
+        await until(lambda version=version: subscriber.version == version, timeout_s=40)
     assert seen == [1, 3]
     assert subscriber.running
     await subscriber.stop()
@@ -156,10 +151,10 @@ async def test_a_killed_store_comes_back_and_versions_go_on(store):
     await subscriber.start()
     for value in (1, 2, 3):
         await asyncio.to_thread(publisher.publish, factor(value), value)
-    await until(lambda: subscriber.version == 3)
+    await until(lambda: subscriber.version == 3, timeout_s=40)
     ray.kill(store, no_restart=False)
     assert await asyncio.to_thread(publisher.publish, factor(4), 4) >= 4
-    await until(lambda: seen[-1][1] == 4)
+    await until(lambda: seen[-1][1] == 4, timeout_s=40)
     versions = [version for version, _ in seen]
     assert versions == sorted(set(versions))
     assert subscriber.running

@@ -18,6 +18,8 @@ from brayx.replay.buffer import RemoteBuffer, create_buffer, get_buffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Fragment
+from tests.processes import ours
+from tests.waiting import until
 
 WHOLE = 64
 """Transitions of one batch."""
@@ -52,13 +54,6 @@ def take(stream, actor, got):
         actor.ack.remote(1)
 
 
-def wait_until(condition, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true in time"
-        time.sleep(0.02)
-
-
 def read_in_background(stream, actor):
     got, failed = [], []
 
@@ -71,6 +66,11 @@ def read_in_background(stream, actor):
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     return thread, got, failed
+
+
+def is_waited_for(actor):
+    """Whether a reader waits for a batch of the buffer."""
+    return ray.get(actor.__ray_call__.remote(lambda self: len(self._changed._waiters) > 0))
 
 
 def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(ray_cluster):
@@ -111,7 +111,7 @@ def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
         remote = RemoteBuffer(name, namespace=ray_cluster)
         for number in range(10):
             remote.push(fragment(number))
-            wait_until(lambda count=number: len(got) > count, 60)
+            until(lambda count=number: len(got) > count, timeout_s=60)
         ray.get(actor.end.remote(drain=True))
         thread.join(30)
     assert not failed
@@ -123,18 +123,23 @@ def test_credits_bound_what_is_in_flight(ray_cluster):
         ray.get(actor.push.remote([fragment(number) for number in range(10)]))
         stream = batches_of(replay_dataset(name, namespace=ray_cluster))
         next(stream)
-        time.sleep(1.0)
-        stats = ray.get(actor.stats.remote())
-        assert (stats["batches"], stats["in_flight"]) == (8, 2), "the first was taken but not acknowledged"
+
+        def left():
+            stats = ray.get(actor.stats.remote())
+            return stats["batches"], stats["in_flight"]
+
+        until(lambda: left() == (8, 2), "the first taken but not acknowledged", timeout_s=60)
+        time.sleep(0.5)  # for more, which must not come
+        assert left() == (8, 2)
         ray.get(actor.ack.remote(1))
-        wait_until(lambda: ray.get(actor.stats.remote())["batches"] == 7)
+        until(lambda: ray.get(actor.stats.remote())["batches"] == 7)
         stream.close()
 
 
 def test_a_stream_nothing_was_ever_pushed_to_can_be_ended(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
-        time.sleep(2.0)  # it is waiting for a batch by now; ended before it began would be another test
+        until(lambda: is_waited_for(actor), "the reader waiting", timeout_s=60)
         ray.get(actor.end.remote())
         thread.join(30)
         assert not thread.is_alive()
@@ -146,7 +151,7 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
         dataset = replay_dataset(name, namespace=ray_cluster)
         thread, got, failed = read_in_background(batches_of(dataset), actor)
         ray.get(actor.push.remote([fragment(0)]))
-        wait_until(lambda: got, 60)
+        until(lambda: got, timeout_s=60)
         victims = _read_task_pids()
         assert victims
         for pid in victims:
@@ -160,23 +165,14 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
             ray.get(actor.push.remote([fragment(1)]))
             return len(got) >= 2
 
-        wait_until(another, 60)
+        until(another, timeout_s=60)
         ray.get(actor.end.remote())
         thread.join(10)
         assert not failed
 
 
 def _read_task_pids():
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "ReadReplay" in " ".join(process.cmdline()) and process.environ().get("BRAYX_TEST_SESSION") == (
-                os.environ.get("BRAYX_TEST_SESSION")
-            ):
-                found.append(process.pid)
-    return found
+    return [process.pid for process in ours("ReadReplay")]
 
 
 def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
@@ -190,10 +186,10 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
         thread, got, failed = read_in_background(read_buffer(name, ray_cluster), actor)
         remote = RemoteBuffer(name, namespace=ray_cluster)
         remote.push(fragment(0))
-        wait_until(lambda: got)
+        until(lambda: got)
         before = pid(actor)
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: pid(actor) not in (None, before), 60)
+        until(lambda: pid(actor) not in (None, before), timeout_s=60)
         number = 0
 
         def another():
@@ -202,7 +198,7 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
             remote.push(fragment(number))
             return len(got) >= 2
 
-        wait_until(another, 60)
+        until(another, timeout_s=60)
         assert remote.dropped["buffer_lost"] % WHOLE == 0
         ray.get(actor.end.remote())
         thread.join(10)
@@ -212,7 +208,7 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
 def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         thread, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
-        time.sleep(0.5)
+        until(lambda: is_waited_for(actor), "the reader waiting")
         ray.kill(actor)
         thread.join(20)
         assert [type(error) for error in failed] == [ReplayError]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from deployments.job import JobConfig
 from pipelines.progress import Progress
 from pipelines.sources import Sources
 from pipelines.train import _watch
+from tests.waiting import until
 
 JOB = """
 project: p
@@ -105,7 +105,7 @@ def test_a_buffer_that_is_gone_is_told_in_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
     with Sources(job(tmp_path, "good"), {"buffer": buffer}, {"buffer": 2}) as sources:
-        wait_until(lambda: sources.fed["data"] >= 4)  # full: it waits for room
+        until(lambda: sources.fed["data"] >= 4, timeout_s=60)  # full: it waits for room
         ray.kill(buffer)
         assert sources.join(20.0)
     (error,) = sources.errors
@@ -136,20 +136,13 @@ def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: An
             return before
 
     try:
-        wait_until(ended)
+        until(ended, timeout_s=60)
         before = ray.get(buffer.attach.remote(), timeout=10)  # numbered from a start of each process's own
         ray.kill(buffer, no_restart=False)
-        wait_until(lambda: abs(attach() - before) > 10**6)
-        wait_until(ended)
+        until(lambda: abs(attach() - before) > 10**6, timeout_s=60)
+        until(ended, timeout_s=60)
         assert watching.is_alive()
     finally:
         learner.running = False
         watching.join(30)
         ray.kill(hub)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)

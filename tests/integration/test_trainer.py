@@ -8,11 +8,9 @@ import os
 import signal
 import textwrap
 import threading
-import time
 import uuid
 
 import numpy as np
-import psutil
 import pytest
 import ray
 
@@ -26,6 +24,8 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.launch import Learner, LearnerSpec
 from brayx.types import Fragment
+from tests.processes import ours
+from tests.waiting import until
 
 MODEL = """
     from __future__ import annotations
@@ -117,13 +117,6 @@ def job(ray_cluster, tracking_db, tmp_path):
         yield make
 
 
-def wait_until(condition, timeout_s=90.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true in time"
-        time.sleep(0.05)
-
-
 def test_in_process_to_the_end(job):
     job = job(where="process", num_steps=20 * STEPS)
     summary = job.learner().result(60)
@@ -131,7 +124,7 @@ def test_in_process_to_the_end(job):
     assert job.newest() == summary.policy_version == 22
     (checkpoint,) = job.trial.checkpoints()
     assert checkpoint.step == 20 * STEPS
-    wait_until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS)  # told every half second
+    until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS, timeout_s=120)  # told twice a second
     snapshot = ray.get(job.hub.snapshot.remote())
     assert snapshot["policy_version"] == 21
     assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
@@ -140,7 +133,7 @@ def test_in_process_to_the_end(job):
 def test_stopped_and_resumed_in_process(job):
     job = job(where="process", num_steps=10**9)
     learner = job.learner()
-    wait_until(lambda: job.newest() > 5)
+    until(lambda: job.newest() > 5, timeout_s=120)
     learner.stop()
     first = learner.result(10)
     assert first.reason == "stream_ended"
@@ -172,12 +165,12 @@ def test_a_module_that_is_no_model_is_named(job, tmp_path):
 def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
     job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5)
     learner = job.learner()
-    wait_until(lambda: len(job.trial.checkpoints()) >= 2 or not learner.running, 120)
+    until(lambda: len(job.trial.checkpoints()) >= 2 or not learner.running, timeout_s=120)
     before = job.trial.checkpoints()[-1].step
     (victim,) = _train_workers()
     version = job.newest()
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: job.newest() > version + 20 or not learner.running, 120)
+    until(lambda: job.newest() > version + 20 or not learner.running, timeout_s=120)
     learner.stop()
     summary = learner.result(60)
     assert summary.resumed
@@ -228,10 +221,4 @@ def test_two_ranks_learn_as_one(job):
 
 
 def _train_workers():
-    mark = os.environ.get("BRAYX_TEST_SESSION")
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "RayTrainWorker" in " ".join(process.cmdline()) and process.environ().get("BRAYX_TEST_SESSION") == mark:
-                found.append(process.pid)
-    return found
+    return [process.pid for process in ours("RayTrainWorker")]

@@ -13,6 +13,8 @@ import nbformat
 import psutil
 import pytest
 
+from pipelines.ending import marked
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MARK = "BRAYX_TEST_NOTEBOOK"
 CELL_S = 420
@@ -93,7 +95,7 @@ def _text(outputs: list[Any]) -> str:
 def _left(mark: str) -> list[str]:
     """Command lines of the processes started under ``mark`` that do not end; ended here then."""
     deadline = time.monotonic() + GONE_S
-    while (processes := _marked(mark)) and time.monotonic() < deadline:
+    while (processes := marked(MARK, mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     lines = []
     for process in processes:
@@ -101,12 +103,3 @@ def _left(mark: str) -> list[str]:
             lines.append(" ".join(process.cmdline())[:160])
             process.kill()
     return lines
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-    return [process for process in found if process.pid != psutil.Process().pid]

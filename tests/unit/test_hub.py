@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from brayx.hub import Books, Drained, Hub, HubClient
 from brayx.metrics import Kind, Recorder
 from brayx.tracking import Trial
+from tests.waiting import until
 
 
 class Clock:
@@ -25,13 +23,6 @@ def part(*samples: tuple[str, float], label: str = "") -> Drained:
     for name, value in samples:
         recorder.add(name, value, label=label)
     return recorder.drain()
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 class TestBooks:
@@ -129,7 +120,7 @@ class TestHub:
         trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=0.02)
         hub.push(part(("env_steps", 128), ("episode_return", 9.0)))
-        wait_for(lambda: trial.history("episode_return") == [(128, 9.0)])
+        until(lambda: trial.history("episode_return") == [(128, 9.0)])
         hub.push(part(("env_steps", 128), ("episode_return", 11.0)))
         last = hub.close()
         assert trial.history("episode_return") == [(128, 9.0), (256, 11.0)]

@@ -145,10 +145,18 @@ async def test_an_agent_that_cannot_be_built_is_named() -> None:
         await actor.start("s", b"")
 
 
-async def test_an_output_that_does_not_encode_is_the_agents_error() -> None:
+def nested(depth: int) -> list[Any]:
+    outer: list[Any] = []
+    for _ in range(depth):
+        outer = [outer]
+    return outer
+
+
+@pytest.mark.parametrize("output", [{"action": {1, 2}}, nested(100_000)], ids=["a set", "nested too deeply"])
+async def test_an_output_that_does_not_encode_is_the_agents_error(output: Any) -> None:
     class Bad(Agent):
         async def on_tick(self, state: State) -> None:
-            state.output = {"action": {1, 2}}
+            state.output = output
 
     actor, _ = make(Bad)
     await actor.start("s", b"")

@@ -1,15 +1,20 @@
-"""The replica's connections to its peers. The replica itself is tested on Ray."""
+"""The replica's connections to its peers, and what it hands to the directory. The rest of it is tested on Ray."""
 
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
+from typing import Any
 
-from brayx.actor.deployment import Peers
+from brayx.actor.deployment import ActorReplica, Peers
+from brayx.actor.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.session import Snapshot
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
+from brayx.metrics import Recorder
 from tests.unit.actor.doors.test_asgi import TableService
 
 
@@ -61,3 +66,22 @@ async def test_a_peer_is_told_of_a_session_whose_connection_is_gone() -> None:
         for for_good in (False, True):
             await Peers().leave("http://{}:{}".format(*listener.address), "s", for_good=for_good)
     assert heard == [("s", False), ("s", True)]
+
+
+def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
+    directory, recorder = Directory(), Recorder()
+    directory.claim("s", "me")
+    kept = []
+    keep = SimpleNamespace(remote=lambda *snapshot: kept.append(directory.keep(*snapshot)))
+    replica: Any = SimpleNamespace(  # what is needed of one: its constructor wants Serve
+        _owner="me", _runtime=SimpleNamespace(recorder=recorder), _directory=SimpleNamespace(keep=keep)
+    )
+    for actor, reply in ((MAX_SNAPSHOT_BYTES, None), (MAX_SNAPSHOT_BYTES - 1, b"x")):
+        ActorReplica._keep(replica, "s", Snapshot(1, 0, reply, bytes(actor)))
+    assert kept == [True, True]
+    assert "snapshots_failed" not in recorder.summary()
+    for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
+        ActorReplica._keep(replica, "s", Snapshot(2, 0, reply, bytes(actor)))
+        assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
+    assert kept == [True, True], "what would be refused is not sent"
+    assert recorder.summary()["snapshots_failed"] == 2

@@ -22,9 +22,11 @@ from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.games import Games
 from brayx.actor.session import SessionTable
-from brayx.errors import Overloaded, ServiceFull, SessionExists
+from brayx.errors import Overloaded, ServiceFull, SessionExists, SessionLost, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
+from deployments.echo import EchoActor
 from tests.unit.actor.test_games import Teller, body
+from tests.waiting import until_awaited as until
 
 
 class Asked:
@@ -57,7 +59,8 @@ class Replica(ActorReplica):
         self._routing = set()
         self._known = OrderedDict()
         self.games = Games() if share == "game" else None
-        make = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
+        factory = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
+        make = factory if share == "game" else EchoActor
         self._runtime = ActorRuntime(make_actor=make)
         self._directory = asked
         self._table = SessionTable(make, max_sessions=max_sessions, claim=self._claim, release=self._release)
@@ -198,3 +201,51 @@ async def test_a_game_lost_between_the_two_claims_is_told_to_try_again(replicas:
         await a.ask("start", "g-agent-right")
     assert a.sessions == []
     assert len(a.games) == 0
+
+
+class TestPassedOn:
+    async def test_the_directory_is_asked_once_for_the_ticks_of_a_session(self, replicas: Open, asked: Asked) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        asked.calls.clear()
+        for number in range(5):
+            assert await b.ask("tick", "s", body(number)) == body(number)
+        assert asked.calls == ["locate"]
+        await b.ask("stop", "s")
+        assert a.sessions == []
+
+    async def test_a_session_that_has_gone_to_a_third_replica_is_found_again(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b, c = await replicas("abc", share="none")
+        await a.ask("start", "s")
+        await b.ask("tick", "s", body(0))
+        await a.ask("stop", "s")
+        await c.ask("start", "s")
+        asked.calls.clear()
+        await b.ask("tick", "s", body(1))
+        assert c.sessions == ["s"]
+        assert asked.calls == ["locate"]
+
+    async def test_an_end_is_told_once_though_its_owner_is_known(self, replicas: Open) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        await b.ask("tick", "s", body(0))
+        await a._table.disconnect("s")
+        await until(lambda: not a._table._tasks)
+        with pytest.raises(SessionLost) as lost:
+            await b.ask("tick", "s", body(1))
+        assert lost.value.details["reason"] == "disconnect"
+        with pytest.raises(SessionUnknown):
+            await b.ask("tick", "s", body(1))
+
+    async def test_an_owner_that_has_died_is_not_asked_again(self, replicas: Open, asked: Asked) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        await b.ask("tick", "s", body(0))
+        await a.listener.close()
+        await b._peers.close()
+        with pytest.raises(SessionLost) as lost:
+            await b.ask("tick", "s", body(1))
+        assert lost.value.details["reason"] == "owner_died"
+        assert not b._known

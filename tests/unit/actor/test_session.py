@@ -1,7 +1,7 @@
 """The session table: order, isolation, ends. No server, no Ray."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import pytest
 
@@ -23,6 +23,7 @@ from brayx.errors import (
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
+from tests.waiting import until_awaited as until
 
 
 class Script(Actor):
@@ -113,12 +114,6 @@ class Bench:
 @pytest.fixture(autouse=True, params=["task", "callback"])
 def _whence(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "from_callback", request.param == "callback")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (any condition, not one event)
-            await asyncio.sleep(0.005)
 
 
 async def test_start_tick_stop() -> None:

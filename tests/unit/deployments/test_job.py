@@ -92,6 +92,18 @@ class TestRight:
         assert job.in_mode("serve").as_dict()["mode"] == "serve"
         assert job.mode == "train"
 
+    @pytest.mark.parametrize("keys_file", ["keys.txt", "../secret/keys.txt", "/etc/keys.txt"])
+    def test_a_keys_file_is_looked_for_from_the_jobs_folder(
+        self, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_file: str
+    ) -> None:
+        path = write(JOB.replace("agents: [agent]", f"agents: [agent]\n  keys_file: {keys_file}"))
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+        for loaded in (JobConfig.load(path), JobConfig.load(path, [f"actor.keys_file={keys_file}"])):
+            assert loaded.actors["actor"].keys_file == str(tmp_path / keys_file)
+            assert loaded.as_dict()["actor"]["keys_file"] == str(tmp_path / keys_file)
+
     def test_it_pickles(self, write: Any) -> None:
         job = JobConfig.load(write(JOB))
         assert pickle.loads(pickle.dumps(job)) == job

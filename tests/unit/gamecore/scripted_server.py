@@ -8,6 +8,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
+import psutil
+
 Script = Callable[[socket.socket], None]
 
 
@@ -33,6 +35,37 @@ def reset(sock: socket.socket) -> None:
     """Close with a reset, as the kernel does for a killed process with unread data."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
+
+
+class Late:
+    """A script that answers its one request when nobody waits for that any more.
+
+    Args:
+        take: reads the request from a connection, and gives what to answer.
+    """
+
+    def __init__(self, take: Callable[[socket.socket], bytes]) -> None:
+        self._take = take
+        self._given_up, self._sent = threading.Event(), threading.Event()
+
+    def __call__(self, sock: socket.socket) -> None:
+        answer = self._take(sock)
+        self._given_up.wait(10)
+        try:
+            sock.sendall(answer)
+        finally:
+            self._sent.set()
+
+    def send(self) -> None:
+        """Sends it, now that the client has given up."""
+        self._given_up.set()
+        assert self._sent.wait(10), "nothing was asked"
+
+
+def held(address: str) -> list[str]:
+    """States of this process's connections to ``address``: one that the server has closed is in ``CLOSE_WAIT``."""
+    port = int(address.rpartition(":")[2])
+    return [each.status for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr[1] == port]
 
 
 @contextlib.contextmanager

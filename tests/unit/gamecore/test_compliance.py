@@ -38,6 +38,26 @@ class TestBelowAPath(DoorCompliance):
             yield
 
 
+def collected(suite: type[DoorCompliance]) -> set[str]:
+    return {name for name in dir(suite) if name.startswith("test_") and getattr(suite, name) is not None}
+
+
+def test_tests_of_doors_that_a_service_lacks_are_not_collected() -> None:
+    class Tcp(DoorCompliance):
+        doors = ("tcp",)
+
+    class OnlyWs(DoorCompliance):
+        doors = ("ws",)
+
+    class AllTheSame(OnlyWs):
+        doors = ("http", "ws", "tcp", "grpc")
+
+    every = collected(DoorCompliance)
+    assert collected(AllTheSame) == every
+    assert {name.split("_")[1] for name in every - collected(Tcp)} == {"http", "ws"}
+    assert {name.split("_")[1] for name in every - collected(OnlyWs)} == {"http", "tcp", "stateless"}
+
+
 class _MixesSessions(EchoApp):
     def step(self, request: StepRequest) -> bytes:
         reply = super().step(request)

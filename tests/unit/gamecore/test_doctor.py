@@ -33,6 +33,7 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.doctor import LAYERS, Finding, examine
 from brayx.gamecore.protocol import StepRequest
 from tests.unit.gamecore import echo_server, grpc_server
+from tests.waiting import until
 
 DOORS = ("http", "ws", "tcp", "grpc")
 SECRET = "0123456789abcdef"
@@ -300,13 +301,6 @@ def test_models_as_built_are_told() -> None:
 def test_a_url_that_cannot_be_used(url: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         list(examine(url))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 # The commands

@@ -19,6 +19,7 @@ import pytest
 from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed
 from brayx.gamecore import Client, StepKind, gym
 from tests.unit.gamecore.echo_server import EchoApp, serving
+from tests.waiting import until
 
 NO_OP = b'{"action":0}'
 
@@ -273,10 +274,10 @@ def test_a_gamecore_does_not_outlive_its_parent(app: EchoApp, address: str) -> N
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
-        _until(lambda: len(app.requests) > 20)
+        until(lambda: len(app.requests) > 20)
         parent.kill()
         parent.wait(10)
-        _until(lambda: not _alive(child))
+        until(lambda: not _alive(child))
     finally:
         parent.kill()
         parent.communicate()
@@ -291,22 +292,27 @@ def test_a_gamecore_outlives_the_thread_that_started_it(app: EchoApp, address: s
         "import subprocess, sys, threading, time\n"
         "def start():\n"
         f"    child = subprocess.Popen([sys.executable, '-m', 'brayx.gamecore.gym', *{arguments!r}])\n"
-        "    time.sleep(1.5)\n"
+        "    sys.stdin.readline()\n"
         "thread = threading.Thread(target=start)\n"
         "thread.start(); thread.join(); print('thread ended', flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", parent_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
+        assert parent.stdin is not None
         assert parent.stdout is not None
+        until(lambda: len(app.requests) > 20)  # it plays, so it has asked the kernel for that signal
+        parent.stdin.write("end the thread\n")
+        parent.stdin.flush()
         assert parent.stdout.readline() == "thread ended\n"
-        time.sleep(0.2)
         before = len(app.requests)
-        _until(lambda: len(app.requests) > before + 20)
+        until(lambda: len(app.requests) > before + 20)
     finally:
         parent.kill()
         parent.communicate()
-        _until(lambda: not app.running)
+        until(lambda: not app.running)
 
 
 def _alive(pid: int) -> bool:
@@ -315,10 +321,3 @@ def _alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _until(condition: Any, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

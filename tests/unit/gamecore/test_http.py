@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
 
+import psutil
 import pytest
 
 from brayx.errors import BodyTooLarge, ConnectionLost, DeadlineExceeded, ServiceFull, TransportError
 from brayx.gamecore import AsyncClient, Client
-from tests.unit.gamecore.scripted_server import read_request, reply, reset, scripted
+from tests.unit.gamecore.scripted_server import Late, held, read_request, reply, reset, scripted
+from tests.waiting import until, until_awaited
 
 
 def _answer_one(sock: socket.socket) -> None:
@@ -33,18 +34,20 @@ def test_connection_is_kept_alive() -> None:
 def test_a_connection_closed_while_idle_is_replaced_before_sending() -> None:
     scripts = (_answer_one, _answer_one, _answer_all)
     with scripted(*scripts) as (address, connections), Client(f"http://{address}") as client:
-        for _ in range(3):
+        for _ in range(2):
             client.call(b"")
-            time.sleep(0.05)  # for the service's close to arrive
+            until(lambda: held(address) == [psutil.CONN_CLOSE_WAIT], "the service's close arriving")
+        client.call(b"")
         assert connections == [0, 1, 2]
 
 
 async def test_a_connection_closed_while_idle_is_replaced_before_sending_awaited() -> None:
     with scripted(_answer_one, _answer_one, _answer_all) as (address, connections):
         async with AsyncClient(f"http://{address}") as client:
-            for _ in range(3):
+            for _ in range(2):
                 await client.call(b"")
-                await asyncio.sleep(0.05)
+                await until_awaited(lambda: held(address) == [], "the service's close arriving")
+            await client.call(b"")
             assert connections == [0, 1, 2]
 
 
@@ -129,15 +132,15 @@ async def test_deadline_is_of_the_whole_request(script: object) -> None:
 
 
 def test_a_late_reply_is_not_taken_for_the_next() -> None:
-    def late(sock: socket.socket) -> None:
+    def take(sock: socket.socket) -> bytes:
         read_request(sock)
-        time.sleep(0.4)
-        sock.sendall(reply(b"late"))
+        return reply(b"late")
 
+    late = Late(take)
     with scripted(late, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.2) as client:
         with pytest.raises(DeadlineExceeded):
             client.call(b"")
-        time.sleep(0.4)
+        late.send()
         assert client.call(b"") == b"again"
 
 

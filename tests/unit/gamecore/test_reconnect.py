@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -27,6 +26,7 @@ from brayx.gamecore import AsyncClient, Client
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 from tests.unit.gamecore.relay import Relay, When, relaying
+from tests.waiting import until
 
 WINDOW_S = 20.0
 
@@ -329,7 +329,4 @@ def test_a_closed_websocket_ends_a_numbered_session_too() -> None:
         client.start()
         client.tick(b"0")
         client.close()
-        deadline = time.monotonic() + 5
-        while service.running:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not service.running)

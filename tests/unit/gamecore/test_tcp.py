@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,8 @@ from brayx.gamecore.tcp import (
     encode_request,
     parse_time,
 )
-from tests.unit.gamecore.scripted_server import reset, scripted
+from tests.unit.gamecore.scripted_server import Late, held, reset, scripted
+from tests.waiting import until, until_awaited
 
 TICK = StepRequest(StepKind.TICK, "abc", b"\x00\xff")
 
@@ -268,15 +269,17 @@ async def test_a_connection_closed_while_idle_is_replaced_before_sending() -> No
         scripted(_answer_one, _answer_one, _answer_all) as (address, connections),
         Client(f"tcp://{address}") as client,
     ):
-        for _ in range(3):
+        for _ in range(2):
             client.call(b"")
-            await asyncio.sleep(0.05)  # for the service's close to arrive
+            until(lambda: held(address) == [psutil.CONN_CLOSE_WAIT], "the service's close arriving")
+        client.call(b"")
         assert connections == [0, 1, 2]
-    with scripted(_answer_one, _answer_one, _answer_all) as (address, connections):
-        async with AsyncClient(f"tcp://{address}") as awaited:
-            for _ in range(3):
+    with scripted(_answer_one, _answer_one, _answer_all) as (again, connections):
+        async with AsyncClient(f"tcp://{again}") as awaited:
+            for _ in range(2):
                 await awaited.call(b"")
-                await asyncio.sleep(0.05)
+                await until_awaited(lambda: held(again) == [], "the service's close arriving")
+            await awaited.call(b"")
             assert connections == [0, 1, 2]
 
 
@@ -316,12 +319,12 @@ async def test_a_tick_is_never_sent_twice(die: object) -> None:
 
 
 async def test_a_late_reply_is_not_taken_for_the_next() -> None:
-    def late(sock: socket.socket) -> None:
+    def answer(sock: socket.socket) -> bytes:
         session, time_ = take(sock)
-        time.sleep(0.4)
-        sock.sendall(encode_reply(session, b"late", time_))
+        return encode_reply(session, b"late", time_)
 
     for credentials in ({}, {"key": "k", "time": "17", "token": "t"}):  # where every frame has the same time
+        late = Late(answer)
         with (
             scripted(late, _answer_all) as (address, _),
             Client(f"tcp://{address}", timeout_s=0.2, **credentials) as client,  # type: ignore[arg-type]
@@ -329,13 +332,14 @@ async def test_a_late_reply_is_not_taken_for_the_next() -> None:
             with pytest.raises(DeadlineExceeded, match="no reply to the stateless call") as caught:
                 client.call(b"")
             assert caught.value.details["layer"] == "tcp"
-            await asyncio.sleep(0.4)
+            late.send()
             assert client.call(b"") == b"again"
+        late = Late(answer)
         with scripted(late, _answer_all) as (address, _):
             async with AsyncClient(f"tcp://{address}", timeout_s=0.2, **credentials) as awaited:  # type: ignore[arg-type]
                 with pytest.raises(DeadlineExceeded):
                     await awaited.call(b"")
-                await asyncio.sleep(0.4)
+                await asyncio.to_thread(late.send)
                 assert await awaited.call(b"") == b"again"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from brayx.gamecore.transports import websocket
 from brayx.gamecore.transports.frames import closed
 from tests.unit.gamecore.echo_server import EchoApp, Message, Receive, Send, serving
 from tests.unit.gamecore.scripted_server import reply, scripted
+from tests.waiting import until
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
@@ -235,7 +235,4 @@ def test_closing_ends_the_session_at_the_service() -> None:
         client.start()
         assert len(app.running) == 1
         client.close()
-        deadline = time.monotonic() + 5
-        while app.running:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not app.running)

@@ -9,7 +9,7 @@ import pytest
 
 from brayx.errors import StartupError
 from brayx.ports import free_port
-from pipelines.cluster import Cluster, check_port
+from pipelines.cluster import Cluster, check_ingress, check_port
 
 
 def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
@@ -24,6 +24,17 @@ def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
 
 def test_free_ports_are_free() -> None:
     check_port("127.0.0.1", free_port())
+
+
+def test_a_serve_that_runs_already_is_taken_only_where_the_job_wants_its_door() -> None:
+    check_ingress("127.0.0.1", 8000, "127.0.0.1", 8000)
+    check_ingress("127.0.0.1", 0, "127.0.0.1", 9000)
+    for host, port in (("127.0.0.1", 9000), ("0.0.0.0", 8000)):
+        told = rf"127\.0\.0\.1:8000, .* listens at {host}:{port} .*--set actor.host={host} --set actor.port={port}"
+        with pytest.raises(StartupError, match=told):
+            check_ingress("127.0.0.1", 8000, host, port)
+    with pytest.raises(StartupError, match="without an HTTP ingress"):
+        check_ingress("127.0.0.1", 8000, None, 8000)
 
 
 def test_urls() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +12,7 @@ import pytest
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
 from pipelines.gamecores import Gamecores
+from tests.waiting import until
 
 URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
 
@@ -22,13 +21,6 @@ def games(tmp_path: Path, program: str, *, num: int = 1, arguments: str = "") ->
     script = tmp_path / "game.py"
     script.write_text(program)
     return Gamecores([GamecoreConfig(command=f"{sys.executable} {script} {arguments}", num=num)], URLS, tmp_path)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not come true within {timeout_s} s"
-        time.sleep(0.02)
 
 
 def test_commands_get_the_door_and_their_number(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pipelines.train import (
     _Pace,
     _Patience,
     _promote,
+    _undeploy,
     _wait_for_weights,
 )
 
@@ -144,6 +145,14 @@ UNEXPORTABLE = """
     def build_model(name, config):
         return Model(), (torch.zeros(1, 2),)
 """
+
+
+def test_an_application_that_does_not_end_in_time_is_told(monkeypatch):
+    said = []
+    for ended in (True, False):
+        monkeypatch.setattr(train_module, "delete_application", lambda name, timeout_s, ended=ended: ended)
+        _undeploy("actor", 2.0, said.append)
+    assert said == ["the actor 'actor' did not end within 2 s: what it last counted may be missing"]
 
 
 def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(tmp_path, tracking_db):

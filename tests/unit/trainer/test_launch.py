@@ -13,7 +13,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from brayx.errors import BadWeights, ConfigError, ModelError, StartupError
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.launch import LearnerSpec, build_model, failure, observation
+from brayx.trainer.launch import LearnerSpec, failure, learned_model, observation
 
 MODEL = """
     import torch
@@ -60,7 +60,7 @@ GOOD = '"logits": x, "value": x[:, 0]'
 def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
     torch.manual_seed(7)
     spec = spec(GOOD + ', "noise": torch.rand(len(obs))')
-    module, (example,) = build_model(spec)
+    module, (example,) = learned_model(spec)
     after = torch.rand(1)
     torch.manual_seed(7)
     torch.nn.Linear(2, 3)
@@ -82,13 +82,13 @@ def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
 )
 def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
     with pytest.raises(ModelError) as caught:
-        build_model(spec(returns))
+        learned_model(spec(returns))
     assert caught.value.message == message
 
 
 def test_what_the_users_function_raises_is_told_in_one_line(spec):
     with pytest.raises(ModelError, match="model 'model': build_model raised KeyError: 'hidden'"):
-        build_model(spec(GOOD, begin='config["hidden"]'))
+        learned_model(spec(GOOD, begin='config["hidden"]'))
 
 
 def test_a_typed_error_is_found_inside_rays_and_the_message_is_one_line():

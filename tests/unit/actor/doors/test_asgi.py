@@ -7,7 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
 from tests.unit.gamecore.echo_server import serving
+from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 
@@ -78,13 +79,6 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[TableService, str]
     service = TableService(**getattr(request, "param", {}))
     with serving(DoorApp(service)) as address:
         yield service, address
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true within 5 s"
-        time.sleep(0.01)
 
 
 def test_a_websocket_that_breaks_ends_its_session_as_disconnect(service: tuple[TableService, str]) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.chaos.conversations import Ask, Message, conversations, cuts, messages, talk_http, talk_tcp, talk_ws
 from tests.chaos.hostile import Where, closed, connected, dawdling, stalled
-from tests.chaos.target import DOORS, NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled, until
+from tests.chaos.target import DOORS, NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled
 from tests.chaos.traffic import Tally, storm
+from tests.waiting import until_awaited as until
 
 STALL_S = 0.4
 IMPATIENT = {"stall_s": STALL_S, "idle_s": 3.0, "idle_timeout_s": 3.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -28,6 +27,7 @@ from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from tests.unit.actor.doors.test_asgi import Echo
 from tests.unit.gamecore.grpc_server import serving
+from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 WAIT_S = 5.0
@@ -92,13 +92,6 @@ def address(door: TableDoor) -> Iterator[str]:
 def stub(address: str) -> Iterator[GamecoreStub]:
     with grpc.insecure_channel(address) as channel:
         yield GamecoreStub(channel)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not come true within {WAIT_S} s"
-        time.sleep(0.01)
 
 
 def refusal(stub: GamecoreStub, **fields: Any) -> tuple[grpc.StatusCode, str, BrayxError]:

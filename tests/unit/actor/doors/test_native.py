@@ -28,6 +28,7 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
 from brayx.ports import free_port
 from tests.unit.actor.doors.test_asgi import TableService
+from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 WAIT_S = 10.0
@@ -230,10 +231,7 @@ def test_connections_past_the_limit_are_told_and_closed() -> None:
                 said = read_all(third)
             assert said.startswith(b"HTTP/1.1 503 ")
             assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "too_many_connections"
-        deadline = time.monotonic() + WAIT_S
-        while len(service.http):
-            assert time.monotonic() < deadline, "closed connections are still counted"
-            time.sleep(0.01)
+        until(lambda: not len(service.http), "that closed connections are not counted")
 
 
 def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:

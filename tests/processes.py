@@ -1,0 +1,16 @@
+"""The processes of this run of the tests: what carries its mark, which `tests/conftest.py` sets."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from pipelines.ending import marked
+
+SESSION_MARK = "BRAYX_TEST_SESSION"
+
+
+def ours(*words: str) -> list[psutil.Process]:
+    """Living processes that this run has started, with all ``words`` in their command line."""
+    return marked(SESSION_MARK, os.environ[SESSION_MARK], *words)
