@@ -9,6 +9,7 @@ its session.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 import uuid
@@ -123,6 +124,7 @@ class ActorReplica(GrpcDoor):
         self._owner = uuid.uuid4().hex
         self._together = config.share == "game"
         self._draining = False
+        self._context = contextvars.copy_context()
         self._routing: set[asyncio.Task[None]] = set()
         self._known: OrderedDict[str, Location] = OrderedDict()
         self._runtime = await build(handles)
@@ -205,7 +207,7 @@ class ActorReplica(GrpcDoor):
         try:
             found: Location | Snapshot | None = known
             if known is None:
-                found = await self._ask("locate", request.session, self._taker)
+                found = await self._ask("locate", request.session, self._taker, request.seq is not None)
             if isinstance(found, Snapshot):
                 self._table.resume(request.session, found, request, reply)
             elif found is None or found.owner == self._owner:
@@ -388,7 +390,9 @@ class ActorReplica(GrpcDoor):
             async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
                 while True:
                     try:
-                        return await getattr(self._directory, method).remote(*args)
+                        # Not as a child of the request that asks: Ray cancels those with it when its client leaves,
+                        # and the directory may have done it.
+                        return await self._context.run(getattr(self._directory, method).remote, *args)
                     except ActorUnavailableError:
                         await asyncio.sleep(_DIRECTORY_RETRY_S)
                     except RayTaskError as error:
@@ -448,7 +452,7 @@ class ActorReplica(GrpcDoor):
             waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             await self._start_in_game(request, into(waiter), False)
             return await waiter
-        found = await self._ask("locate", request.session, self._taker)
+        found = await self._ask("locate", request.session, self._taker, request.seq is not None)
         if isinstance(found, Location):
             return await self._forward(found, request)  # a third replica was quicker
         if found is None:

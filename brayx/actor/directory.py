@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from brayx.actor.session import Snapshot
@@ -144,9 +144,7 @@ class Directory:
             return
         self._forget(session)
         if reason != "stop":
-            self._reasons[session] = reason
-            while len(self._reasons) > _REMEMBERED_ENDS:
-                self._reasons.popitem(last=False)
+            self._keep_reason(session, reason)
 
     def keep(self, session: str, owner: str, snapshot: Snapshot) -> bool:
         """Keeps a session's newest snapshot in case its owner dies; False: it is too large, or not this owner's."""
@@ -183,34 +181,39 @@ class Directory:
         self._snapshot_bytes = total
         return True
 
-    def locate(self, session: str, taker: str = "") -> Location | Snapshot | None:
+    def locate(self, session: str, taker: str = "", repeats: bool = False) -> Location | Snapshot | None:
         """The living owner of a session; None: there is no such session.
 
         Args:
             session: its id.
             taker: the owner that asks. It gets the snapshot of a session that has lost its own, which is its own from
-                then on. Empty: it takes none.
+                then on; again if it asks again, since it does not have it. Empty: it takes none.
+            repeats: the request may be a repeat of one whose reply has not arrived.
 
         Raises:
-            SessionLost: its owner ended it, or died without a snapshot. Told once: the id is free afterwards.
+            SessionLost: its owner ended it, or died without a snapshot. Told once, to ``repeats`` each time until the
+                id is claimed: it is free afterwards.
             DirectoryRecovering: whether there is one is not known yet.
         """
         owner = self._owner_of.get(session)
         if owner is None:
-            reason = self._reasons.pop(session, "")
+            reason = self._reasons.get(session, "") if repeats else self._reasons.pop(session, "")
             if reason:
                 raise SessionLost(f"session {session!r} was ended: {reason}", reason=reason)
             self._check_recovered()
             return None
-        if self._alive(owner):
+        if self._alive(owner) and not (owner == taker and session in self._snapshots):
             return Location(owner, self._address[owner])
         if session in self._snapshots:
             if not taker:
                 raise Overloaded(f"session {session!r} is between two replicas; try again", layer="directory")
-            snapshot = self._snapshots[session][0]
+            snapshot, size = self._snapshots[session]
             self._take(session, taker)
+            self._snapshots[session] = (replace(snapshot, exact=False), size)  # its taker goes on from it
             return snapshot
         self._forget(session)
+        if repeats:
+            self._keep_reason(session, "owner_died")
         raise SessionLost(
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
@@ -235,6 +238,11 @@ class Directory:
     def addresses(self) -> list[str]:
         """URLs of the living owners."""
         return [address for owner, address in self._address.items() if self._alive(owner)]
+
+    def _keep_reason(self, session: str, reason: str) -> None:
+        self._reasons[session] = reason
+        while len(self._reasons) > _REMEMBERED_ENDS:
+            self._reasons.popitem(last=False)
 
     def _alive(self, owner: str) -> bool:
         seen = self._seen.get(owner)

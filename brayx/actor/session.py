@@ -80,6 +80,7 @@ class Snapshot:
         kept: reply to the numbered tick before that; a repeat gets it.
         actor: what `Actor.snapshot` gave.
         exact: nothing has happened since it was taken: the session was moved, not lost.
+        announced: its client had said at the start that it numbers its ticks.
     """
 
     tick: int
@@ -87,6 +88,7 @@ class Snapshot:
     kept: bytes | None
     actor: bytes
     exact: bool = False
+    announced: bool = False
 
 
 class Session:
@@ -94,6 +96,7 @@ class Session:
 
     __slots__ = (
         "actor",
+        "announced",
         "began",
         "context",
         "ended",
@@ -118,11 +121,12 @@ class Session:
     actor: Actor
     task: asyncio.Task[None]
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, context: contextvars.Context, announced: bool) -> None:
         self.id = session
+        self.announced = announced
         self.inbox: deque[tuple[StepRequest, Reply, float]] = deque()
         self.wake: asyncio.Future[None] | None = None
-        self.context = contextvars.copy_context()
+        self.context = context
         self.rest: Rest | None = None
         self.began = 0.0
         self.timed_out = False
@@ -141,7 +145,7 @@ class Session:
     @property
     def numbered(self) -> bool:
         """Whether its client numbers its ticks, and so can find it again over another connection."""
-        return self.seq > 0
+        return self.seq > 0 or self.announced
 
     def put(self, request: StepRequest, reply: Reply) -> None:
         """Adds to the inbox and wakes the task up."""
@@ -220,6 +224,9 @@ class SessionTable(Service):
         self._closed = False
         self._turn = 0
         self._tick_seconds: list[float] = []
+        # No session runs in the context of the request that began it: what it asks of Ray would be that request's, and
+        # be cancelled with it when its client leaves.
+        self._context = contextvars.copy_context()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -263,7 +270,7 @@ class SessionTable(Service):
         kind = request.kind
         if kind is _TICK or kind is _STOP:
             if not self.take(request, reply):
-                self._refuse(reply, self._gone(request.session, kind.value))
+                self._refuse(reply, self._gone(request))
         elif kind is _START:
             self._start(request, reply)
         else:
@@ -299,7 +306,8 @@ class SessionTable(Service):
         if session in self._sessions:
             self._sessions[session].put(request, reply)
             return
-        self._enter(Session(session), lambda entry: self._restore(entry, snapshot, request, reply))
+        entered = Session(session, self._context.copy(), snapshot.announced)
+        self._enter(entered, lambda entry: self._restore(entry, snapshot, request, reply))
 
     def _start(self, request: StepRequest, reply: Reply) -> None:
         name = request.session
@@ -311,7 +319,8 @@ class SessionTable(Service):
             ending = len(self._tasks) - len(self._sessions)
             error = ServiceFull(f"{ending} sessions of this replica are ending, at most {self._max_sessions} may")
         else:
-            self._enter(Session(name), lambda entry: self._open(entry, request, reply))
+            entered = Session(name, self._context.copy(), request.seq is not None)
+            self._enter(entered, lambda entry: self._open(entry, request, reply))
             return
         self._refuse(reply, error)
 
@@ -377,7 +386,7 @@ class SessionTable(Service):
             await self._guard(session, actor.restore(session.id, snapshot.actor), "restore")
         except BaseException as error:
             self._forget(session)
-            await self._give_back(session.id, "stop")
+            await self._give_back(session.id, "lost")
             self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
@@ -587,7 +596,9 @@ class SessionTable(Service):
             logger.warning("session %s: no snapshot: %s", session.id, error)
             return
         if data is not None:
-            self._keep(session.id, Snapshot(session.ticks, session.seq, session.kept, data))
+            self._keep(
+                session.id, Snapshot(session.ticks, session.seq, session.kept, data, announced=session.announced)
+            )
 
     def _call(self, request: StepRequest, reply: Reply) -> None:
         if len(self._calls) >= self._max_sessions:
@@ -619,12 +630,13 @@ class SessionTable(Service):
         self.recorder.add("requests_refused", 1.0, label=error.code)
         reply(error)
 
-    def _gone(self, session: str, kind: str) -> BrayxError:
-        """What a request for a session that does not run any more is told."""
+    def _gone(self, request: StepRequest) -> BrayxError:
+        """What a request for a session that does not run any more is told, once; each time if it may be a repeat."""
+        session = request.session
         reason = self._ended.pop(session, "")
-        if reason == "moved":
-            self._ended[session] = reason  # however often it is asked: where it is now is not known here
-        return _over(session, kind, reason)
+        if reason == "moved" or (reason and request.seq is not None):
+            self._ended[session] = reason
+        return _over(session, request.kind.value, reason)
 
     def end(self, session: Session, reason: str) -> None:
         """Ends a session once; its own task tells the actor, after the request in flight."""
@@ -739,7 +751,8 @@ class SessionTable(Service):
         if data is None or session.ended or session.park is None:
             return
         try:
-            await session.park(session.id, Snapshot(session.ticks, session.seq, session.kept, data, exact=True))
+            told = Snapshot(session.ticks, session.seq, session.kept, data, exact=True, announced=session.announced)
+            await session.park(session.id, told)
         except BrayxError as error:
             logger.warning("session %s: it could not be moved: %s", session.id, error)
             return

@@ -79,7 +79,8 @@ class _Session:
                 f"this client's session {self._session} is running; stop it, or use another client",
                 session=self._session,
             )
-        return self._request(StepKind.START, check_session(uuid.uuid4().hex if session is None else session), body)
+        session = check_session(uuid.uuid4().hex if session is None else session)
+        return self._request(StepKind.START, session, body, None if self._reconnect_s is None else 0)
 
     def _running(self, kind: StepKind, body: Body) -> StepRequest:
         if self._session is None:

@@ -422,6 +422,18 @@ class DoorCompliance:
             assert _bytes(self.receive(connection))[:1] == b"R"
         self.becomes_free(session)
 
+    def test_ws_announced_session_outlives_its_connection_from_the_start(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.websocket(session, enveloped=True, announced=True) as connection:
+            connection.send(b"S")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+            connection.socket.close()
+        with self.websocket(session, enveloped=True) as connection:
+            connection.send(encode_numbered(0, b"zero"))
+            assert self.receive(connection) == b"Rzero"
+            connection.send(b"P")
+            assert _bytes(self.receive(connection))[:1] == b"R"
+
     def test_ws_numbered_session_ends_with_an_orderly_close(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.websocket(session, enveloped=True) as connection:
@@ -641,15 +653,17 @@ class DoorCompliance:
         assert isinstance(document["details"], dict)
 
     @contextmanager
-    def websocket(self, session: str, *, enveloped: bool = False, in_query: bool = False) -> Iterator[ClientConnection]:
-        """A bare WebSocket connection to the session door."""
+    def websocket(
+        self, session: str, *, enveloped: bool = False, in_query: bool = False, announced: bool = False
+    ) -> Iterator[ClientConnection]:
+        """A bare WebSocket connection to the session door; ``announced``: its ticks are going to be numbered."""
         from websockets.sync.client import connect
         from websockets.typing import Subprotocol
 
         with connect(
             self.url_of("ws") + SESSION_PATH + (f"?session={session}" if in_query else ""),
             subprotocols=[Subprotocol(WS_SUBPROTOCOL)] if enveloped else None,
-            additional_headers={} if in_query else {"session": session},
+            additional_headers={} if in_query else {"session": session, **({"seq": "0"} if announced else {})},
             open_timeout=self.timeout_s,
             close_timeout=self.timeout_s,
             proxy=None,

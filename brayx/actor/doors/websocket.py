@@ -37,6 +37,7 @@ from brayx.gamecore.protocol import (
     decode_frame,
     decode_numbered,
     encode_frame,
+    parse_seq,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class _Connection:
         self._idle_timeout_s = idle_timeout_s
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
-        self._fields = {name: headers.get(name) or query.get(name, "") for name in ("session", "key", "time", "token")}
+        names = ("session", "key", "time", "token", "seq")
+        self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
+        self._numbers: int | None = None
         self._running = False
         self._stopping = False
         self._closing: asyncio.Task[None] | None = None
@@ -100,6 +103,7 @@ class _Connection:
         refusal: ProtocolError | None = None
         try:
             check_session(session)
+            self._numbers = parse_seq(self._fields["seq"])
         except ProtocolError as error:
             refusal = error
         await self._send(
@@ -152,6 +156,7 @@ class _Connection:
                 if self._running:
                     raise SessionError("this connection's session is running: one connection is one session")
                 self._wait_no_more()
+                seq = self._numbers
             self._stopping = kind is StepKind.STOP
             request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"], seq)
             reply = await self._service.step(request, let_in=self._running)

@@ -59,6 +59,8 @@ class SessionFrames:
             value = header_value(name, getattr(request, name))
             if value:
                 handshake.headers[name] = value
+        if request.kind is protocol.StepKind.START and request.seq is not None:
+            handshake.headers["seq"] = str(request.seq)
         self._protocol.send_request(handshake)
 
     def to_send(self) -> bytes:
@@ -67,7 +69,7 @@ class SessionFrames:
 
     def request(self, request: StepRequest) -> bytes:
         """The bytes of ``request``."""
-        if request.seq is None:
+        if request.seq is None or request.kind is not protocol.StepKind.TICK:
             message = protocol.encode_frame(protocol.FRAME_OF_KIND[request.kind], request.body)
         else:
             message = protocol.encode_numbered(request.seq, request.body)

@@ -51,7 +51,7 @@ class _SessionTransport:
                 "use http://"
             )
         if request.kind is StepKind.START:
-            self._numbered = None
+            self._numbered = None if request.seq is None else request.session
             return True
         if request.seq is not None:
             self._numbered = request.session

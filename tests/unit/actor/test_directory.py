@@ -162,6 +162,29 @@ class TestSnapshots:
         assert isinstance(location, Location)
         assert location.owner == "b"
 
+    def test_a_taker_that_asks_again_gets_it_again_and_is_told_that_it_may_be_old(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(b"moved", exact=True))
+        assert directory.locate("s", "b") == snapshot(b"moved", exact=True)
+        assert directory.locate("s", "b") == snapshot(b"moved"), "its first answer was lost, or it has gone on since"
+        directory.bury("b")
+        assert directory.locate("s", "c") == snapshot(b"moved")
+
+    def test_a_loss_is_told_once_and_each_time_to_what_may_be_a_repeat(self, directory: Directory) -> None:
+        directory.claim("ended", "a")
+        directory.claim("died", "b")
+        directory.release("ended", "a", "idle")
+        directory.bury("b")
+        for session, reason in (("ended", "idle"), ("died", "owner_died")):
+            for repeats in (True, True, False):
+                with pytest.raises(SessionLost) as lost:
+                    directory.locate(session, "a", repeats)
+                assert lost.value.details["reason"] == reason
+            assert directory.locate(session, "a", True) is None
+            directory.claim(session, "a")
+            directory.release(session, "a")
+            assert directory.locate(session, "a", True) is None
+
     def test_nobody_keeps_a_snapshot_of_a_session_that_is_not_its_own(self, directory: Directory) -> None:
         directory.claim("s", "a")
         assert not directory.keep("s", "b", snapshot())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -58,6 +59,7 @@ class Replica(ActorReplica):
         self._draining = False
         self._routing = set()
         self._known = OrderedDict()
+        self._context = contextvars.copy_context()
         self.games = Games() if share == "game" else None
         factory = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
         make = factory if share == "game" else EchoActor

@@ -1,6 +1,7 @@
 """The session table: order, isolation, ends. No server, no Ray."""
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable
 
 import pytest
@@ -564,6 +565,25 @@ async def test_sessions_taken_over_elsewhere_are_lost_here() -> None:
     assert bench.table.sessions == ["a"]
 
 
+_CALLER = contextvars.ContextVar("caller", default="nobody")
+
+
+class Noting(Script):
+    """Notes whose context it is called in."""
+
+    async def tick(self, body: bytes) -> bytes:
+        await asyncio.sleep(0)
+        return _CALLER.get().encode()
+
+
+async def test_a_session_runs_in_nobody_s_context() -> None:
+    """What it asks of Ray is not the request's that began it: Ray would cancel it with that request."""
+    table = SessionTable(Noting)
+    _CALLER.set("request")
+    await table.step(StepRequest(StepKind.START, "s", b""))
+    assert await table.step(StepRequest(StepKind.TICK, "s", b"")) == b"nobody"
+
+
 class TestBrokenConnections:
     async def test_a_session_whose_ticks_are_numbered_waits_for_another_connection(self) -> None:
         bench = Bench(reconnect_timeout_s=0.1)
@@ -576,6 +596,43 @@ class TestBrokenConnections:
         assert bench.actors[0].reasons == []
         await bench.table.disconnect("s")
         await until(lambda: bench.actors[0].reasons == ["disconnect"])
+
+    @pytest.mark.parametrize("moved", [False, True])
+    async def test_a_start_may_say_that_ticks_will_be_numbered(self, moved: bool) -> None:
+        bench = Bench()
+        await bench.step(StepRequest(StepKind.START, "s", b"|", seq=0))
+        if moved:
+            parked: list[Snapshot] = []
+
+            async def park(session: str, snapshot: Snapshot) -> None:
+                parked.append(snapshot)
+
+            await bench.table.move(park)
+            await until(lambda: parked)
+            bench = Bench()
+            waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            bench.table.resume("s", parked[0], StepRequest(StepKind.TICK, "s", b"bad", seq=0), into(waiter))
+            with pytest.raises(BadBody):
+                await waiter
+        await bench.table.disconnect("s")
+        await asyncio.sleep(0.02)
+        assert await bench.number(0, b"0") == b"s:0"
+        assert bench.actors[0].reasons == []
+
+    async def test_a_numbered_tick_is_told_each_time_why_its_session_ended(self) -> None:
+        bench = Bench()
+        for session in ("s", "plain"):
+            await bench.ask("start", session)
+            await bench.table.disconnect(session, for_good=True)
+        for _ in range(2):
+            with pytest.raises(SessionLost, match="disconnect"):
+                await bench.number(3, b"")
+        with pytest.raises(SessionLost, match="disconnect"):
+            await bench.ask("tick", "plain")
+        with pytest.raises(SessionUnknown):
+            await bench.ask("tick", "plain")
+        await bench.ask("start")
+        assert await bench.number(0, b"0") == b"s:0"
 
     async def test_others_end_at_once_and_so_do_those_left_for_good(self) -> None:
         bench = Bench()
