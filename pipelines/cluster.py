@@ -164,6 +164,8 @@ class Cluster:
             "RAY_worker_maximum_startup_concurrency": "8",
             # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+            # A message of the ingress need not change threads in the replica, which costs more than its agent.
+            "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         }
         if self.ingress == "haproxy":
             defaults |= {
