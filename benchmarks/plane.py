@@ -33,9 +33,10 @@ DOORS = {"tcp": "echo tcp", "http": "echo native"}
 _WARM_UP = 64
 
 
-def rate(command: Sequence[str], url: str, sessions: int, seconds: float) -> float:
-    """Ticks a second of the C++ load."""
+def rate(command: Sequence[str], url: str, sessions: int, seconds: float, connections: int = 0) -> float:
+    """Ticks a second of the C++ load; 0 connections: one for each session."""
     words = ["--url", url, "--sessions", str(sessions), "--seconds", str(seconds), "--body", "echo"]
+    words += ["--connections", str(connections)] if connections else []
     done = subprocess.run([*command, *words], stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout)["ticks_per_s"])
 
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians"
     few: dict[str, list[float | None]] = {door: [] for door in DOORS}
     many: dict[str, list[float | None]] = {door: [] for door in DOORS}
+    shared: list[float | None] = []
     own, passed = [], []
     with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
         command = compiled(Path(folder))
@@ -103,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for door, name in DOORS.items():
                     few[door].append(rate(command, server.urls[name], 16, options.seconds))
                     many[door].append(rate(command, server.urls[name], options.sessions, options.seconds))
+                shared.append(rate(command, server.urls[DOORS["tcp"]], options.sessions, options.seconds, 16))
     with Server("replicas") as server:
         for _ in range(options.rounds):
             at, passing = p50s(server.urls["replica 0"], server.urls["replica 1"], options.seconds)
@@ -112,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for door in few:
         table.add(f"{door}, {options.sessions} sessions: rate to that at 16", median_ratio(many[door], few[door]))
         table.add(f"{door}: KiB a session", memory[door] / 1024)
+    table.add(f"tcp, {options.sessions} sessions on 16 connections: the same", median_ratio(shared, few["tcp"]))
     table.add("HTTP between replicas: own tick, p50 ms", 1e3 * (median(own) or 0.0))
     table.add("a tick that is passed on, p50 ms", 1e3 * (median(passed) or 0.0))
     if options.markdown:

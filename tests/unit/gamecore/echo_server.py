@@ -178,7 +178,8 @@ class EchoApp:
             await send({"type": "websocket.close", "code": close_code(error.http_status), "reason": reason})
         finally:
             if started:
-                wait_s = self.reconnect_timeout_s if session in self.kept and code not in (1000, 1001) else 0.0
+                numbered = session in self.kept or bool(_headers(scope).get("seq"))
+                wait_s = self.reconnect_timeout_s if numbered and code not in (1000, 1001) else 0.0
                 asyncio.get_running_loop().call_later(wait_s, self._disconnected, session, send)
 
     def _disconnected(self, session: str, connection: object) -> None:
