@@ -109,7 +109,8 @@ class Cluster:
         self.port = self.port or free_port(self.host)
         if not self.address:
             check_port(self.host, self.port)
-            self._set_environment()
+            for name, value in self.environment().items():
+                os.environ.setdefault(name, value)  # what the user has set stays
         import ray
         from ray import serve
 
@@ -154,9 +155,9 @@ class Cluster:
         atexit.unregister(self._end)
         self._end()
 
-    def _set_environment(self) -> None:
-        """What Ray and Serve read from the environment when they start; what the user has set stays."""
-        defaults = {
+    def environment(self) -> dict[str, str]:
+        """What Ray and Serve read from the environment when they start; ``docker/serve.env`` says the same of Serve."""
+        variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
@@ -168,7 +169,7 @@ class Cluster:
             "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         }
         if self.ingress == "haproxy":
-            defaults |= {
+            variables |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_SERVE_HAPROXY_NBTHREAD": "1",
                 # A session's requests go to the replica that owns it, and few sessions move when replicas come or go.
@@ -179,9 +180,7 @@ class Cluster:
                 "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
                 "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
             }
-        defaults |= STREAM_ENVIRONMENT
-        for name, value in defaults.items():
-            os.environ.setdefault(name, value)
+        return variables | STREAM_ENVIRONMENT
 
     def _end(self) -> None:
         """Ends what was started here; a cluster that was joined keeps running.
