@@ -323,7 +323,7 @@ class ServeArgs(BaseModel):
     models: dict[str, str] = {}
     """Which version each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
     tracking: str | None = None
-    """MLflow's tracking URI, or the path of its sqlite file; default: ``mlflow.db`` where Ray was started."""
+    """MLflow's URI, or its sqlite file; default: the job's, ``MLFLOW_TRACKING_URI``, then ``mlflow.db``."""
     num_workers: int | None = None
     """Replicas; default: as in the job."""
 

@@ -87,7 +87,7 @@ class JobConfig(BaseModel):
     mode: Literal["train", "serve"] = "train"
     """What agents read as ``config["mode"]``: whether they explore."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
     tracking: str | None = None
     """MLflow URI, or path of a sqlite file or its folder; null: ``mlflow.db`` in the current folder."""
 

@@ -87,6 +87,8 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
         said = status(url)
         expected = {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
         assert said == {**said, **expected}
+        (shown,) = re.findall(r'^# (\{"service": .*\})$', (ROOT / "docs" / "guide-serve.md").read_text(), re.M)
+        assert list(json.loads(shown)) == list(said), "the guide shows what there is"
         native = {"http": "http://127.0.0.1:8100", "ws": "ws://127.0.0.1:8100", "tcp": "tcp://127.0.0.1:8101"}
         assert said["doors"] == native, "serve_config.yaml opens the default native ports"
         assert all(action in (0, 1) for action in play(url))

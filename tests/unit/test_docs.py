@@ -139,7 +139,10 @@ class DocService(SessionTable):
         )
 
     def status(self) -> dict[str, Any]:
-        return {"service": "brayx", "sessions": len(self), "mode": "serve", "policy_versions": {"model": 1}}
+        """As `ActorReplica`'s; tests/end_to_end/test_serve_run.py compares the guide with that one."""
+        own = {"service": "brayx", "application": "cartpole/actor/sessions", "sessions": len(self), "draining": False}
+        doors = {door: f"{door}://127.0.0.1:0" for door in ("http", "ws", "tcp")}
+        return {**own, "doors": doors, "mode": "serve", "policy_versions": {"model": 1}}
 
 
 @pytest.fixture(scope="module")
