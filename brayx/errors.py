@@ -144,7 +144,8 @@ class SessionExists(SessionError):
 
 
 class SessionLost(SessionError):
-    """The session's owner died, or ended it for a reason given in ``details["reason"]``. Told once."""
+    """The session's owner died, or ended it for a reason given in ``details["reason"]``. Told once, to a numbered tick
+    or a stop each time, as it may be a repeat."""
 
     code = "session_lost"
     http_status = 410

@@ -260,7 +260,7 @@ class AgentActor(Actor):
         return b"Game Stopped"
 
     def on_moved(self) -> None:
-        self._leave_game()
+        self._leave_game(moved=True)
 
     async def on_end(self, reason: str) -> None:
         self._leave_game()
@@ -290,9 +290,9 @@ class AgentActor(Actor):
             await self._act(state)
         return self._codec.encode(state.output)
 
-    def _leave_game(self) -> None:
+    def _leave_game(self, *, moved: bool = False) -> None:
         if self._seat is not None:
-            self._seat.leave()
+            self._seat.leave(moved=moved)
 
     def _make_agents(self, state: State) -> None:
         config = self._factory.config

@@ -34,13 +34,14 @@ from brayx.actor.doors.native import Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply, into
-from brayx.actor.session import BETWEEN, SessionTable, Snapshot
+from brayx.actor.session import BETWEEN, SessionTable, Snapshot, may_be_repeat
 from brayx.errors import (
     BrayxError,
     ConnectFailed,
     Overloaded,
     QueueFull,
     ServiceFull,
+    SessionLost,
     SessionUnknown,
     TransportError,
     Unauthorized,
@@ -207,7 +208,9 @@ class ActorReplica(GrpcDoor):
         try:
             found: Location | Snapshot | None = known
             if known is None:
-                found = await self._ask("locate", request.session, self._taker, request.seq is not None)
+                found = await self._ask(
+                    "locate", request.session, self._taker_of(request.session), may_be_repeat(request)
+                )
             if isinstance(found, Snapshot):
                 self._table.resume(request.session, found, request, reply)
             elif found is None or found.owner == self._owner:
@@ -221,9 +224,8 @@ class ActorReplica(GrpcDoor):
                     self._remember(request.session, found)
                 reply(answer)
         except BrayxError as error:
-            moved = error.details.get("layer") == BETWEEN or (known is not None and isinstance(error, SessionUnknown))
-            if moved and not again:
-                await self._elsewhere(request, reply, again=True)  # it has left its owner since
+            if not again and _has_left(error):
+                await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
             else:
                 self._refuse(reply, error)
         except Exception as error:
@@ -271,10 +273,9 @@ class ActorReplica(GrpcDoor):
     def _gone_elsewhere(self, session: str) -> BrayxError:
         return Overloaded(f"the game of session {session!r} has gone to another replica; try again", layer=BETWEEN)
 
-    @property
-    def _taker(self) -> str:
-        """Who takes a session over that has lost its replica: this one, while it takes any."""
-        return "" if self._draining else self._owner
+    def _taker_of(self, session: str) -> str:
+        """Who takes a session that has lost its replica: this one, while it takes any and has not just ended it."""
+        return "" if self._draining or self._table.is_ending(session) else self._owner
 
     def watch(self, session: str, on_end: Callable[[str], None]) -> None:
         """See `Service.watch`. Of a session that runs on another replica nothing is heard; its next request is told."""
@@ -287,7 +288,7 @@ class ActorReplica(GrpcDoor):
             await self._table.disconnect(session, for_good=for_good)
             return
         try:
-            found = await self._ask("locate", session, "")
+            found = await self._ask("locate", session, "", True)
             if isinstance(found, Location) and found.owner != self._owner:
                 await self._peers.leave(found.address, session, for_good=for_good)
         except BrayxError as error:
@@ -452,7 +453,7 @@ class ActorReplica(GrpcDoor):
             waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             await self._start_in_game(request, into(waiter), False)
             return await waiter
-        found = await self._ask("locate", request.session, self._taker, request.seq is not None)
+        found = await self._ask("locate", request.session, self._taker_of(request.session), may_be_repeat(request))
         if isinstance(found, Location):
             return await self._forward(found, request)  # a third replica was quicker
         if found is None:
@@ -460,6 +461,13 @@ class ActorReplica(GrpcDoor):
         waiter = asyncio.get_running_loop().create_future()
         self._table.resume(request.session, found, request, into(waiter))
         return await waiter
+
+
+def _has_left(error: BrayxError) -> bool:
+    """Whether an owner says that a session is not its own, or not any more."""
+    if isinstance(error, SessionLost):
+        return error.details.get("reason") == "lost"
+    return isinstance(error, SessionUnknown) or error.details.get("layer") == BETWEEN
 
 
 async def _within(work: Awaitable[Any], timeout_s: float) -> None:

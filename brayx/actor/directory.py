@@ -11,6 +11,7 @@ Which sessions are one game's is in their ids; the owner of a game is the living
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections import OrderedDict
@@ -27,6 +28,8 @@ RENEW_S = 1.5
 RECOVERY_S = 2 * RENEW_S
 GRACE_S = 600.0
 
+
+logger = logging.getLogger(__name__)
 
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
@@ -77,6 +80,7 @@ class Directory:
         self._seen: dict[str, float] = {}
         self._snapshots: dict[str, tuple[Snapshot, int]] = {}
         self._snapshot_bytes = 0
+        self._full = False
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
@@ -175,8 +179,14 @@ class Directory:
         size = len(snapshot.actor) + len(snapshot.kept or b"")
         held = self._snapshots.get(session)
         total = self._snapshot_bytes + size - (held[1] if held else 0)
-        if size > MAX_SNAPSHOT_BYTES or total > MAX_SNAPSHOTS_BYTES:
+        if size > MAX_SNAPSHOT_BYTES:
+            return False  # its owner has seen to that, and told
+        if total > MAX_SNAPSHOTS_BYTES:
+            if not self._full:
+                logger.warning("snapshots fill %d MiB: sessions keep older ones until others end", total // 2**20)
+            self._full = True
             return False
+        self._full = False
         self._snapshots[session] = (snapshot, size)
         self._snapshot_bytes = total
         return True

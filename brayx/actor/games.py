@@ -160,12 +160,15 @@ class Seat:
             del boards[min(boards)]
         return SharedState(self, board, tick=tick, input=input, output=output)
 
-    def leave(self) -> None:
-        """The session has ended: what is kept for it alone goes, and who waits for it alone is told. Idempotent."""
+    def leave(self, *, moved: bool = False) -> None:
+        """The session has ended: what is kept for it alone goes, and who waits for it alone is told. Idempotent.
+
+        One that has ``moved`` plays on elsewhere: who waits for it may be moved, too, once its wait is over.
+        """
         game = self._game
         if game.seats.pop(self, None) is None:
             return
-        game.left = True
+        game.left = game.left or not moved
         if not game.seats:
             game.boards.clear()  # states that are kept for pictures still know the game
             self._games.forget(game.name)

@@ -30,6 +30,7 @@ from brayx.errors import (
     DeadlineExceeded,
     OutOfSequence,
     Overloaded,
+    ProtocolError,
     QueueFull,
     ServiceFull,
     SessionExists,
@@ -99,6 +100,8 @@ class Session:
         "announced",
         "began",
         "context",
+        "eager",
+        "eager_turn",
         "ended",
         "fallen",
         "id",
@@ -128,6 +131,8 @@ class Session:
         self.wake: asyncio.Future[None] | None = None
         self.context = context
         self.rest: Rest | None = None
+        self.eager = 0
+        self.eager_turn = 0
         self.began = 0.0
         self.timed_out = False
         self.last_seen = time.monotonic()
@@ -223,6 +228,8 @@ class SessionTable(Service):
         self._stateless: Actor | None = None
         self._closed = False
         self._turn = 0
+        self._loop_turn = 0
+        self._loop_turn_ends = False
         self._tick_seconds: list[float] = []
         # No session runs in the context of the request that began it: what it asks of Ray would be that request's, and
         # be cancelled with it when its client leaves.
@@ -281,7 +288,12 @@ class SessionTable(Service):
         session = self._sessions.get(request.session)
         if session is None:
             return False
-        if session.wake is not None and request.kind is _TICK and asyncio.current_task() is None:
+        if (
+            session.wake is not None
+            and request.kind is _TICK
+            and asyncio.current_task() is None
+            and self._may_begin(session)
+        ):
             # The task waits, so nothing is before this tick.
             tick = self._tick(session, request, reply, time.perf_counter())
             session.rest = begin(session.task, session.context, tick)
@@ -293,6 +305,24 @@ class SessionTable(Service):
             waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
             self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
         return True
+
+    def _may_begin(self, session: Session) -> bool:
+        """Whether a session may have another tick begun at once in this turn of the loop: as many as may wait."""
+        if session.eager_turn != self._loop_turn:
+            session.eager_turn, session.eager = self._loop_turn, 0
+        session.eager += 1
+        if not self._loop_turn_ends:
+            self._loop_turn_ends = True
+            asyncio.get_running_loop().call_soon(self._end_loop_turn)
+        return session.eager <= self._max_waiting
+
+    def _end_loop_turn(self) -> None:
+        self._loop_turn += 1
+        self._loop_turn_ends = False
+
+    def is_ending(self, session: str) -> bool:
+        """Whether a session of that id is coming to its end here, and its id is not free yet."""
+        return self._ended.get(session, "moved") != "moved"
 
     def resume(self, session: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
         """Goes on with a session that ran elsewhere, whose id is this replica's already.
@@ -306,6 +336,9 @@ class SessionTable(Service):
         if session in self._sessions:
             self._sessions[session].put(request, reply)
             return
+        if self._closed:
+            self._refuse(reply, Overloaded(f"session {session!r} is between two replicas; try again", layer=BETWEEN))
+            return
         entered = Session(session, self._context.copy(), snapshot.announced)
         self._enter(entered, lambda entry: self._restore(entry, snapshot, request, reply))
 
@@ -313,6 +346,8 @@ class SessionTable(Service):
         name = request.session
         if name in self._sessions:
             error: BrayxError = SessionExists(f"session {name!r} is already running: stop it first, or use another id")
+        elif request.seq not in (None, 0):
+            error = ProtocolError(f"a start has seq {request.seq}, expected 0, or none where ticks are not numbered")
         elif self._closed or len(self._sessions) >= self._max_sessions:
             error = ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {self._max_sessions}")
         elif len(self._tasks) >= 2 * self._max_sessions:
@@ -634,7 +669,7 @@ class SessionTable(Service):
         """What a request for a session that does not run any more is told, once; each time if it may be a repeat."""
         session = request.session
         reason = self._ended.pop(session, "")
-        if reason == "moved" or (reason and request.seq is not None):
+        if reason == "moved" or (reason and may_be_repeat(request)):
             self._ended[session] = reason
         return _over(session, request.kind.value, reason)
 
@@ -777,6 +812,11 @@ class SessionTable(Service):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):
                     await stateless.on_end(reason)
+
+
+def may_be_repeat(request: StepRequest) -> bool:
+    """Whether it may have been sent before, and its answer lost: clients send numbered ticks again, and stops."""
+    return request.seq is not None or request.kind is StepKind.STOP
 
 
 def _over(session: str, kind: str, reason: str) -> BrayxError:

@@ -59,7 +59,8 @@ class StepRequest(NamedTuple):
         session: the session's id; empty only for a stateless call.
         body: opaque bytes, read by the actor alone.
         key, time, token: Bray's credentials, as sent.
-        seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; None: not given.
+        seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; 0 at a start says
+            that its ticks will have one; None: not given.
     """
 
     kind: StepKind

@@ -282,25 +282,32 @@ class HttpConnection(Connection):
         if self._answering:
             return
         self._answering = True
-        while self._queue and not self.in_flight:
-            url, request, keep = self._queue.popleft()
-            if isinstance(request, StepRequest):
-                self._queued_bytes -= len(request.body)
-            if request is None:
-                self._other(url, keep)
-            elif isinstance(request, BrayxError):
-                status = request.details.pop("status", request.http_status)
-                self._write(status, request.to_wire(), keep)
-            elif self._left is not None and url.startswith(_LEFT_STEP):
-                self.in_flight = 1
-                self._telling = asyncio.get_running_loop().create_task(self._tell(self._left, request))
-            else:
-                self.in_flight = 1
-                self.waiting_since = None
-                forwarded = self._left is not None and url.startswith(_FORWARDED_STEP)
-                self.service.submit(request, self._reply_keeping if keep else self._reply_closing, forwarded=forwarded)
-        self._answering = False
+        try:
+            while self._queue and not self.in_flight and self._writable and not self.transport.is_closing():
+                url, request, keep = self._queue.popleft()
+                if isinstance(request, StepRequest):
+                    self._queued_bytes -= len(request.body)
+                if request is None:
+                    self._other(url, keep)
+                elif isinstance(request, BrayxError):
+                    status = request.details.pop("status", request.http_status)
+                    self._write(status, request.to_wire(), keep)
+                elif self._left is not None and url.startswith(_LEFT_STEP):
+                    self.in_flight = 1
+                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._left, request))
+                else:
+                    self.in_flight = 1
+                    self.waiting_since = None
+                    forwarded = self._left is not None and url.startswith(_FORWARDED_STEP)
+                    reply = self._reply_keeping if keep else self._reply_closing
+                    self.service.submit(request, reply, forwarded=forwarded)
+        finally:
+            self._answering = False
         self.regulate()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._next()
 
     def regulate(self) -> None:
         if len(self._queue) >= self.limits.max_in_flight or self._queued_bytes > self.limits.max_body_bytes:

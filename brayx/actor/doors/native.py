@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import socket
 import time
 import urllib.request
@@ -24,7 +25,11 @@ from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 if TYPE_CHECKING:
     from brayx.actor.service import Service
 
+logger = logging.getLogger(__name__)
+
 _BACKLOG = 1024
+_GATHERED_BYTES = 64 * 1024
+"""What a connection gathers until the end of the loop's turn; more is sent at once: its client's pace counts then."""
 _PROBE_TIMEOUT_S = 1.0
 
 
@@ -73,6 +78,7 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._writable = True
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without being one.
@@ -112,17 +118,22 @@ class Connection(asyncio.Protocol):
         if not self._unsent:
             self.listener.flush_soon(self)
         self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > _GATHERED_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Sends now what there is to send."""
-        unsent, self._unsent = self._unsent, []
+        unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
         if unsent and not self.transport.is_closing():
             self.transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     def close(self) -> None:
         """Closes once everything is sent."""
-        self.flush()
-        self.transport.close()
+        try:
+            self.flush()
+        finally:
+            self.transport.close()
 
     def refuse(self) -> None:
         """Tells a client that there is no room for its connection."""
@@ -208,7 +219,11 @@ class Listener:
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:
+                logger.exception("a connection's replies could not be sent: it is closed")
+                connection.transport.abort()
 
     def shut(self) -> None:
         """Takes no more connections; those there are go on."""

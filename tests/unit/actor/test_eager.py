@@ -78,6 +78,46 @@ async def test_the_rest_goes_on_as_the_same_task_in_the_same_context(waiting: Wa
     assert _LEVEL.get() == 0
 
 
+@pytest.mark.parametrize("done_first", [False, True])
+async def test_several_may_wait_for_the_same_future(done_first: bool) -> None:
+    shared: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    seen: list[int] = []
+
+    async def work() -> None:
+        seen.append(await shared)
+
+    tasks = [Waiting() for _ in range(3)]
+    ordinary = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    for one in tasks:
+        await one.begin(work())
+    if done_first:
+        shared.set_result(7)
+    for one in tasks:
+        one.wake.set_result(None)
+    if not done_first:
+        await asyncio.sleep(0)
+        shared.set_result(7)
+    await asyncio.gather(ordinary, *(one.task for one in tasks))
+    assert seen == [7] * 4
+
+
+async def test_a_context_that_is_entered_already_begins_it_in_the_task(waiting: Waiting) -> None:
+    seen = []
+
+    async def work() -> None:
+        seen.append(asyncio.current_task())
+
+    begun: asyncio.Future[Rest | None] = asyncio.get_running_loop().create_future()
+    call = lambda: begun.set_result(begin(waiting.task, waiting.context, work()))  # noqa: E731
+    asyncio.get_running_loop().call_soon(call, context=waiting.context)
+    waiting.rest = await begun
+    assert seen == []
+    waiting.wake.set_result(None)
+    await waiting.task
+    assert seen == [waiting.task]
+
+
 async def test_a_time_limit_begun_in_the_first_step_holds_in_the_rest(waiting: Waiting) -> None:
     seen = []
 

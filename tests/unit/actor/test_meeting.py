@@ -22,7 +22,7 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.games import Games
-from brayx.actor.session import SessionTable
+from brayx.actor.session import SessionTable, Snapshot
 from brayx.errors import Overloaded, ServiceFull, SessionExists, SessionLost, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
 from deployments.echo import EchoActor
@@ -37,10 +37,13 @@ class Asked:
         self.directory = Directory()
         self.calls: list[str] = []
         self.told: dict[tuple[str, str], Location | None] = {}
+        self.hold: asyncio.Event | None = None
 
     def __getattr__(self, method: str) -> Any:
         async def remote(*args: Any) -> Any:
             self.calls.append(method)
+            if method == "release" and self.hold is not None:
+                await self.hold.wait()
             if method == "claim" and args[:2] in self.told:
                 return self.told.pop(args[:2])
             return getattr(self.directory, method)(*args)
@@ -239,6 +242,30 @@ class TestPassedOn:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "disconnect"
         with pytest.raises(SessionUnknown):
+            await b.ask("tick", "s", body(1))
+
+    async def test_a_session_that_is_ending_is_not_brought_back_from_its_snapshot(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        (a,) = await replicas("a", share="none")
+        await a.ask("start", "s")
+        asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        asked.hold = asyncio.Event()
+        await a._table.disconnect("s")
+        with pytest.raises(SessionLost) as lost:
+            await a.ask("tick", "s", body(1))
+        assert lost.value.details["reason"] == "disconnect"
+        assert a.sessions == []
+        asked.hold.set()
+
+    async def test_a_broken_connection_elsewhere_does_not_use_up_what_its_client_is_to_be_told(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        asked.directory.bury("a")
+        await b.disconnect("s")
+        with pytest.raises(SessionLost):
             await b.ask("tick", "s", body(1))
 
     async def test_an_owner_that_has_died_is_not_asked_again(self, replicas: Open, asked: Asked) -> None:

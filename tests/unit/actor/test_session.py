@@ -15,6 +15,7 @@ from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
     OutOfSequence,
+    ProtocolError,
     QueueFull,
     ServiceFull,
     SessionExists,
@@ -582,6 +583,38 @@ async def test_a_session_runs_in_nobody_s_context() -> None:
     _CALLER.set("request")
     await table.step(StepRequest(StepKind.START, "s", b""))
     assert await table.step(StepRequest(StepKind.TICK, "s", b"")) == b"nobody"
+
+
+async def test_no_session_has_more_ticks_begun_in_one_turn_than_may_wait() -> None:
+    """However many come in one piece: others have their turn."""
+    bench = Bench(max_waiting=4)
+    await bench.ask("start")
+    replies: list[bytes | BrayxError] = []
+
+    def a_chunk() -> None:
+        for number in range(12):
+            bench.table.submit(StepRequest(StepKind.TICK, "s", b"%d" % number), replies.append)
+
+    asyncio.get_running_loop().call_soon(a_chunk)
+    await until(lambda: len(replies) == 12)
+    answered = [reply for reply in replies if isinstance(reply, bytes)]
+    assert answered == [b"s:%d" % number for number in range(8)], "four at once, four from the inbox"
+    assert [type(reply) for reply in replies if not isinstance(reply, bytes)] == [QueueFull] * 4
+    assert await bench.ask("tick", body=b"on") == b"s:on"
+
+
+async def test_a_start_with_a_number_but_0_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="seq 7"):
+        await Bench().step(StepRequest(StepKind.START, "s", b"", seq=7))
+
+
+async def test_a_stop_that_may_be_a_repeat_hears_of_the_loss_each_time() -> None:
+    bench = Bench()
+    await bench.ask("start")
+    await bench.table.disconnect("s", for_good=True)
+    for _ in range(2):
+        with pytest.raises(SessionLost, match="disconnect"):
+            await bench.ask("stop")
 
 
 class TestBrokenConnections:
