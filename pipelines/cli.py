@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,8 @@ from brayx.errors import BrayxError, ConfigError
 from pipelines.ending import end_within, leave, mark
 
 TEMPLATES = Path(__file__).parent / "templates"
+
+_AGAIN_S = 0.05
 
 GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
@@ -45,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mark()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _interrupt_again
     try:
         code: int = arguments.run(arguments)
         return code
@@ -63,6 +67,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_within()
     raise KeyboardInterrupt
+
+
+def _raise_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came where nothing may be raised (logging's hook of a fork, a finaliser) is not lost there."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    signal.signal(signal.SIGINT, _raise_once)
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _parser() -> argparse.ArgumentParser:
