@@ -25,11 +25,11 @@ from deployments.actor import (
     WeightSource,
     actor_spec,
     application,
-    check_code,
     only,
     pool_name,
     pooled,
 )
+from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
 from pipelines.evaluate import draw_curve
@@ -135,7 +135,7 @@ def check_job(job: JobConfig) -> str:
     """
     name = only("actor", job.actors)
     only("trainer", job.trainers)
-    check_code(actor_spec(job, name, mode="train", weights={}))
+    check_code(job, [name], mode="train")
     return name
 
 
