@@ -18,9 +18,8 @@ from rich.console import Console
 from brayx.tracking import initialise, tracking_uri
 from deployments.actor import serving_application
 from deployments.job import JobConfig
-from pipelines.cluster import Cluster
 from pipelines.evaluate import draw_curve, evaluate
-from pipelines.train import CURVE_FILE, check_job, deploy, train_on
+from pipelines.train import CURVE_FILE, check_job, cluster_for, deploy, train_on
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""
@@ -34,8 +33,7 @@ def demo(arguments: argparse.Namespace) -> int:
     job = JobConfig.load(arguments.config, arguments.overrides)
     actor = check_job(job)
     uri = initialise(tracking_uri(arguments.tracking or job.tracking))
-    options = job.actors[actor]
-    with Cluster(options.host, options.port, arguments.ingress, arguments.address) as cluster:
+    with cluster_for(job, arguments.ingress, arguments.address) as cluster:
         result = train_on(cluster, job, uri, trial_name=arguments.trial, resume=not arguments.new)
         print(result.summary())
         if not result.finished:

@@ -124,12 +124,11 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    name = check_job(job)
+    check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     if cluster is not None:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
-    actor = job.actors[name]
-    with Cluster(host=actor.host, port=actor.port, ingress=ingress, address=address) as cluster:
+    with cluster_for(job, ingress, address) as cluster:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
 
 
@@ -143,6 +142,20 @@ def check_job(job: JobConfig) -> str:
     only("trainer", job.trainers)
     check_code(job, [name], mode="train")
     return name
+
+
+def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
+    """The cluster that a job runs on, which makes sure that all ports of its one actor are free before Ray starts."""
+    name = only("actor", job.actors)
+    actor = job.actors[name]
+    doors = [
+        ("port", actor.host, actor.port),
+        ("native_port", actor.native_host, actor.native_port),
+        ("tcp_port", actor.native_host, actor.tcp_port),
+    ]
+    # Of 0 a free one is taken, and null opens none.
+    ports = {f"{name}.{option}": (host, port) for option, host, port in doors if port}
+    return Cluster(actor.host, actor.port, ingress, address, ports)
 
 
 def train_on(

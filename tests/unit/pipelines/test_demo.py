@@ -24,7 +24,7 @@ def test_code_that_is_not_there_is_told_before_ray_starts(tmp_path, tracking_db,
     def start(*_):
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(demo_module, "Cluster", start)
+    monkeypatch.setattr(demo_module, "cluster_for", start)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "my_agent.py").write_text("class Other:\n    pass\n")
     arguments = argparse.Namespace(
