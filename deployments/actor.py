@@ -40,6 +40,7 @@ from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
 from brayx.tracking import Trial, resolve, tracking_uri
 from brayx.types import Weights
+from deployments.code import check_code
 from deployments.job import JobConfig
 from deployments.render import EpisodeRenderer
 
@@ -207,18 +208,6 @@ def _agents(spec: ActorSpec) -> dict[str, Any]:
     return {name: load(agent.module, agent.class_name, spec.folder) for name, agent in spec.agents.items()}
 
 
-def check_code(spec: ActorSpec) -> None:
-    """Loads a spec's agents, models and messages here, because what a replica raises is far from who reads it.
-
-    Raises:
-        ConfigError: names the module, class or function that is not there.
-    """
-    _agents(spec)
-    _codec(spec)
-    for config in spec.models.values():
-        load(config.module, "build_model", spec.folder)
-
-
 def _codec(spec: ActorSpec) -> Codec:
     def message(config: MessageConfig | None) -> Any:
         return load(config.module, config.message, spec.folder) if config is not None else None
@@ -355,7 +344,7 @@ def serving_application(
     actor = only("actor", job.actors, actor)
     weights = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
     spec = actor_spec(job, actor, mode="serve", weights=weights)
-    check_code(spec)
+    check_code(job, [actor], mode="serve")
     if num_workers is not None:
         spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
     return application(spec, name=actor, directory=f"{job.project}/{actor}/sessions")

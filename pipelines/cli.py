@@ -230,9 +230,11 @@ def _new_key(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     import yaml
 
+    from deployments.code import check_code
     from deployments.job import JobConfig
 
     job = JobConfig.load(arguments.config, arguments.overrides)
+    check_code(job, job.actors, mode="train")
     with contextlib.suppress(BrokenPipeError):
         print(yaml.safe_dump(job.as_dict(), sort_keys=False), end="")
     return 0

@@ -14,7 +14,8 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -31,22 +32,30 @@ _MIN_LOGICAL_CPUS = 4
 """Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
 
 
-def check_port(host: str, port: int) -> None:
-    """Makes sure that a door can be opened.
+def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:
+    """Makes sure that doors can be opened.
+
+    Args:
+        ports: host and number of each by the option that chooses it, as ``actor.port``.
 
     Raises:
-        StartupError: somebody listens there already; the message names who, if that can be seen.
+        StartupError: somebody listens at one of them already; the message names all that are taken, and who has them
+            if that can be seen.
     """
-    try:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-    except OSError as error:
+    taken = {}
+    for option, (host, port) in ports.items():
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((host, port))
+        except OSError as error:
+            taken[option] = f"port {port} of {host} is taken{_holder(port)} ({error.strerror})"
+    if taken:
+        free = " ".join(f"--set {option}=0" for option in taken)
         raise StartupError(
-            f"port {port} of {host} is taken{_holder(port)} ({error.strerror}): stop that, or choose another with "
-            f"--set actor.port=8001 (the job's actor component; 0 takes a free port)",
-            port=port,
-        ) from None
+            f"{'; '.join(taken.values())}: stop that, or take free ports with {free}",
+            ports=[ports[option][1] for option in taken],
+        )
 
 
 def check_ingress(host: str, port: int, found_host: str | None, found_port: int) -> None:
@@ -87,12 +96,14 @@ class Cluster:
         host, port: where the ingress listens; port 0 takes a free one, or that of the Serve which runs there already.
         ingress: ``haproxy``, or Serve's own proxy ``serve``; only for a cluster started here.
         address: of a running cluster to join (``auto``: the one on this machine); empty starts one.
+        ports: all that a job opens here, as for `check_ports`; empty: the ingress's alone.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     ingress: Ingress = "haproxy"
     address: str = ""
+    ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _node_id: str = ""
 
     @property
@@ -108,7 +119,7 @@ class Cluster:
         wanted = self.port
         self.port = self.port or free_port(self.host)
         if not self.address:
-            check_port(self.host, self.port)
+            check_ports(self.ports or {"actor.port": (self.host, self.port)})
             for name, value in self.environment().items():
                 os.environ.setdefault(name, value)  # what the user has set stays
         import ray

@@ -1,6 +1,6 @@
 """``make demo``: the main job from nothing to a champion that is served and played against.
 
-Trains CartPole through the door, registers the champion, serves it as ``serve run serve_config.yaml`` would, plays
+Trains CartPole through the door, registers what came of it, serves that as ``serve run serve_config.yaml`` would, plays
 games against it through the HTTP door, and says what to type next.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -18,49 +19,57 @@ from rich.console import Console
 from brayx.tracking import initialise, tracking_uri
 from deployments.actor import serving_application
 from deployments.job import JobConfig
-from pipelines.cluster import Cluster
 from pipelines.evaluate import draw_curve, evaluate
-from pipelines.train import CURVE_FILE, check_job, deploy, train_on
+from pipelines.train import CURVE_FILE, check_job, cluster_for, deploy, train_on
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""
 _ENV_ID = "CartPole-v1"
+_SERVE_FILE = "serve_config.yaml"
+_EVALUATION_SEED = 1_000_000
+"""Of the final games. The gamecores' seeds are their numbers from 0 on: from one of those, the games that are meant to
+tell how well it plays would begin as games did that it was trained on."""
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Runs the demo; exit code 0 only if the champion's mean return reached `PASSING_RETURN`."""
+    """Runs the demo; exit code 0 only if what it trained reached a mean return of `PASSING_RETURN`."""
     console = Console(file=sys.stderr, highlight=False)
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
     actor = check_job(job)
     uri = initialise(tracking_uri(arguments.tracking or job.tracking))
-    options = job.actors[actor]
-    with Cluster(options.host, options.port, arguments.ingress, arguments.address) as cluster:
+    with cluster_for(job, arguments.ingress, arguments.address) as cluster:
         result = train_on(cluster, job, uri, trial_name=arguments.trial, resume=not arguments.new)
         print(result.summary())
         if not result.finished:
             return 130
         if result.version is None:
-            console.print("[red]no checkpoint saw enough finished games: there is no champion[/red]")
             return 1
-        console.print("[dim]serving the champion[/dim]")
+        console.print(f"[dim]serving version {result.version}[/dim]")
         (model,) = job.models
-        champion = {model: f"models:/{result.pool_name}/{result.version}"}
-        deploy(serving_application(job, uri, models=champion), actor)
-        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=job.seed)
+        trained = {model: f"models:/{result.pool_name}/{result.version}"}
+        deploy(serving_application(job, uri, models=trained), actor)
+        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED)
     curve = Path(CURVE_FILE).absolute()
     draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)
     passed = played.mean >= PASSING_RETURN
-    print(f"  champion, greedy, through the HTTP door: {played}")
+    print(f"  version {result.version}, greedy, through the HTTP door: {played}")
     print(f"  curve: {curve}, and in MLflow")
     print(f"  {time.monotonic() - began:.0f} s in all\n")
     if not passed:
-        print(f"the champion's mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
+        print(f"the mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1
     print("next:")
     print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1")
-    print(f"  {_command('serve')} run serve_config.yaml")
+    print(f"  {_command('serve')} run {_served(arguments.config, uri)}")
     return 0
+
+
+def _served(config: str, uri: str) -> str:
+    """What ``serve run`` takes here to serve the champion: the shipped file, where it is and finds the same books."""
+    if Path(_SERVE_FILE).is_file() and uri == tracking_uri():
+        return _SERVE_FILE
+    return shlex.join(["deployments.actor:app", f"config={config}", f"tracking={uri}"])
 
 
 def _command(name: str) -> str:

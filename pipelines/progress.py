@@ -31,6 +31,18 @@ def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value * 1e3:.2f}"
 
 
+def _dropped(numbers: Mapping[str, float]) -> float:
+    """Of all reasons: each is a number of its own, ``replay_dropped.REASON``."""
+    return sum(value for name, value in numbers.items() if name.split(".")[0] == "replay_dropped")
+
+
+def _not_written(numbers: Mapping[str, float]) -> str:
+    """What MLflow did not take so far; empty if it took all."""
+    kinds = {"hub_write_failures": "metrics", "checkpoints_failed": "checkpoints"}
+    failed = [f"{numbers[name]:.0f} of {what}" for name, what in kinds.items() if numbers.get(name)]
+    return f"failed writes to MLflow: {', '.join(failed)}; training goes on" if failed else ""
+
+
 class Progress:
     """Shows a job's progress, as a context.
 
@@ -79,8 +91,9 @@ class Progress:
         Args:
             numbers: as `brayx.hub.Hub.snapshot` gives them.
             gamecores: game processes alive.
-            note: one line to show below.
+            note: one line to show below, after what could not be written.
         """
+        note = "; ".join(filter(None, [_not_written(numbers), note]))
         if self._show is not None:
             self._show(Padding(self._panel(numbers, gamecores, note), 0))
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
@@ -122,7 +135,7 @@ class Progress:
             "entropy", _number(get("entropy"), ".3f"),
             "update ms", _milliseconds(get("update_seconds.p50")),
             "learner waits", _number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
-            "dropped", _number(get("replay_dropped", 0.0)),
+            "dropped", _number(_dropped(numbers)),
         )  # fmt: skip
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"

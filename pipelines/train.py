@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import shlex
+import sys
 import tempfile
 import time
 import urllib.request
@@ -18,18 +20,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.directory import NAMESPACE, stop_directory
-from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
 from brayx.model.build import build_model
-from brayx.tracking import Trial, initialise, register, tracking_uri
+from brayx.tracking import PoolEntry, Trial, find, initialise, register, tracking_uri
 from deployments.actor import (
     WeightSource,
     actor_spec,
     application,
-    check_code,
     only,
     pool_name,
     pooled,
 )
+from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
 from pipelines.evaluate import draw_curve
@@ -40,6 +42,7 @@ from pipelines.sources import Sources
 if TYPE_CHECKING:
     from ray import serve
 
+    from brayx.trainer.config import TrainerConfig
     from brayx.trainer.launch import Learner
 
 CURVE_METRIC = "episode_return.last100"
@@ -50,7 +53,9 @@ _FIRST_STEP_TIMEOUT_S = 20.0
 _NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
 _STALLED_TIMEOUT_S = 600.0
-"""How long the learner may take for one update of what has come: no less than ranks take that have to start again."""
+"""How long the learner may take for one update of what has come: no less than ranks take that have to start again.
+
+So long, too, may it take to end once its stream is over."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 
@@ -63,9 +68,10 @@ class TrainResult:
         trial: its books.
         numbers: the last snapshot of every metric.
         finished: False when it was interrupted; it can be resumed.
-        pool_name, version: the registered champion; version None if no checkpoint was good enough to register.
+        pool_name, version: what was registered; version None if no checkpoint was good enough to register.
         seconds: while games were played and learned from, without what starting and ending took.
         curve: ``(env steps, mean return of the last 100 games)``.
+        outcome: whether that is the champion, and why not, for people; empty when interrupted.
     """
 
     trial: Trial
@@ -75,6 +81,7 @@ class TrainResult:
     version: int | None
     seconds: float
     curve: list[tuple[int, float]]
+    outcome: str
 
     def summary(self) -> str:
         """What there is to say, for people."""
@@ -89,8 +96,7 @@ class TrainResult:
             f"a tick took the actor {1e3 * get('tick_seconds.run.p50', nan):.2f} ms (p50), "
             f"{1e3 * get('tick_seconds.run.p99', nan):.2f} ms (p99); lag {get('lag_versions', nan):.1f} versions",
         ]
-        if self.version is not None:
-            lines.append(f"  champion: {self.pool_name} version {self.version}")
+        lines += [f"  {line}" for line in self.outcome.splitlines()]
         return "\n".join(lines)
 
 
@@ -118,12 +124,11 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    name = check_job(job)
+    check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     if cluster is not None:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
-    actor = job.actors[name]
-    with Cluster(host=actor.host, port=actor.port, ingress=ingress, address=address) as cluster:
+    with cluster_for(job, ingress, address) as cluster:
         return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
 
 
@@ -135,8 +140,22 @@ def check_job(job: JobConfig) -> str:
     """
     name = only("actor", job.actors)
     only("trainer", job.trainers)
-    check_code(actor_spec(job, name, mode="train", weights={}))
+    check_code(job, [name], mode="train")
     return name
+
+
+def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
+    """The cluster that a job runs on, which makes sure that all ports of its one actor are free before Ray starts."""
+    name = only("actor", job.actors)
+    actor = job.actors[name]
+    doors = [
+        ("port", actor.host, actor.port),
+        ("native_port", actor.native_host, actor.native_port),
+        ("tcp_port", actor.native_host, actor.tcp_port),
+    ]
+    # Of 0 a free one is taken, and null opens none.
+    ports = {f"{name}.{option}": (host, port) for option, host, port in doors if port}
+    return Cluster(actor.host, actor.port, ingress, address, ports)
 
 
 def train_on(
@@ -204,7 +223,7 @@ def train_on(
                 progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
                 _watch(progress, hub, buffer, learner, games, sources, batch_steps)
                 seconds = time.monotonic() - began
-            learner.result()
+            _last_of(learner)
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or time.monotonic() - began
@@ -215,12 +234,12 @@ def train_on(
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
         numbers = _last_numbers(hub)
-        version = _promote(job, trial, config.model, progress.say) if finished else None
+        version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)
         if curve:
             trial.log_figure(draw_curve(curve, title=job.project, target=config.target_return), CURVE_FILE)
         trial.finish("FINISHED" if finished else "KILLED")
-    return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve)
+    return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve, outcome)
 
 
 def _unfinished(trial: Trial, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -408,6 +427,18 @@ class _Pace:
         )
 
 
+def _last_of(learner: Learner) -> None:
+    """Waits for a learner whose stream is over to save its last checkpoint and end.
+
+    Raises:
+        BrayxError: what it failed with.
+        DeadlineExceeded: it hangs.
+    """
+    if learner.result(_STALLED_TIMEOUT_S) is None:
+        late = f"the learner has not ended within {_STALLED_TIMEOUT_S:g} s after the last batch"
+        raise DeadlineExceeded(f"{late}; it {learner.state()}")
+
+
 def _end(learner: Learner, learning: bool) -> None:
     """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
     with contextlib.suppress(BrayxError):
@@ -425,10 +456,13 @@ def _last_numbers(hub: Any) -> dict[str, float]:
         return {}
 
 
-def _promote(job: JobConfig, trial: Trial, model: str, say: Callable[[str], None]) -> int | None:
-    """Registers the trial's best checkpoint as champion; None when no checkpoint saw a finished game.
+def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[str], None]) -> tuple[int | None, str]:
+    """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
 
     A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+
+    Returns:
+        Its version, None when no checkpoint saw enough games; and what to tell people of it.
     """
     import torch
 
@@ -436,9 +470,10 @@ def _promote(job: JobConfig, trial: Trial, model: str, say: Callable[[str], None
     from brayx.engines.export import to_onnx
     from brayx.trainer.loop import BEST_METRIC
 
-    best = trial.best_checkpoint(BEST_METRIC)
+    model, best = config.model, trial.best_checkpoint(BEST_METRIC)
     if best is None:
-        return None
+        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
+        return None, f"no champion: {few} were seen when its checkpoints were saved"
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
     weights = load_weights(trial.local(best) / "weights.npz")
     module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
@@ -446,9 +481,42 @@ def _promote(job: JobConfig, trial: Trial, model: str, say: Callable[[str], None
     try:
         onnx = to_onnx(module, example, weights_as_inputs=False).proto
     except ModelError as error:
-        say(f"the champion is registered without an ONNX file: {error.message}")
+        say(f"the best checkpoint is registered without an ONNX file: {error.message}")
     tags = {"return": f"{best.metrics[BEST_METRIC]:.1f}", "env_steps": str(best.step), "project": job.project}
-    return register(trial, best, pool_name(job, model), alias="champion", tags=tags, onnx=onnx).version
+    name = pool_name(job, model)
+    champion = _champion(name, trial.uri)
+    # As the tags have them, rounded: what is registered again must not lose against itself.
+    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
+    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
+    if champion is None or not stays:
+        return new, f"champion: {name} version {new}"
+    return new, (
+        f"registered as {name} version {new} with return {tags['return']}; "
+        f"version {champion.version} with {champion.tags['return']} stays champion\n"
+        f"to make version {new} champion: {_move_alias(name, new, trial.uri)}"
+    )
+
+
+def _champion(name: str, uri: str) -> PoolEntry | None:
+    try:
+        return find(f"models:/{name}@champion", uri)
+    except ModelNotFound:
+        return None
+
+
+def _return_of(tags: Mapping[str, str]) -> float:
+    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
+    try:
+        return float(tags["return"])
+    except (KeyError, ValueError):
+        return float("nan")
+
+
+def _move_alias(name: str, version: int, uri: str) -> str:
+    """A command line that does it: MLflow's own has no such command."""
+    moved = f'set_registered_model_alias({json.dumps(name)}, "champion", "{version}")'
+    code = f"import mlflow; mlflow.MlflowClient({json.dumps(uri)}).{moved}"
+    return shlex.join([sys.executable, "-c", code])
 
 
 def _kill(actors: Sequence[Any]) -> None:

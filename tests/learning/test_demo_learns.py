@@ -44,5 +44,6 @@ def test_the_demo_reaches_475(tmp_path: Path, seed: int) -> None:
         *_, then, show, serve = said.splitlines()
         assert then == "next:"
         assert re.fullmatch(r"  \S*mlflow ui --backend-store-uri \S*mlflow\.db --workers 1", show)
-        assert re.fullmatch(r"  \S*serve run serve_config\.yaml", serve)
+        books = re.escape(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        assert re.fullmatch(rf"  \S*serve run deployments\.actor:app config=\S*cartpole\.yaml tracking={books}", serve)
         command.gone(10.0)

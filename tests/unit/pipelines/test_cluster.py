@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -10,21 +12,49 @@ import pytest
 
 from brayx.errors import StartupError
 from brayx.ports import free_port
-from pipelines.cluster import Cluster, check_ingress, check_port
+from deployments.job import JobConfig
+from pipelines.cluster import Cluster, check_ingress, check_ports
+from pipelines.train import cluster_for
+
+
+def door(port: int) -> dict[str, tuple[str, int]]:
+    return {"actor.port": ("127.0.0.1", port)}
 
 
 def test_a_taken_port_names_its_holder_and_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(StartupError, match=rf"port {port} of 127.0.0.1 is taken.*pid {os.getpid()}.*--set"):
-            check_port("127.0.0.1", port)
-        with pytest.raises(StartupError, match="is taken"):
+            check_ports(door(port))
+        with pytest.raises(StartupError, match=r"is taken.*--set actor\.port=0$"):
             Cluster(port=port).__enter__()
-    check_port("127.0.0.1", port)
+    check_ports(door(port))
+
+
+def test_all_taken_ports_of_a_job_are_told_at_once_with_what_frees_them(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        http, native, tcp = (listener.getsockname()[1] for listener in taken)
+        actor = f"{{kind: actor, agents: [a], port: {http}, native_port: {native}, tcp_port: {tcp}}}"
+        file.write_text(f"project: p\ntrial: t\na: {{kind: agent, module: json, class: A}}\nmine: {actor}\n")
+
+        def job(*overrides: str) -> JobConfig:
+            return JobConfig.load(file, overrides)
+
+        with pytest.raises(StartupError) as raised:
+            cluster_for(job(), "serve", "").__enter__()
+        assert raised.value.details["ports"] == [http, native, tcp]
+        advised = re.findall(r"--set (\S+)", raised.value.message)
+        assert advised == ["mine.port=0", "mine.native_port=0", "mine.tcp_port=0"]
+        check_ports(cluster_for(job(*advised), "serve", "").ports)
+        with pytest.raises(StartupError, match=rf"^port {native} of") as raised:
+            check_ports(cluster_for(job(advised[0], "mine.tcp_port=null"), "serve", "").ports)
+        assert raised.value.message.endswith("with --set mine.native_port=0")
 
 
 def test_free_ports_are_free() -> None:
-    check_port("127.0.0.1", free_port())
+    check_ports(door(free_port()))
 
 
 def test_a_serve_that_runs_already_is_taken_only_where_the_job_wants_its_door() -> None:

@@ -1,13 +1,22 @@
-"""The demo finds out what is wrong with a job before Ray is started."""
+"""What the demo finds out before Ray is started, which games it ends with, and what it says to type next."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from brayx.errors import ConfigError
+from brayx.tracking import tracking_uri
+from deployments.actor import ServeArgs
+from deployments.job import JobConfig
 from pipelines import demo as demo_module
+from pipelines.cli import TEMPLATES
+from pipelines.evaluate import Evaluation
+from pipelines.gamecores import _commands
 
 JOB = """
 project: p
@@ -24,7 +33,7 @@ def test_code_that_is_not_there_is_told_before_ray_starts(tmp_path, tracking_db,
     def start(*_):
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(demo_module, "Cluster", start)
+    monkeypatch.setattr(demo_module, "cluster_for", start)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "my_agent.py").write_text("class Other:\n    pass\n")
     arguments = argparse.Namespace(
@@ -32,3 +41,72 @@ def test_code_that_is_not_there_is_told_before_ray_starts(tmp_path, tracking_db,
     )
     with pytest.raises(ConfigError, match="Mine"):
         demo_module.demo(arguments)
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """Runs a demo whose every training succeeds at once, and gives what it asked of its final games."""
+    asked = {}
+
+    def evaluate(*_, **options):
+        asked.update(options)
+        return Evaluation([500.0])
+
+    result = SimpleNamespace(finished=True, version=1, pool_name="cartpole", curve=[(1, 500.0)], summary=str)
+    cluster = contextlib.nullcontext(SimpleNamespace(url="http://127.0.0.1:1"))
+    monkeypatch.setattr(demo_module, "cluster_for", lambda *_: cluster)
+    monkeypatch.setattr(demo_module, "train_on", lambda *_, **__: result)
+    monkeypatch.setattr(demo_module, "serving_application", lambda *_, **__: None)
+    monkeypatch.setattr(demo_module, "deploy", lambda *_: None)
+    monkeypatch.setattr(demo_module, "evaluate", evaluate)
+    monkeypatch.chdir(tmp_path)
+
+    def run(tracking=None):
+        arguments = argparse.Namespace(
+            config=str(TEMPLATES / "cartpole.yaml"),
+            overrides=[],
+            tracking=tracking,
+            ingress="serve",
+            address="",
+            trial=None,
+            new=False,
+            games=20,
+        )
+        assert demo_module.demo(arguments) == 0
+        return asked
+
+    return run
+
+
+def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):
+    """`evaluate` gives its processes the seed, and 10 000 more each."""
+    seed = played(tracking_db)["seed"]
+    gamecores = JobConfig.load(TEMPLATES / "cartpole.yaml").actors["actor"].gamecores
+    training = [int(words[words.index("--seed") + 1]) for words in _commands(gamecores, {"ws": "ws://x"})]
+    assert len(training) == 8
+    assert not {seed + 10_000 * index for index in range(4)} & set(training)
+
+
+def serves(capsys):
+    """Words of the last line, from ``serve run`` on."""
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[0].endswith("serve")
+    assert words[1] == "run"
+    return words[2:]
+
+
+def test_the_shipped_file_is_what_to_serve_only_where_it_serves_the_champion(played, tracking_db, tmp_path, capsys):
+    """``tracking_db`` is the default of this folder: ``mlflow.db``."""
+    (tmp_path / "serve_config.yaml").touch()
+    played()
+    assert serves(capsys) == ["serve_config.yaml"]
+    (tmp_path / "else where").mkdir()
+    for tracking, file in ((str(tmp_path / "else where"), True), (None, False)):
+        if not file:
+            (tmp_path / "serve_config.yaml").unlink()
+        played(tracking)
+        application, *words = serves(capsys)
+        assert application == "deployments.actor:app"
+        args = ServeArgs(**dict(word.split("=", 1) for word in words))
+        assert JobConfig.load(args.config).project == "cartpole"
+        assert args.tracking == tracking_uri(tracking)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
+from brayx.hub import Books
+from brayx.metrics import Recorder
 from pipelines.progress import Progress
 
 NUMBERS = {
@@ -48,3 +51,28 @@ def test_no_numbers_yet() -> None:
     with Progress("t", num_steps=1, console=console) as progress:
         progress.update({})
     assert "nan" not in out.getvalue().lower()
+
+
+def drawn(numbers: dict[str, float], note: str = "") -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress("t", num_steps=1, console=console) as progress:
+        progress.update(numbers, note=note)
+    return out.getvalue()
+
+
+def test_what_the_buffer_dropped_counts_whatever_the_reason() -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("replay_dropped", 30.0, label="full")
+    recorder.add("replay_dropped", 4.0, label="stale")
+    books.merge(recorder.drain())
+    assert re.search(r"dropped\s+34\b", drawn(books.snapshot()))
+
+
+def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("checkpoints_failed", 1.0)
+    books.merge(recorder.drain())
+    shown = drawn({**books.snapshot(), "hub_write_failures": 3.0}, "a gamecore ended")
+    assert "failed writes to MLflow: 3 of metrics, 1 of checkpoints; training goes on; a gamecore ended" in shown
+    assert "MLflow" not in drawn({**NUMBERS, "hub_write_failures": 0.0})

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import sys
 import textwrap
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from rich.console import Console
 
 from brayx.engines.base import save_weights
-from brayx.errors import StartupError
-from brayx.tracking import Trial, resolve
+from brayx.errors import DeadlineExceeded, StartupError
+from brayx.tracking import Trial, find, resolve
+from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig
 from pipelines import train as train_module
 from pipelines.cluster import free_port
@@ -21,6 +25,8 @@ from pipelines.train import (
     _FIRST_STEP_TIMEOUT_S,
     _NEXT_STEP_TIMEOUT_S,
     _STALLED_TIMEOUT_S,
+    TrainResult,
+    _last_of,
     _Pace,
     _Patience,
     _promote,
@@ -155,20 +161,102 @@ def test_an_application_that_does_not_end_in_time_is_told(monkeypatch):
     assert said == ["the actor 'actor' did not end within 2 s: what it last counted may be missing"]
 
 
-def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(tmp_path, tracking_db):
+TRAINER = TrainerConfig(model="model", buffers=["buffer"], target_games=7)
+
+
+@pytest.fixture
+def job(tmp_path):
     (tmp_path / "unexportable.py").write_text(textwrap.dedent(UNEXPORTABLE))
     text = "project: p\ntrial: t\nmodel: {kind: model, module: unexportable, engine: torch}\n"
     (tmp_path / "job.yaml").write_text(text)
-    job = JobConfig.load(tmp_path / "job.yaml")
-    trial = Trial.open("p", "t", tracking_db)
+    return JobConfig.load(tmp_path / "job.yaml")
+
+
+@pytest.fixture
+def trained(job, tmp_path, tracking_db, monkeypatch):
+    """Trains with a given return, which may be none, and promotes what came of it: version and outcome."""
+    monkeypatch.delitem(sys.modules, "unexportable", raising=False)  # each test has a folder of its own
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
     (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
-    trial.save_checkpoint(folder, 100, {"episode_return": 5.0})
+
+    def train(episode_return, say=lambda line: None):
+        trial = Trial.open("p", "t", tracking_db, resume=False)
+        trial.save_checkpoint(folder, 100, {} if episode_return is None else {"episode_return": episode_return})
+        return _promote(job, trial, TRAINER, say)
+
+    return train
+
+
+def champion(uri):
+    return find("models:/p@champion", uri).version
+
+
+def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, tracking_db):
     said = []
-    assert _promote(job, trial, "model", said.append) == 1
+    assert trained(5.0, said.append) == (1, "champion: p version 1")
     files = {path.name for path in resolve("models:/p@champion", tracking_db).iterdir()}
     assert files == {"weights.npz", "meta.json"}
     (line,) = said
-    assert line.startswith("the champion is registered without an ONNX file: the model cannot be exported to ONNX")
+    assert line.startswith(
+        "the best checkpoint is registered without an ONNX file: the model cannot be exported to ONNX"
+    )
+
+
+def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained, tracking_db):
+    version, outcome = trained(None)
+    assert version is None
+    trial = Trial.open("p", "t", tracking_db)
+    summary = TrainResult(trial, {}, True, "p", version, 1.0, [], outcome).summary()
+    assert summary.splitlines()[-1] == (
+        "  no champion: fewer than 7 games (`target_games`) with an `episode_return` were seen "
+        "when its checkpoints were saved"
+    )
+
+
+def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
+    for version, episode_return in enumerate([-3.0, 5.04, 5.0, 90.0], start=1):
+        assert trained(episode_return) == (version, f"champion: p version {version}")
+        assert champion(tracking_db) == version
+
+
+def test_a_better_champion_stays_until_somebody_moves_it(trained, tracking_db):
+    trained(50.0)
+    version, outcome = trained(49.9)
+    assert version == 2
+    assert champion(tracking_db) == 1
+    told, how = outcome.splitlines()
+    assert told == "registered as p version 2 with return 49.9; version 1 with 50.0 stays champion"
+    python, option, code = shlex.split(how.removeprefix("to make version 2 champion: "))
+    assert (python, option) == (sys.executable, "-c")
+    exec(code, {})
+    assert champion(tracking_db) == 2
+
+
+@pytest.mark.parametrize("tag", [None, "good", "nan"])
+def test_a_champion_whose_return_nobody_can_read_is_replaced(trained, tracking_db, tag):
+    trained(50.0)
+    client = MlflowClient(tracking_db)
+    client.delete_model_version_tag("p", "1", "return")
+    if tag is not None:
+        client.set_model_version_tag("p", "1", "return", tag)
+    assert trained(1.0) == (2, "champion: p version 2")
+    assert champion(tracking_db) == 2
+
+
+class Hanging:
+    """A learner that does not end."""
+
+    running = True
+
+    def result(self, timeout_s):
+        assert timeout_s == _STALLED_TIMEOUT_S
+
+    def state(self):
+        return "has published weights, version 9"
+
+
+def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
+    with pytest.raises(DeadlineExceeded, match="not ended within 600 s after the last batch; it has published weights"):
+        _last_of(Hanging())

@@ -1,0 +1,53 @@
+"""Whether the code that a job names is there, class by class and function by function.
+
+Imports the user's modules, which `JobConfig.load` does not. Knows nothing of running them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from brayx.components import load
+from brayx.errors import ConfigError
+from deployments.job import JobConfig
+
+
+def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", "serve"]) -> None:
+    """Loads what a job needs in this process, because what a replica raises is far from who reads it.
+
+    Args:
+        job: whose code.
+        actors: those of its actors that are to run.
+        mode: sources and renders are needed for training only.
+
+    Raises:
+        ConfigError: names the file, the key, and the module, class or function that is not there.
+    """
+    for place, key, module, attribute in _named(job, actors, mode):
+        try:
+            load(module, attribute, job.folder)
+        except ConfigError as error:
+            key = key if "attribute" in error.details else "module"
+            raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
+
+
+def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[str, str, str, str]]:
+    """Component, key, module and attribute of all that is needed."""
+    for actor in actors:
+        config = job.actors[actor]
+        for name in config.agents:
+            yield name, "class", job.agents[name].module, job.agents[name].class_name
+        for key, message in (
+            ("tick_input_proto", config.tick_input_proto),
+            ("tick_output_proto", config.tick_output_proto),
+        ):
+            if message is not None:
+                yield f"{actor}.{key}", "message", message.module, message.message
+    for name, model in job.models.items():
+        yield name, "module", model.module, "build_model"
+    if mode == "train":
+        for name, source in job.sources.items():
+            yield name, "func", source.module, source.func
+        for name, render in job.renders.items():
+            yield name, "func", render.module, render.func

@@ -1,0 +1,80 @@
+"""Code that a job names is looked for before anything starts, and what is not there is told by its key."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from brayx.errors import ConfigError
+from deployments.code import check_code
+from deployments.job import JobConfig
+from pipelines.cli import _parser
+
+CODE = """
+    class Agent: ...
+    def build_model(name, config): ...
+    def build_source(name, config): ...
+    def render(episode): ...
+"""
+JOB = """
+    project: p
+    trial: t
+    agent: {kind: agent, module: MODULE, class: Agent}
+    model: {kind: model, module: MODULE}
+    actor: {kind: actor, agents: [agent]}
+    buffer: {kind: buffer}
+    games: {kind: source, module: MODULE, buffer: buffer}
+    picture: {kind: render, module: MODULE}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A job whose module has a name of its own, as modules stay loaded."""
+    module = f"code_of_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(CODE))
+    path = tmp_path / "job.yaml"
+    path.write_text(textwrap.dedent(JOB).replace("MODULE", module))
+    return path
+
+
+WRONG = [
+    ("agent.class=Agnt", "agent.class", "'Agnt'; nearest is 'Agent'"),
+    ("games.func=build_sorce", "games.func", "'build_sorce'; nearest is 'build_source'"),
+    ("picture.func=rendr", "picture.func", "'rendr'; nearest is 'render'"),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "said"), WRONG)
+def test_what_is_not_there_is_told_with_file_and_key(file: Path, override: str, key: str, said: str) -> None:
+    check_code(JobConfig.load(file), ["actor"], mode="train")
+    with pytest.raises(ConfigError) as raised:
+        check_code(JobConfig.load(file, [override]), ["actor"], mode="train")
+    assert raised.value.message.startswith(f"{file}: {key}: ")
+    assert raised.value.message.endswith(said)
+
+
+def test_a_module_that_raises_is_told_with_its_own_key(file: Path) -> None:
+    name = f"raises_{file.parent.name}"
+    (file.parent / f"{name}.py").write_text("raise RuntimeError('no display')")
+    with pytest.raises(ConfigError, match=r": picture\.module: module 'raises_.*RuntimeError: no display"):
+        check_code(JobConfig.load(file, [f"picture.module={name}"]), ["actor"], mode="train")
+
+
+def test_serving_needs_neither_sources_nor_renders(file: Path) -> None:
+    check_code(JobConfig.load(file, [override for override, *_ in WRONG[1:]]), ["actor"], mode="serve")
+
+
+def test_the_command_check_tells_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(*words: str) -> int:
+        arguments = _parser().parse_args(["check", str(file), *words])
+        code: int = arguments.run(arguments)
+        return code
+
+    assert check() == 0
+    assert "func: render" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"picture\.func: "):
+        check("--set", "picture.func=rendr")
+    assert capsys.readouterr().out == ""
