@@ -163,6 +163,8 @@ def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
             "trainer.target_return": "null",
             "seed": seed,
             "actor.port": 0,
+            "actor.native_port": 0,
+            "actor.tcp_port": 0,
         }
         words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
         started_s = time.time()
