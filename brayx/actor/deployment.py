@@ -183,7 +183,7 @@ class ActorReplica(GrpcDoor):
             else:
                 table.submit(request, reply)
         elif forwarded:
-            table.submit(request, reply)
+            reply(table.gone(request))  # who passed it on counts it, or asks again
         else:
             self._route(self._elsewhere, request, reply)
 
@@ -205,6 +205,7 @@ class ActorReplica(GrpcDoor):
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds out who has a session that is not here, and has the request answered."""
         known = self._known.pop(request.session, None)
+        asked = False
         try:
             found: Location | Snapshot | None = known
             if known is None:
@@ -217,6 +218,7 @@ class ActorReplica(GrpcDoor):
                 self._table.submit(request, reply)
             else:
                 began = time.perf_counter()
+                asked = True
                 answer = await self._forward(found, request)
                 self._runtime.recorder.add("ticks_forwarded", 1.0)
                 self._runtime.recorder.add("forwarded_seconds", time.perf_counter() - began)
@@ -226,6 +228,8 @@ class ActorReplica(GrpcDoor):
         except BrayxError as error:
             if not again and _has_left(error):
                 await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
+            elif asked and not _has_left(error):
+                reply(error)  # its owner has counted it
             else:
                 self._refuse(reply, error)
         except Exception as error:

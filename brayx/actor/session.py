@@ -277,7 +277,7 @@ class SessionTable(Service):
         kind = request.kind
         if kind is _TICK or kind is _STOP:
             if not self.take(request, reply):
-                self._refuse(reply, self._gone(request))
+                self._refuse(reply, self.gone(request))
         elif kind is _START:
             self._start(request, reply)
         else:
@@ -665,7 +665,7 @@ class SessionTable(Service):
         self.recorder.add("requests_refused", 1.0, label=error.code)
         reply(error)
 
-    def _gone(self, request: StepRequest) -> BrayxError:
+    def gone(self, request: StepRequest) -> BrayxError:
         """What a request for a session that does not run any more is told, once; each time if it may be a repeat."""
         session = request.session
         reason = self._ended.pop(session, "")

@@ -69,13 +69,12 @@ def test_a_serve_that_runs_already_is_taken_only_where_the_job_wants_its_door() 
 
 
 def test_jobs_and_the_environment_file_have_the_same_settings() -> None:
-    """Of HAProxy's balance the file has the first line; the header is for Serve's own routers, which a job has not."""
+    """Of HAProxy's balance the file has the first line."""
     shipped = dict(
         line.split("=", 1)
         for line in (Path(__file__).parents[3] / "docker" / "serve.env").read_text().splitlines()
         if line[:1] not in ("", "#")
     )
-    del shipped["RAY_SERVE_SESSION_ID_HEADER_KEY"]
     own = Cluster(ingress="haproxy").environment()
     own = {name: value.splitlines()[0] for name, value in own.items()}
     assert {name: value.strip('"') for name, value in shipped.items()} == {name: own[name] for name in shipped}
