@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import io
 import itertools
 import json
@@ -250,6 +251,10 @@ def check_command(words: list[str], folder: Path) -> None:
             check_brayx(rest, folder)
         case ["serve", "run", target, *pairs]:
             check_serve(target, dict(pair.split("=", 1) for pair in pairs), folder)
+        case [("python" | ".venv/bin/python"), "-m", module, *rest]:
+            with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+                importlib.import_module(module).main(["--help"])
+            check_options(rest, said.getvalue())
         case [("source" | "." | "python" | ".venv/bin/python"), file, *_]:
             assert file == ".venv/bin/activate" or (folder / file).is_file(), file
         case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")] | ["export", _]:
