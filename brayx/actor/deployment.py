@@ -207,11 +207,7 @@ class ActorReplica(GrpcDoor):
         known = self._known.pop(request.session, None)
         asked = False
         try:
-            found: Location | Snapshot | None = known
-            if known is None:
-                found = await self._ask(
-                    "locate", request.session, self._taker_of(request.session), may_be_repeat(request)
-                )
+            found = await self._locate(request) if known is None else known
             if isinstance(found, Snapshot):
                 self._table.resume(request.session, found, request, reply)
             elif found is None or found.owner == self._owner:
@@ -277,9 +273,14 @@ class ActorReplica(GrpcDoor):
     def _gone_elsewhere(self, session: str) -> BrayxError:
         return Overloaded(f"the game of session {session!r} has gone to another replica; try again", layer=BETWEEN)
 
-    def _taker_of(self, session: str) -> str:
-        """Who takes a session that has lost its replica: this one, while it takes any and has not just ended it."""
-        return "" if self._draining or self._table.is_ending(session) else self._owner
+    async def _locate(self, request: StepRequest) -> Location | Snapshot | None:
+        """Where a request's session is; one that has lost its replica is taken, by this one.
+
+        Unless this one takes none any more, or has just ended that session itself.
+        """
+        taker = "" if self._draining or self._table.is_ending(request.session) else self._owner
+        found: Location | Snapshot | None = await self._ask("locate", request.session, taker, may_be_repeat(request))
+        return found
 
     def watch(self, session: str, on_end: Callable[[str], None]) -> None:
         """See `Service.watch`. Of a session that runs on another replica nothing is heard; its next request is told."""
@@ -457,7 +458,7 @@ class ActorReplica(GrpcDoor):
             waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             await self._start_in_game(request, into(waiter), False)
             return await waiter
-        found = await self._ask("locate", request.session, self._taker_of(request.session), may_be_repeat(request))
+        found = await self._locate(request)
         if isinstance(found, Location):
             return await self._forward(found, request)  # a third replica was quicker
         if found is None:

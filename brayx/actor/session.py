@@ -337,7 +337,7 @@ class SessionTable(Service):
             self._sessions[session].put(request, reply)
             return
         if self._closed:
-            self._refuse(reply, Overloaded(f"session {session!r} is between two replicas; try again", layer=BETWEEN))
+            self._refuse(reply, _over(session, request.kind.value, "moved"))
             return
         entered = Session(session, self._context.copy(), snapshot.announced)
         self._enter(entered, lambda entry: self._restore(entry, snapshot, request, reply))
