@@ -1,8 +1,8 @@
 """The WebSocket door: one connection is one session. Plain ASGI; knows nothing of sessions beyond the `Service`.
 
-Bare mode (no subprotocol): opening is the start, each message a tick, its reply a message of the same type, closing
-with 1000 or 1001 the stop. An error is a text message with the error document; if it ended the session, the close
-follows with 4000 + its HTTP status.
+Bare mode (no subprotocol): opening is the start, answered once the session runs; each message is a tick, its reply a
+message of the same type, closing with 1000 or 1001 the stop. An error is a text message with the error document; if
+it ended the session, the close follows with 4000 + its HTTP status.
 
 Envelope mode (subprotocol ``brayx.v1``): each message is a kind byte and a body, so that start and stop have bodies
 and replies of their own (`brayx.gamecore.protocol.Frame`).
@@ -100,25 +100,35 @@ class _Connection:
 
     async def open(self) -> None:
         session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
-        refusal: ProtocolError | None = None
+        refusal: BrayxError | None = None
+        named = []
         try:
             check_session(session)
             self._numbers = parse_seq(self._fields["seq"])
+            named = [(b"session", session.encode("ascii"))]
         except ProtocolError as error:
             refusal = error
-        await self._send(
-            {
-                "type": "websocket.accept",
-                "subprotocol": WS_SUBPROTOCOL if self._enveloped else None,
-                "headers": [] if refusal is not None else [(b"session", session.encode("ascii"))],
-            }
-        )
+        if refusal is None and not self._enveloped:
+            refusal = await self._begin()
+        subprotocol = WS_SUBPROTOCOL if self._enveloped else None
+        await self._send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": named})
         if refusal is not None:
             await self._fail(refusal, text=not self._enveloped, over=True)
         if self._enveloped:
             self._wait_for_start()
-        else:
-            await self._step(StepKind.START, b"", text=True, quiet=True)
+
+    async def _begin(self) -> BrayxError | None:
+        """Starts a bare connection's session, before the opening is answered: open means that the session runs."""
+        try:
+            await self._service.step(self._request(StepKind.START, b"", self._numbers))
+        except Exception as failure:
+            return told(failure)
+        self._attach()
+        return None
+
+    def _request(self, kind: StepKind, body: bytes, seq: int | None) -> StepRequest:
+        fields = self._fields
+        return StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"], seq)
 
     async def message(self, data: bytes, *, text: bool) -> None:
         if self._closing is not None:
@@ -145,11 +155,8 @@ class _Connection:
             return
         await self._step(kind, body, text=text, seq=seq)
 
-    async def _step(
-        self, kind: StepKind, body: bytes, *, text: bool, quiet: bool = False, seq: int | None = None
-    ) -> None:
+    async def _step(self, kind: StepKind, body: bytes, *, text: bool, seq: int | None = None) -> None:
         """Asks the service; a numbered tick on a connection without a session attaches to the one that runs."""
-        fields = self._fields
         attaching = seq is not None and not self._running
         try:
             if kind is StepKind.START:
@@ -158,8 +165,7 @@ class _Connection:
                 self._wait_no_more()
                 seq = self._numbers
             self._stopping = kind is StepKind.STOP
-            request = StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"], seq)
-            reply = await self._service.step(request, let_in=self._running)
+            reply = await self._service.step(self._request(kind, body, seq), let_in=self._running)
         except Exception as failure:
             error = told(failure)
             if attaching and isinstance(error, _RUNS_ON):
@@ -176,8 +182,7 @@ class _Connection:
         elif kind is StepKind.STOP:
             self._running = False
             self._wait_for_start()
-        if not quiet:
-            await self._write(Frame.REPLY, reply, text=text)
+        await self._write(Frame.REPLY, reply, text=text)
 
     def _attach(self) -> None:
         """The session is this connection's from now on."""

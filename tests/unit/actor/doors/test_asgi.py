@@ -21,9 +21,9 @@ from brayx.actor.session import SessionTable
 from brayx.errors import BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
-from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepRequest
+from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest
 from tests.unit.gamecore.echo_server import serving
-from tests.waiting import until
+from tests.waiting import until, until_awaited
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 
@@ -182,6 +182,30 @@ def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: 
         assert connection.recv(timeout=5) == b"R4"
         assert closing(connection) == (4408, "no session for 0.2 s")
     assert table.ends == [("s", "stop"), ("s", "stop")]
+
+
+class Gated(TableService):
+    """Starts no session before it is let."""
+
+    let = False
+
+    async def step(self, request: StepRequest, **options: Any) -> bytes:
+        if request.kind is StepKind.START:
+            await until_awaited(lambda: self.let)
+        return await super().step(request, **options)
+
+
+def test_a_bare_websocket_is_open_once_its_session_runs() -> None:
+    """So a client whose opening was answered holds its session against who comes later, at any replica."""
+    table = Gated()
+    with serving(DoorApp(table)) as address:
+        with pytest.raises(TimeoutError):
+            connect(f"ws://{address}/session?session=early", open_timeout=0.5)
+        table.let = True
+        until(lambda: table.ends == [("early", "disconnect")])
+        with connect(f"ws://{address}/session?session=early") as connection:
+            connection.send("x")
+            assert connection.recv(timeout=5) == "x"
 
 
 class Broken(TableService):
