@@ -33,7 +33,7 @@ from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnectio
 from brayx.actor.doors.native import Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
-from brayx.actor.service import Reply, into
+from brayx.actor.service import Reply
 from brayx.actor.session import BETWEEN, SessionTable, Snapshot, may_be_repeat
 from brayx.errors import (
     BrayxError,
@@ -183,7 +183,11 @@ class ActorReplica(GrpcDoor):
             else:
                 table.submit(request, reply)
         elif forwarded:
-            reply(table.gone(request))  # who passed it on counts it, or asks again
+            gone = table.gone(request)
+            if _has_left(gone):
+                reply(gone)  # who passed it on asks again, or counts it
+            else:
+                self._refuse(reply, gone)
         else:
             self._route(self._elsewhere, request, reply)
 
@@ -205,7 +209,6 @@ class ActorReplica(GrpcDoor):
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds out who has a session that is not here, and has the request answered."""
         known = self._known.pop(request.session, None)
-        asked = False
         try:
             found = await self._locate(request) if known is None else known
             if isinstance(found, Snapshot):
@@ -214,20 +217,21 @@ class ActorReplica(GrpcDoor):
                 self._table.submit(request, reply)
             else:
                 began = time.perf_counter()
-                asked = True
                 answer = await self._forward(found, request)
-                self._runtime.recorder.add("ticks_forwarded", 1.0)
-                self._runtime.recorder.add("forwarded_seconds", time.perf_counter() - began)
-                if request.kind is StepKind.TICK and self._peers.knows(found.address):
-                    self._remember(request.session, found)
-                reply(answer)
+                if not isinstance(answer, BrayxError):
+                    self._runtime.recorder.add("ticks_forwarded", 1.0)
+                    self._runtime.recorder.add("forwarded_seconds", time.perf_counter() - began)
+                    if request.kind is StepKind.TICK and self._peers.knows(found.address):
+                        self._remember(request.session, found)
+                    reply(answer)
+                elif not _has_left(answer):
+                    reply(answer)  # who refused it has counted it
+                elif again:
+                    self._refuse(reply, answer)
+                else:
+                    await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
         except BrayxError as error:
-            if not again and _has_left(error):
-                await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
-            elif asked and not _has_left(error):
-                reply(error)  # its owner has counted it
-            else:
-                self._refuse(reply, error)
+            self._refuse(reply, error)
         except Exception as error:
             logger.exception("session %s: the request could not be passed on", request.session)
             self._refuse(reply, Overloaded(f"the request could not be passed on: {type(error).__name__}"))
@@ -249,14 +253,17 @@ class ActorReplica(GrpcDoor):
             if found is None:
                 await self._start_here(request, reply)
             elif forwarded:
-                raise self._gone_elsewhere(request.session)
+                reply(self._gone_elsewhere(request.session))  # who passed it on asks again, or counts it
             else:
-                reply(await self._forward(found, request))
+                answer = await self._forward(found, request)
+                if not isinstance(answer, BrayxError) or answer.details.get("layer") != BETWEEN:
+                    reply(answer)  # who refused it has counted it
+                elif again:
+                    self._refuse(reply, answer)
+                else:
+                    await self._start_in_game(request, reply, forwarded, again=True)
         except BrayxError as error:
-            if error.details.get("layer") == BETWEEN and not forwarded and not again:
-                await self._start_in_game(request, reply, forwarded, again=True)
-            else:
-                self._refuse(reply, error)
+            self._refuse(reply, error)
         except Exception as error:
             logger.exception("session %s: its start could not be passed on", request.session)
             self._refuse(reply, Overloaded(f"the start could not be passed on: {type(error).__name__}"))
@@ -427,12 +434,14 @@ class ActorReplica(GrpcDoor):
             except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
 
-    async def _forward(self, location: Location, request: StepRequest) -> bytes:
+    async def _forward(self, location: Location, request: StepRequest) -> bytes | BrayxError:
+        """What the owner answers. Raises only what went wrong on the way to it, which nobody has counted yet."""
         if self._keys is not None:
             request = self._keys.renewed(request, time.time())
         transport = self._peers.take(location.address)
+        answer: bytes | BrayxError
         try:
-            reply = await transport.step(request, self._config.tick_timeout_s + 1.0)
+            answer = await transport.step(request, self._config.tick_timeout_s + 1.0)
         except TransportError as error:
             await transport.close()
             if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
@@ -440,32 +449,36 @@ class ActorReplica(GrpcDoor):
                 await self._ask("bury", location.owner)
                 return await self._after_burial(request)
             raise
-        except BrayxError:
-            await self._peers.put_back(location.address, transport)
-            raise
+        except BrayxError as error:
+            answer = error
         except BaseException:
             await transport.close()
             raise
         await self._peers.put_back(location.address, transport)
-        return reply
+        return answer
 
-    async def _after_burial(self, request: StepRequest) -> bytes:
+    async def _after_burial(self, request: StepRequest) -> bytes | BrayxError:
         """The owner is dead: the session resumes here from its snapshot, or its loss is told, once.
 
         A start takes over the game, and what is left of it.
         """
+        answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
+
+        def reply(result: bytes | BrayxError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
         if request.kind is StepKind.START:
-            waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            await self._start_in_game(request, into(waiter), False)
-            return await waiter
-        found = await self._locate(request)
-        if isinstance(found, Location):
-            return await self._forward(found, request)  # a third replica was quicker
-        if found is None:
-            return await self._table.step(request)
-        waiter = asyncio.get_running_loop().create_future()
-        self._table.resume(request.session, found, request, into(waiter))
-        return await waiter
+            await self._start_in_game(request, reply, False)
+        else:
+            found = await self._locate(request)
+            if isinstance(found, Location):
+                return await self._forward(found, request)  # a third replica was quicker
+            if found is None:
+                self._table.submit(request, reply)
+            else:
+                self._table.resume(request.session, found, request, reply)
+        return await answer
 
 
 def _has_left(error: BrayxError) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.games import Games
 from brayx.actor.session import SessionTable, Snapshot
-from brayx.errors import Overloaded, ServiceFull, SessionExists, SessionLost, SessionUnknown
+from brayx.errors import BrayxError, Overloaded, ServiceFull, SessionExists, SessionLost, SessionUnknown
 from brayx.gamecore.protocol import StepKind, StepRequest
 from deployments.echo import EchoActor
 from tests.unit.actor.test_games import Teller, body
@@ -38,6 +38,7 @@ class Asked:
         self.calls: list[str] = []
         self.told: dict[tuple[str, str], Location | None] = {}
         self.hold: asyncio.Event | None = None
+        self.refused: Counter[str] = Counter()
 
     def __getattr__(self, method: str) -> Any:
         async def remote(*args: Any) -> Any:
@@ -68,7 +69,9 @@ class Replica(ActorReplica):
         make = factory if share == "game" else EchoActor
         self._runtime = ActorRuntime(make_actor=make)
         self._directory = asked
-        self._table = SessionTable(make, max_sessions=max_sessions, claim=self._claim, release=self._release)
+        self._table = SessionTable(
+            make, max_sessions=max_sessions, claim=self._claim, release=self._release, recorder=self._runtime.recorder
+        )
         self._peers = Peers()
 
     def __del__(self) -> None:
@@ -86,8 +89,12 @@ class Replica(ActorReplica):
         await self._table.close()
 
     async def ask(self, kind: str, session: str, body: bytes = b"") -> bytes:
-        async with asyncio.timeout(30):
-            return await self.step(StepRequest(StepKind(kind), session, body))
+        try:
+            async with asyncio.timeout(30):
+                return await self.step(StepRequest(StepKind(kind), session, body))
+        except BrayxError as error:
+            self._directory.refused[error.code] += 1
+            raise
 
     @property
     def sessions(self) -> list[str]:
@@ -97,6 +104,13 @@ class Replica(ActorReplica):
 Open = Callable[..., Any]
 
 
+def _refusals(replica: Replica) -> dict[str, int]:
+    """Refusals that a replica has counted, by the error's code."""
+    numbers = replica._runtime.recorder.summary()
+    prefix = "requests_refused."
+    return {name.removeprefix(prefix): int(count) for name, count in numbers.items() if name.startswith(prefix)}
+
+
 @pytest.fixture
 def asked() -> Asked:
     return Asked()
@@ -104,11 +118,12 @@ def asked() -> Asked:
 
 @pytest.fixture
 async def replicas(asked: Asked) -> AsyncIterator[Open]:
-    """Opens as many replicas as there are names."""
+    """Opens as many replicas as there are names; what they refuse is counted once, whichever of them found it."""
+    made: list[Replica] = []
     async with contextlib.AsyncExitStack() as stack:
 
         async def opened(names: str, share: str = "game", max_sessions: int = 8) -> list[Replica]:
-            made = [Replica(name, asked, share, max_sessions) for name in names]
+            made.extend(Replica(name, asked, share, max_sessions) for name in names)
             for replica in made:
                 await replica.open()
                 stack.push_async_callback(replica.close)
@@ -116,6 +131,10 @@ async def replicas(asked: Asked) -> AsyncIterator[Open]:
             return made
 
         yield opened
+    counted: Counter[str] = Counter()
+    for replica in made:
+        counted.update(_refusals(replica))
+    assert counted == asked.refused
 
 
 async def test_sessions_that_start_at_once_on_two_replicas_meet_on_one_and_talk(replicas: Open) -> None:
