@@ -2,7 +2,8 @@
 
     python -m benchmarks.plane
 
-Rows of one run: the rate at many sessions against that at 16, each on the same service; the memory that a session takes
+Rows of one run: the rate at many sessions against that at 16, each on the same service, and the same of a bare echo,
+which has no sessions: so many connections cost the kernel and the load something, too; the memory that a session takes
 in the replica; and the median of a tick that a replica passes on against one that it answers itself.
 """
 
@@ -30,6 +31,7 @@ from benchmarks.ticks import compiled
 from brayx.gamecore.client import Client
 
 DOORS = {"tcp": "echo tcp", "http": "echo native"}
+BARE = {"tcp": ("echo tcp", "asyncio streams"), "http": ("echo", "Starlette on uvicorn")}
 _WARM_UP = 64
 
 
@@ -93,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     few: dict[str, list[float | None]] = {door: [] for door in DOORS}
     many: dict[str, list[float | None]] = {door: [] for door in DOORS}
     shared: list[float | None] = []
+    bare_few: dict[str, list[float | None]] = {door: [] for door in DOORS}
+    bare_many: dict[str, list[float | None]] = {door: [] for door in DOORS}
     own, passed = [], []
     with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
         command = compiled(Path(folder))
@@ -100,11 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for door, name in DOORS.items():  # a replica each: what one has had and freed would hide the next one's
             with Server("serve", "--ingress", "haproxy") as server:
                 memory[door] = bytes_a_session(server.urls[name], options.sessions)
-        with Server("serve", "--ingress", "haproxy") as server:
+        with Server("bare") as bare, Server("serve", "--ingress", "haproxy") as server:
             for _ in range(options.rounds):
                 for door, name in DOORS.items():
                     few[door].append(rate(command, server.urls[name], 16, options.seconds))
                     many[door].append(rate(command, server.urls[name], options.sessions, options.seconds))
+                    echo = bare.urls[BARE[door][0]]
+                    bare_few[door].append(rate(command, echo, 16, options.seconds))
+                    bare_many[door].append(rate(command, echo, options.sessions, options.seconds))
                 shared.append(rate(command, server.urls[DOORS["tcp"]], options.sessions, options.seconds, 16))
     with Server("replicas") as server:
         for _ in range(options.rounds):
@@ -114,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(["what", ">value"])
     for door in few:
         table.add(f"{door}, {options.sessions} sessions: rate to that at 16", median_ratio(many[door], few[door]))
+        table.add(f"{BARE[door][1]}, without sessions: the same", median_ratio(bare_many[door], bare_few[door]))
         table.add(f"{door}: KiB a session", memory[door] / 1024)
     table.add(f"tcp, {options.sessions} sessions on 16 connections: the same", median_ratio(shared, few["tcp"]))
     table.add("HTTP between replicas: own tick, p50 ms", 1e3 * (median(own) or 0.0))

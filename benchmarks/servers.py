@@ -149,13 +149,13 @@ def _bare() -> None:
             return
 
     app = Starlette(routes=[Route("/step", step, methods=["POST"]), WebSocketRoute("/session", session)])
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     urls = {"echo": f"http://127.0.0.1:{listener.getsockname()[1]}"}
     for name, run in (("echo tcp", asyncio.run), ("echo uvloop", uvloop.run)):
-        framing = socket.create_server(("127.0.0.1", 0), backlog=256)
+        framing = socket.create_server(("127.0.0.1", 0), backlog=4096)
         threading.Thread(target=run, args=(_bray_like(framing),), daemon=True).start()
         urls[name] = f"tcp://127.0.0.1:{framing.getsockname()[1]}"
     _tell_and_wait(urls)
