@@ -116,6 +116,7 @@ class Interrupted:
     port: int
     said: str
     trial: Trial
+    temporary: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
         (trial,) = trials(folder)["main"]
         yield Interrupted(
             folder, words, games, games_after, metrics, command.process.returncode, gone_s, limit_s, int(port),
-            command.err + command.out, trial,
+            command.err + command.out, trial, command.temporary,
         )  # fmt: skip
 
 
@@ -176,6 +177,7 @@ def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
 def test_ctrl_c_leaves_nothing_running(interrupted: Interrupted) -> None:
     assert interrupted.gone_s < interrupted.limit_s
     assert is_free(interrupted.port)
+    assert not interrupted.temporary
 
 
 def test_ctrl_c_is_told_in_words(interrupted: Interrupted) -> None:
@@ -234,6 +236,7 @@ def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
         assert command.gone(3 * limit_s) < limit_s
         assert command.process.returncode == 130
         assert "processes were killed" in command.err
+        assert not command.temporary
 
 
 def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
@@ -252,6 +255,7 @@ def interrupt_at(command: Command, moment: str, *, group: bool) -> None:
     assert command.gone(3 * limit_s) < limit_s
     assert command.process.returncode == 130
     assert "Traceback" not in command.err
+    assert not command.temporary
 
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
