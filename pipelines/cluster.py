@@ -25,6 +25,7 @@ from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
 from brayx.ports import free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
+from pipelines.ending import temporary_files
 
 Ingress = Literal["haproxy", "serve"]
 
@@ -105,6 +106,7 @@ class Cluster:
     address: str = ""
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _node_id: str = ""
+    _after: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def url(self) -> str:
@@ -122,6 +124,15 @@ class Cluster:
             check_ports(self.ports or {"actor.port": (self.host, self.port)})
             for name, value in self.environment().items():
                 os.environ.setdefault(name, value)  # what the user has set stays
+        with contextlib.ExitStack() as after:
+            if not self.address:
+                after.enter_context(temporary_files())
+            self._start(wanted)
+            self._after = after.pop_all()
+        return self
+
+    def _start(self, wanted: int) -> None:
+        """Starts or joins Ray and Serve; ``wanted`` is the port that was asked for."""
         import ray
         from ray import serve
 
@@ -150,7 +161,6 @@ class Cluster:
             if isinstance(error, TimeoutError | ray.exceptions.RayError):
                 raise StartupError(f"the {self.ingress} ingress did not start: {error}") from error
             raise
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end()
@@ -206,6 +216,7 @@ class Cluster:
             return
         ray.shutdown()
         _end_processes(_haproxies(self._node_id), 2.0)
+        self._after.close()
 
 
 def _haproxies(node_id: str) -> list[psutil.Process]:

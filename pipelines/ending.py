@@ -1,5 +1,7 @@
 """The promise that an interrupted command is gone in time: what still runs when its time is over is killed.
 
+The temporary files of all that it started go with it, since whoever is killed cannot remove its own.
+
 A command ends what it started in order, each part within a deadline of its own; should several of them hang at once,
 this is what ends the wait. Knows nothing of what the processes do: all carry a mark of the command in their
 environment, which they inherit, orphans and process groups of their own included.
@@ -11,8 +13,12 @@ import atexit
 import contextlib
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 import psutil
@@ -21,6 +27,9 @@ END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
 
 _MARK = "BRAYX_COMMAND"
+_REMOVAL_S = 1.0
+_folders: list[str] = []
+"""Those of `temporary_files` that are in use."""
 
 
 def mark() -> None:
@@ -33,6 +42,42 @@ def end_within(seconds: float = END_S) -> None:
     timer = threading.Timer(seconds, _kill)
     timer.daemon = True  # a command that is done sooner takes it along
     timer.start()
+
+
+@contextlib.contextmanager
+def temporary_files() -> Iterator[str]:
+    """A context: temporary files of this process, and of what it starts meanwhile, are in a folder that goes with it.
+
+    Ray's own stay where they were: the paths of its sockets must be short, and others look for a running Ray there.
+    """
+    # Where Ray would put its files by itself.
+    variables = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"}
+    folder, found = tempfile.mkdtemp(prefix="brayx-"), tempfile.tempdir
+    variables["TMPDIR"] = folder
+    before = {name: os.environ.get(name) for name in variables}
+    _folders.append(folder)
+    os.environ.update(variables)
+    tempfile.tempdir = folder
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = found
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _remove(folder)
+        _folders.remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder, again while a process that is just ending writes into it."""
+    deadline = time.monotonic() + _REMOVAL_S
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.exists(folder):
+            time.sleep(0.05)
 
 
 def leave(code: int) -> NoReturn:
@@ -53,6 +98,8 @@ def _kill() -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=0.5)
+    for folder in _folders[:]:  # the main thread may be removing one
+        _remove(folder)
     print(f"brayx: ending took too long: {len(left)} processes were killed", file=sys.stderr, flush=True)
     os._exit(130)
 

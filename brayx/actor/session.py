@@ -701,7 +701,7 @@ class SessionTable(Service):
         self._forget(session)
         while session.inbox:
             request, reply, _ = session.inbox.popleft()
-            if session.ended != "moved":
+            if session.ended != "moved" and not may_be_repeat(request):
                 self._ended.pop(session.id, None)
             self._refuse(reply, _over(session.id, request.kind.value, session.ended))
 
@@ -709,7 +709,8 @@ class SessionTable(Service):
         """The end of a session that had begun: frees its id, tells who watches, then the actor."""
         moved = session.ended == "moved"
         if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
-            await self._give_back(session.id, session.ended)
+            # Who asks next is told why only if nobody has been told yet.
+            await self._give_back(session.id, session.ended if session.id in self._ended else "stop")
         for callback in session.on_end:
             try:
                 callback(session.ended)

@@ -1,7 +1,8 @@
 """Sessions on every door while their service is hurt in every way: no reply is wrong, and no end is silent.
 
 300 clients with numbered ticks play against three replicas of `tests.chaos.ledger`, each computing what its session's
-state must be, while replicas and the ingress are killed, and the application is scaled and deployed anew.
+state must be, while replicas and the ingress are killed, and the application is scaled and deployed anew. Some of the
+sessions give no snapshots and end with their replica; some play games of two, which share a replica when they start.
 ``BRAYX_CHAOS_SECONDS`` and ``BRAYX_CHAOS_SESSIONS`` change how long, and how many.
 """
 
@@ -28,13 +29,17 @@ from brayx.errors import (
     DeadlineExceeded,
     OutOfSequence,
     Overloaded,
+    SessionLost,
     SessionResumed,
     SessionUnknown,
     TransportError,
 )
 from brayx.gamecore.client import AsyncClient
+from brayx.gamecore.protocol import AGENT_MARK, StepKind, StepRequest
+from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.ports import free_port
-from tests.chaos.ledger import ROOT, Entry, Event, Wish, chained, events, pid_of, replace
+from tests.chaos.ledger import PLAIN, ROOT, Entry, Event, Wish, chained, events, pid_of, replace
 from tests.end_to_end.jobs import Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
@@ -52,13 +57,32 @@ THINK_S = 0.6
 
 @dataclass
 class Told:
-    """A client was told that its session's replica is gone."""
+    """A client was told that its session's replica is gone, or is ending.
+
+    Attributes:
+        reason: of a loss.
+        run: where its last reply came from.
+    """
 
     session: str
     at: float
     code: str
+    reason: str
     run: str
-    """Where its last reply came from."""
+
+
+@dataclass
+class Game:
+    """Sessions of one game that were started at the same time.
+
+    Attributes:
+        at: when the last of them was answered.
+        runs: where they started.
+    """
+
+    name: str
+    at: float
+    runs: list[str]
 
 
 @dataclass
@@ -70,6 +94,7 @@ class Records:
         told: losses and resumptions, to be held against what was killed.
         stopped: sessions that were stopped, with the reply to it or not.
         doubtful: sessions whose start was not answered, so that nobody knows of them.
+        games: those all of whose sessions have started.
         counts: of what happened, for people.
     """
 
@@ -77,41 +102,61 @@ class Records:
     told: list[Told] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
+    games: list[Game] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
 
 class Player:
-    """Plays one session after the other over one door, and knows what each reply must say."""
+    """Plays one session after the other over one door, and knows what each reply must say.
 
-    def __init__(self, door: str, url: str, records: Records, seed: int) -> None:
+    Args:
+        door, url: where it plays.
+        http: URL of an HTTP door, to ask for a session that is over.
+        plain: its sessions give no snapshots.
+    """
+
+    def __init__(self, door: str, url: str, http: str, records: Records, seed: int, *, plain: bool) -> None:
         self._door = door
+        self._http = http
+        self._plain = plain
         self._client = AsyncClient(url, timeout_s=REQUEST_S, reconnect_s=OUTAGE_S)
         self._records = records
         self._random = random.Random(seed)
         self._session = ""
         self._digests: list[str] = []
-        self._run = ""
+        self.run = ""
 
     async def play(self, over: asyncio.Event) -> None:
-        await asyncio.sleep(self._random.uniform(0, THINK_S * 2))
+        """Plays until it is over."""
+        await self.think()
         while not over.is_set():
-            if await self._start():
-                running = True
-                for _ in range(self._random.randrange(5, 150)):
-                    await asyncio.sleep(self._random.uniform(0, THINK_S * 2))
-                    running = await self._tick()
-                    if over.is_set() or not running:
-                        break
-                if running:
-                    await self._stop()
+            if await self.start(uuid.uuid4().hex):
+                await self.go_on(over)
             else:
                 await asyncio.sleep(1.0)
+        await self.close()
+
+    async def close(self) -> None:
         await self._client.close()
 
-    async def _start(self) -> bool:
-        self._session = uuid.uuid4().hex
+    async def think(self) -> None:
+        await asyncio.sleep(self._random.uniform(0, THINK_S * 2))
+
+    async def go_on(self, over: asyncio.Event) -> None:
+        """Plays a session that has been started to its end."""
+        for _ in range(self._random.randrange(5, 150)):
+            await self.think()
+            if not await self._tick():
+                return
+            if over.is_set():
+                break
+        await self.stop()
+
+    async def start(self, session: str) -> bool:
+        """Starts a session; whether it runs."""
+        self._session = session
         try:
-            reply = await self._client.start(session=self._session)
+            reply = await self._client.start(PLAIN if self._plain else b"", session=session)
         except (TransportError, Overloaded, DeadlineExceeded) as error:
             # There is no session yet, and a start is never sent twice.
             self._count(f"start {error.code}")
@@ -123,7 +168,7 @@ class Player:
             return False
         self._digests = [self._session]
         self._check(reply, "start")
-        self._count("sessions")
+        self._count("sessions without snapshots" if self._plain else "sessions with snapshots")
         return True
 
     async def _tick(self) -> bool:
@@ -132,29 +177,30 @@ class Player:
         try:
             reply = await self._client.tick(body)
         except BrayxError as error:
-            return self._failed("tick", error)
+            return await self._failed("tick", error)
         self._digests.append(chained(self._digests[-1], body))
         self._check(reply, "tick")
         self._count(f"ticks {self._door}")
         return True
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Stops the session."""
         while True:
             try:
                 reply = await self._client.stop()
                 break
             except BrayxError as error:
-                if not self._failed("stop", error):
+                if not await self._failed("stop", error):
                     return
         self._records.stopped.add(self._session)
         if reply:
             self._check(reply, "stop")
 
-    def _failed(self, what: str, error: BrayxError) -> bool:
+    async def _failed(self, what: str, error: BrayxError) -> bool:
         """Judges an error; whether the session goes on after it."""
-        told = Told(self._session, time.time(), error.code, self._run)
+        told = Told(self._session, time.time(), error.code, str(error.details.get("reason", "")), self.run)
         ticks = len(self._digests) - 1
-        if isinstance(error, SessionResumed | OutOfSequence):
+        if isinstance(error, SessionResumed | OutOfSequence) and not self._plain:
             # The latter: the word of the resumption was lost with its connection, and the tick was sent again.
             tick = error.details.get("tick", error.details.get("expected"))
             if not isinstance(tick, int) or not 0 <= tick <= ticks:
@@ -162,12 +208,39 @@ class Player:
                 return False
             self._count(f"ticks taken back, {error.code}", ticks - tick)
             del self._digests[tick + 1 :]
-        elif not isinstance(error, SessionUnknown) and error.details.get("reason") != "owner_died":
+        elif isinstance(error, SessionLost) and told.reason in ("owner_died", *(["drained"] if self._plain else ())):
+            await self._ask_again()
+        elif not isinstance(error, SessionUnknown):
             self._wrong(f"{what} {ticks}: {error!r} {error.details}")
             return False
         self._records.told.append(told)
-        self._count(f"told {error.code}")
+        self._count(f"told {error.code} {told.reason}".rstrip())
         return isinstance(error, SessionResumed | OutOfSequence)
+
+    async def _ask_again(self) -> None:
+        """A loss is told to each numbered tick, to one without a number once; then nobody knows of the session."""
+        transport = AsyncHttpTransport(Endpoint.parse(self._http))
+        deadline, told = time.monotonic() + OUTAGE_S, 0
+        try:
+            while time.monotonic() < deadline:
+                try:
+                    reply = await transport.step(StepRequest(StepKind.TICK, self._session, b"?"), REQUEST_S)
+                    self._wrong(f"it was told lost, and then answered {reply!r}")
+                    return
+                except SessionLost:
+                    told += 1
+                except (TransportError, Overloaded, DeadlineExceeded):
+                    await asyncio.sleep(0.5)
+                except SessionUnknown:
+                    if told > 1:
+                        self._wrong(f"it was told lost {told} times to ticks without a number")
+                    return
+                except BrayxError as error:
+                    self._wrong(f"it was told lost, and then {error!r} {error.details}")
+                    return
+            self._wrong(f"it was told lost {told} times, and never that nobody knows of it")
+        finally:
+            await transport.close()
 
     def _check(self, reply: bytes, what: str) -> None:
         try:
@@ -178,17 +251,48 @@ class Player:
         expected = (self._session, len(self._digests) - 1, self._digests[-1])
         if (entry.session, entry.ticks, entry.digest) != expected:
             self._wrong(f"{what}: the reply is {entry}, expected {expected}")
-        self._run = entry.run
+        self.run = entry.run
 
     def _wrong(self, what: str) -> None:
-        self._records.wrong.append(f"{time.time():.3f} {self._door} {self._session} (last run {self._run}): {what}")
+        self._records.wrong.append(f"{time.time():.3f} {self._door} {self._session} (last run {self.run}): {what}")
 
     def _count(self, what: str, number: int = 1) -> None:
         self._records.counts[what] += number
 
 
+class Pair:
+    """Two players of one game after the other, whose sessions start at the same time and play each for itself."""
+
+    def __init__(self, players: tuple[Player, Player], records: Records) -> None:
+        self._players = players
+        self._records = records
+
+    async def play(self, over: asyncio.Event) -> None:
+        """Plays until it is over."""
+        await self._players[0].think()
+        while not over.is_set():
+            name = uuid.uuid4().hex
+            starts = (player.start(f"{name}{AGENT_MARK}{number}") for number, player in enumerate(self._players))
+            started = await asyncio.gather(*starts)
+            running = [player for player, runs in zip(self._players, started, strict=True) if runs]
+            if all(started):
+                self._records.games.append(Game(name, time.time(), [player.run for player in running]))
+                await asyncio.gather(*(player.go_on(over) for player in running))
+            else:
+                for player in running:
+                    await player.stop()
+                await asyncio.sleep(1.0)
+        for player in self._players:
+            await player.close()
+
+
 class Chaos:
-    """Hurts the service, one way after the other."""
+    """Hurts the service, one way after the other.
+
+    Attributes:
+        killed: replicas that were.
+        hurt: since when a replica was being killed, or being ended in order.
+    """
 
     def __init__(self, command: Command, folder: Path, seed: int) -> None:
         self._command = command
@@ -196,9 +300,10 @@ class Chaos:
         self._random = random.Random(seed)
         self._wish = Wish(replicas=3)
         self.killed: set[int] = set()
+        self.hurt: dict[int, float] = {}
         self.log: list[str] = []
 
-    async def hurt(self, seconds: float) -> None:
+    async def run(self, seconds: float) -> None:
         """All ways at least once, and again until the time is over."""
         ways: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("kill", self.kill),
@@ -224,12 +329,9 @@ class Chaos:
 
     async def kill(self) -> None:
         """One replica, with -9; waits for Serve to have started another."""
-        pid = self._random.choice(sorted(self._command.pids("ray::ServeReplica:")))
-        before = self._command.pids("ray::ServeReplica:")
-        self.killed.add(pid)
-        os.kill(pid, signal.SIGKILL)
-        self._say(f"killed {pid} of {sorted(before)}")
-        await self._until(lambda: len(self._command.pids("ray::ServeReplica:") - before) > 0, "another replica")
+        before = self._replicas()
+        self._kill_one(before)
+        await self._until(lambda: len(self._replicas() - before) > 0, "another replica")
 
     async def kill_proxy(self) -> None:
         """HAProxy, with -9; waits for another."""
@@ -256,17 +358,27 @@ class Chaos:
             self._bring_about(Wish(self._wish.replicas, self._wish.generation + 1)), name="deploying"
         )
         await asyncio.sleep(3.0)
-        pid = self._random.choice(sorted(self._command.pids("ray::ServeReplica:")))
-        self.killed.add(pid)
-        os.kill(pid, signal.SIGKILL)
-        self._say(f"killed {pid}")
+        self._kill_one(self._replicas())
         await deploying
+
+    def _replicas(self) -> set[int]:
+        return self._command.pids("ray::ServeReplica:")
+
+    def _kill_one(self, of: set[int]) -> None:
+        pid = self._random.choice(sorted(of))
+        self.killed.add(pid)
+        self.hurt.setdefault(pid, time.time())
+        os.kill(pid, signal.SIGKILL)
+        self._say(f"killed {pid} of {sorted(of)}")
 
     async def _bring_about(self, wish: Wish) -> None:
         self._wish = wish
+        before, began = self._replicas(), time.time()
         replace(self._folder / "wish.json", asdict(wish))
         done = self._folder / "done.json"
         await self._until(lambda: json.loads(done.read_text()) == asdict(wish), str(wish))
+        for pid in before - self._replicas():
+            self.hurt.setdefault(pid, began)
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         await asyncio.to_thread(self._command.until, condition, what, START_S)
@@ -282,18 +394,37 @@ def settings(file: Path) -> dict[str, str | None]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def check_tidings(records: Records, seen: list[Event], killed: set[int]) -> list[str]:
-    """Losses and resumptions that no kill explains: the session's replica, or one that took it over, must be dead."""
+def check_tidings(records: Records, seen: list[Event], chaos: Chaos) -> list[str]:
+    """Losses and resumptions that nothing explains.
+
+    The session's replica, or one that took it over, must have been killed; of a session that was drained the last one
+    must have been ending in order, and have told the actor.
+    """
     runs = {event.run: event for event in seen if event.what == "begin"}
+    drained = {event.run for event in seen if event.what == "end" and event.reason == "drained"}
     of_session: dict[str, list[str]] = defaultdict(list)
     for run, event in runs.items():
         of_session[event.session].append(run)
     wrong = []
     for told in records.told:
         known = of_session[told.session]
+        if told.reason == "drained":
+            if known[-1] not in drained or not chaos.hurt.get(pid_of(known[-1]), told.at) < told.at:
+                wrong.append(f"{told} came, but nobody had asked the replica of {known[-1]} to end")
+            continue
         since = known[known.index(told.run) :] if told.run in known else known
-        if not any(pid_of(run) in killed for run in since):
+        if not any(pid_of(run) in chaos.killed for run in since):
             wrong.append(f"{told} came, but of its runs {since} none was killed")
+    return wrong
+
+
+def check_games(records: Records, hurt: dict[int, float]) -> list[str]:
+    """Games whose sessions started on several replicas although none of these was being killed or ended."""
+    wrong = []
+    for game in records.games:
+        pids = {pid_of(run) for run in game.runs}
+        if len(pids) > 1 and all(hurt.get(pid, game.at) >= game.at for pid in pids):
+            wrong.append(f"game {game.name} started in two halves: {game.runs}")
     return wrong
 
 
@@ -326,6 +457,27 @@ def check_ends(records: Records, seen: list[Event], killed: set[int]) -> tuple[l
     return wrong, Counter(told[0] for told in reasons.values())
 
 
+def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player | Pair]:
+    """`SESSIONS` players on all doors: of four one gives no snapshots, and two play games, each over another door.
+
+    Of every other game the second session gives none.
+    """
+    names = list(doors)
+
+    def player(number: int, place: int, *, plain: bool) -> Player:
+        door = names[place % len(names)]
+        return Player(door, doors[door], doors["http"], records, seed + number, plain=plain)
+
+    made: list[Player | Pair] = []
+    for number in range(0, SESSIONS, 4):
+        at = number // 4
+        made.append(player(number, at, plain=False))
+        made.append(player(number + 1, at, plain=True))
+        two = (player(number + 2, at, plain=False), player(number + 3, at + 1, plain=bool(at % 2)))
+        made.append(Pair(two, records))
+    return made
+
+
 async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(6)]
     http, grpc, native, tcp, metrics, stats = ports
@@ -352,13 +504,10 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
         await asyncio.to_thread(command.until, (tmp_path / "done.json").exists, "three replicas ran")
         chaos = Chaos(command, tmp_path, seed)
         over = asyncio.Event()
-        players = []
-        for number in range(SESSIONS):
-            door = list(doors)[number % len(doors)]
-            players.append(asyncio.create_task(Player(door, doors[door], records, seed + number).play(over)))
+        players = [asyncio.create_task(each.play(over)) for each in playing(doors, records, seed)]
         try:
             await asyncio.sleep(5.0)
-            await chaos.hurt(SECONDS)
+            await chaos.run(SECONDS)
             await asyncio.sleep(5.0)
         finally:
             over.set()
@@ -374,11 +523,14 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
             if not silent or time.monotonic() > deadline:
                 break
             await asyncio.sleep(2.0)
-    wrong = [*records.wrong, *check_tidings(records, seen, chaos.killed), *silent]
+    split = check_games(records, chaos.hurt)
+    wrong = [*records.wrong, *check_tidings(records, seen, chaos), *split, *silent]
     told = "\n".join([f"seed {seed}", *chaos.log, *(f"{what}: {n}" for what, n in sorted(records.counts.items()))])
-    print(f"{told}\nended: {dict(reasons)}\ndoubtful starts: {len(records.doubtful)}")
+    print(f"{told}\nended: {dict(reasons)}\ndoubtful starts: {len(records.doubtful)}\ngames: {len(records.games)}")
     assert not wrong, f"{len(wrong)} violations, the first:\n" + "\n".join(wrong[:40])
     assert len({run.run.partition(".")[0] for run in seen}) >= 8, "few replicas ever had sessions"
     for door in doors:
         assert records.counts[f"ticks {door}"] > SESSIONS / len(doors) * 10, f"door {door} was hardly used"
     assert records.counts["told session_resumed"] > 0, "no kill hit a session"
+    assert records.counts["told session_lost owner_died"] > 0, "no kill hit a session without snapshots"
+    assert len(records.games) > SESSIONS / 10, "few games ever started"

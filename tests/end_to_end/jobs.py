@@ -46,6 +46,8 @@ def job_folder(folder: Path, **files: str) -> Path:
 class Command:
     """A command of this environment (``brayx``, ``serve``), running as a context; ended whole at its end.
 
+    Its temporary files are in a folder of its own, but for Ray's, whose sockets need short paths.
+
     Args:
         words: the command and its arguments.
         folder: where it runs; its output is kept there.
@@ -67,7 +69,14 @@ class Command:
         self._mark = secrets.token_hex(8)
         self._out = folder / f"stdout-{Command._count}.txt"
         self._err = folder / f"stderr-{Command._count}.txt"
-        variables = {**os.environ, "COLUMNS": "400", **(environment or {}), MARK: self._mark}
+        self._temporary = folder / f"tmp-{Command._count}"
+        self._temporary.mkdir()
+        defaults = {
+            "COLUMNS": "400",
+            "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp",
+            "TMPDIR": str(self._temporary),
+        }
+        variables = {**os.environ, **defaults, **(environment or {}), MARK: self._mark}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [str(BIN / words[0]), *words[1:]],
@@ -97,6 +106,11 @@ class Command:
     def err(self) -> str:
         """What it wrote to standard error so far."""
         return self._err.read_text(errors="replace")
+
+    @property
+    def temporary(self) -> list[str]:
+        """Its temporary files that are there."""
+        return sorted(str(file.relative_to(self._temporary)) for file in self._temporary.rglob("*"))
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """What it started and is alive, itself included; only those whose command line has all ``words``."""

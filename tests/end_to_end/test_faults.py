@@ -5,6 +5,7 @@ Each job is a `brayx train` of its own, watched from outside: by its processes, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from brayx.gamecore.client import Client
 from brayx.tracking import Trial
 from tests.end_to_end.jobs import (
     FREE_PORTS,
@@ -32,6 +34,8 @@ from tests.end_to_end.jobs import (
 )
 
 CONTROL_C_S = 10.0
+BATCH = 256
+"""Transitions that the template's learner takes at once."""
 
 LONG_GAME = '''
 """CartPole whose pole may fall: a game takes seconds, so a gamecore that is killed is killed in a game."""
@@ -102,9 +106,50 @@ def one_line(command: Command) -> str:
 
 
 @dataclass
-class Interrupted:
-    """A job that lost a gamecore and was then interrupted."""
+class Stopped:
+    """What was seen of a job while its learner was stopped.
 
+    Attributes:
+        before, after: metrics when its buffer had begun to drop, and after its games had played on for a while.
+        actions: what somebody who came meanwhile was answered through the door.
+    """
+
+    before: dict[str, float]
+    after: dict[str, float]
+    actions: list[int]
+
+
+def stop_the_learner(command: Command, url: str) -> Stopped:
+    """Stops the learner's rank, watches the games play on, and lets it go on."""
+    (rank,) = command.processes("ray::RayTrainWorker")
+    rank.suspend()
+    began = metrics_of(command)
+
+    def grew(since: dict[str, float], **by: float) -> bool:
+        now = metrics_of(command)
+        return all(now.get(name, 0) >= since.get(name, 0) + least for name, least in by.items())
+
+    dropped = {"replay_dropped.full": BATCH}
+    # More than the buffer holds has come since: the last that the learner did is in the books.
+    command.until(lambda: grew(began, env_steps=6 * BATCH, **dropped), "the buffer dropped what nobody takes")
+    before = metrics_of(command)
+    with Client(url, timeout_s=30.0) as client:
+        client.start()
+        state = json.dumps({"obs": [0.0, 0.0, 0.0, 0.0], "reward": 0.0}).encode()
+        actions = [json.loads(client.tick(state))["action"] for _ in range(100)]
+        client.stop()
+    command.until(lambda: grew(before, ticks=1000, **dropped), "the games played on")
+    after = metrics_of(command)
+    rank.resume()
+    return Stopped(before, after, actions)
+
+
+@dataclass
+class Interrupted:
+    """A job whose learner was stopped for a while, that lost a gamecore, and was then interrupted."""
+
+    stopped: Stopped
+    learned_after: dict[str, float]
     folder: Path
     words: list[str]
     games: set[int]
@@ -116,11 +161,12 @@ class Interrupted:
     port: int
     said: str
     trial: Trial
+    temporary: list[str]
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
-    """Kills a gamecore of a training job, waits until another plays in its place, and presses Ctrl-C."""
+    """Stops a job's learner, kills a gamecore, waits until another plays in its place, and presses Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
     words = job_words(
         folder,
@@ -139,6 +185,15 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
             return learned and now.get("env_steps", 0) > 256 and now["sessions_active"] >= 2
 
         command.until(both_play, "both games were played and learned from")
+        (port,) = set(re.findall(r"through the door at http://127\.0\.0\.1:(\d+)", command.err))
+        stopped = stop_the_learner(command, f"http://127.0.0.1:{port}")
+
+        def learned_on() -> bool:
+            now = metrics_of(command)
+            return all(now[name] >= stopped.after[name] + 3 for name in ("updates", "policy_version"))
+
+        command.until(learned_on, "the learner went on")
+        learned_after = metrics_of(command)
         games = command.pids("brayx", "gamecore", "gym")
         os.kill(min(games), signal.SIGKILL)
 
@@ -150,15 +205,42 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
         command.until(played_on, "the killed gamecore's session ended and another gamecore played")
         games_after = command.pids("brayx", "gamecore", "gym")
         metrics = metrics_of(command)
-        (port,) = set(re.findall(r"through the door at http://127\.0\.0\.1:(\d+)", command.err))
         limit_s = alone_for(CONTROL_C_S, command)
         command.control_c()
         gone_s = command.gone(3 * limit_s)
         (trial,) = trials(folder)["main"]
         yield Interrupted(
+            stopped, learned_after,
             folder, words, games, games_after, metrics, command.process.returncode, gone_s, limit_s, int(port),
-            command.err + command.out, trial,
+            command.err + command.out, trial, command.temporary,
         )  # fmt: skip
+
+
+def test_a_stopped_learner_leaves_ticks_alone(interrupted: Interrupted) -> None:
+    before, after = interrupted.stopped.before, interrupted.stopped.after
+    assert after["updates"] == before["updates"], "it was stopped"
+    assert after["ticks"] >= before["ticks"] + 1000
+    assert after["env_steps"] > before["env_steps"]
+    assert set(interrupted.stopped.actions) <= {0, 1}
+    assert len(interrupted.stopped.actions) == 100
+    trouble = ("requests_refused", "sessions_ended.error", "sessions_ended.idle", "sessions_ended.lost")
+    assert not [name for name in interrupted.metrics if name.startswith(trouble)]
+
+
+def test_what_a_stopped_learner_does_not_take_is_dropped_and_counted(interrupted: Interrupted) -> None:
+    before, after = interrupted.stopped.before, interrupted.stopped.after
+    dropped = after["replay_dropped.full"] - before["replay_dropped.full"]
+    assert dropped >= BATCH
+    # What came and is neither dropped nor learned from waits: in the batches kept, and in the one being filled.
+    came = after["env_steps"] - before["env_steps"]
+    assert abs(came - dropped) <= 2 * BATCH
+    assert after["replay_batches"] <= 4
+
+
+def test_a_learner_that_was_stopped_goes_on(interrupted: Interrupted) -> None:
+    stopped = interrupted.stopped.after
+    assert interrupted.learned_after["updates"] >= stopped["updates"] + 3
+    assert interrupted.learned_after["policy_version"] >= stopped["policy_version"] + 3
 
 
 def test_a_killed_gamecore_ends_its_own_session_only(interrupted: Interrupted) -> None:
@@ -176,6 +258,7 @@ def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
 def test_ctrl_c_leaves_nothing_running(interrupted: Interrupted) -> None:
     assert interrupted.gone_s < interrupted.limit_s
     assert is_free(interrupted.port)
+    assert not interrupted.temporary
 
 
 def test_ctrl_c_is_told_in_words(interrupted: Interrupted) -> None:
@@ -234,6 +317,7 @@ def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
         assert command.gone(3 * limit_s) < limit_s
         assert command.process.returncode == 130
         assert "processes were killed" in command.err
+        assert not command.temporary
 
 
 def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
@@ -252,6 +336,7 @@ def interrupt_at(command: Command, moment: str, *, group: bool) -> None:
     assert command.gone(3 * limit_s) < limit_s
     assert command.process.returncode == 130
     assert "Traceback" not in command.err
+    assert not command.temporary
 
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -47,7 +48,7 @@ from brayx.gamecore.protocol import WS_SUBPROTOCOL
 from brayx.model.local import LocalModel
 from brayx.replay.packing import Packer
 from brayx.types import Fragment
-from deployments.job import JobConfig
+from deployments.job import KINDS, JobConfig, SourceConfig
 from pipelines import cli
 from tests.unit.gamecore.echo_server import serving, serving_tcp
 from tests.unit.gamecore.grpc_server import serving as serving_grpc
@@ -400,6 +401,37 @@ def test_the_readme_game_plays_and_what_its_agent_pushes_can_be_learned_from(exa
         assert (fragment.reward == named).all(), "the reward beside an action is what came of it"
 
 
+def test_the_guide_s_source_gives_fragments_that_can_be_learned_from(examples: Path, tmp_path: Path) -> None:
+    games = 2
+    for number in range(games):
+        obs = np.eye(3, dtype=np.float32)[[number, 1, 2, 0]]
+        ones = np.ones(3, np.float32)
+        steps = {"action": np.arange(3), "log_prob": -ones, "reward": ones, "policy_version": np.zeros(3, int)}
+        np.savez(tmp_path / f"{number}.npz", obs=obs, **steps)
+    shutil.copytree(examples / "match", tmp_path, dirs_exist_ok=True)
+    (snippet,) = (s for s in SNIPPETS if s.language == "yaml" and "kind: source" in s.text)
+    parts = yaml.safe_load((tmp_path / "match.yaml").read_text()) | yaml.safe_load(snippet.text)
+    parts["data"]["folder"] = str(tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(parts))
+    job = JobConfig.load(tmp_path / "job.yaml")
+    (source,) = job.sources.values()
+    fragments = list(load(source.module, source.func, job.folder)("recorded", job.as_dict()))
+    packer = Packer(1, 3 * games)
+    (batch,) = [batch for fragment in fragments for batch in packer.add(fragment)]
+    assert batch["mask"].sum() == 3 * games
+    assert batch["terminated"][0, [2, 5]].all()
+    assert batch["obs"][0, [0, 3]].argmax(-1).tolist() == [0, 1]
+
+
+def test_source_options_equal_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|", section("docs/guide-own-game.md", "Data at rest"), re.M)
+    fields = SourceConfig.model_fields
+    assert {name for name, _ in rows} == set(fields) - {"kind"}
+    for name, means in rows:
+        told = re.search(r"default: `?(\w+)", means)
+        assert (told[1] if told else None) == (None if fields[name].is_required() else str(fields[name].default)), name
+
+
 def test_error_table_equals_the_errors() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d{3}) \|", section("docs/protocol.md", "Errors"), re.M)
     assert {code: int(status) for code, status in rows} == {
@@ -479,3 +511,15 @@ def test_template_mentions_every_option_once() -> None:
     for name, part in plain.items():
         if isinstance(part, dict):
             assert set(part) <= set(written[name]), name
+
+
+def test_template_shows_a_component_of_every_kind() -> None:
+    """What CartPole does not have is in comments, at its defaults too."""
+    text = (ROOT / "pipelines" / "templates" / "cartpole.yaml").read_text()
+    (shown,) = re.findall(r"^# \w+:\n(?:#   .*\n)+", text, re.M)
+    (parts,) = yaml.safe_load(re.sub(r"^# ", "", shown, flags=re.M)).values()
+    assert set(parts) == set(SourceConfig.model_fields)
+    for name, field in SourceConfig.model_fields.items():
+        assert field.is_required() or parts[name] == field.default, name
+    written = [part["kind"] for part in yaml.safe_load(text).values() if isinstance(part, dict)]
+    assert {*written, parts["kind"]} == set(KINDS)

@@ -79,8 +79,10 @@ class Script(Actor):
             raise ValueError("agent's own")
         if body == b"bad":
             raise BadBody("not that")
-        if body == b"wait":
+        if body in (b"wait", b"wait and raise"):
             await self.gate.wait()
+        if body == b"wait and raise":
+            raise ValueError("agent's own")
         self.seen.append(body)
 
 
@@ -531,6 +533,41 @@ async def test_a_stop_is_answered_once_the_id_is_free() -> None:
     assert not stop.done()
     freed.set()
     assert await stop == b"stopped"
+
+
+@pytest.mark.parametrize(
+    ("waits", "left"),
+    [
+        (None, "error"),
+        (StepRequest(StepKind.TICK, "s", b""), "stop"),
+        (StepRequest(StepKind.TICK, "s", b"", seq=0), "error"),
+    ],
+    ids=["nobody waits", "a tick that is never sent again", "a numbered tick, which may be"],
+)
+async def test_why_a_session_ended_is_left_to_tell_only_if_it_has_not_been_told_for_good(
+    waits: StepRequest | None, left: str
+) -> None:
+    freed: list[str] = []
+
+    async def release(session: str, reason: str) -> None:
+        freed.append(reason)
+
+    bench = Bench(release=release)
+    await bench.ask("start")
+    entry = bench.table.get("s")
+    assert entry is not None
+    running = asyncio.ensure_future(bench.ask("tick", body=b"wait and raise"))
+    await until(lambda: entry.began)
+    waiting = asyncio.ensure_future(bench.step(waits)) if waits is not None else None
+    await until(lambda: waiting is None or len(entry.inbox) == 1)
+    bench.actors[0].gate.set()
+    with pytest.raises(AgentError):
+        await running
+    if waiting is not None:
+        with pytest.raises(SessionLost, match="error"):
+            await waiting
+    await until(lambda: bench.actors[0].reasons == ["error"])
+    assert freed == [left]
 
 
 async def test_an_id_that_cannot_be_freed_holds_up_neither_the_stop_nor_the_end() -> None:

@@ -1,4 +1,4 @@
-"""Which processes belong to a command: those that carry its mark."""
+"""Which processes and temporary files belong to a command, and that both go with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
+import pytest
 
-from pipelines.ending import marked
-from tests.waiting import until
+from pipelines.ending import marked, temporary_files
+from tests.waiting import WAIT_S, until
 
 MARK = "BRAYX_TEST_ENDING"
 
@@ -55,3 +58,42 @@ def test_this_process_is_left_out_and_no_mark_is_nobodys() -> None:
     name, value = next((name, value) for name, value in psutil.Process().environ().items() if value)
     assert os.getpid() not in {process.pid for process in marked(name, value)}
     assert marked(MARK, "") == []
+
+
+def test_temporary_files_of_a_command_and_of_what_it_starts_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = "import tempfile; print(tempfile.mkdtemp())"
+    with temporary_files() as folder:
+        assert Path(folder).parent == tmp_path
+        mine = tempfile.mkdtemp()
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert Path(mine).parent == Path(other.strip()).parent == Path(folder)
+        assert os.environ["RAY_TMPDIR"] == str(tmp_path), "Ray's files are not among them"
+    assert not list(tmp_path.iterdir())
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
+    assert "RAY_TMPDIR" not in os.environ
+
+
+def test_a_command_that_hangs_is_killed_with_its_temporary_files(tmp_path: Path) -> None:
+    program = r"""
+import subprocess, sys, tempfile, time
+from pipelines.ending import end_within, mark, temporary_files
+mark()
+with temporary_files():
+    other = "import tempfile, time\nwith tempfile.TemporaryDirectory(): print(flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", other]
+    with tempfile.TemporaryDirectory(), subprocess.Popen(words, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        end_within(0.1)
+        time.sleep(600)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, env=environment, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+    assert ended.returncode == 130
+    assert "1 processes were killed" in ended.stderr
+    assert not list(tmp_path.iterdir())
