@@ -138,7 +138,7 @@ def stop_the_learner(command: Command, url: str) -> Stopped:
         state = json.dumps({"obs": [0.0, 0.0, 0.0, 0.0], "reward": 0.0}).encode()
         actions = [json.loads(client.tick(state))["action"] for _ in range(100)]
         client.stop()
-    command.until(lambda: grew(before, ticks=1000, **dropped), "the games played on")
+    command.until(lambda: grew(before, ticks=4000, **dropped), "the games played on")
     after = metrics_of(command)
     rank.resume()
     return Stopped(before, after, actions)
@@ -219,7 +219,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
 def test_a_stopped_learner_leaves_ticks_alone(interrupted: Interrupted) -> None:
     before, after = interrupted.stopped.before, interrupted.stopped.after
     assert after["updates"] == before["updates"], "it was stopped"
-    assert after["ticks"] >= before["ticks"] + 1000
+    assert after["ticks"] >= before["ticks"] + 4000
     assert after["env_steps"] > before["env_steps"]
     assert set(interrupted.stopped.actions) <= {0, 1}
     assert len(interrupted.stopped.actions) == 100
@@ -231,9 +231,10 @@ def test_what_a_stopped_learner_does_not_take_is_dropped_and_counted(interrupted
     before, after = interrupted.stopped.before, interrupted.stopped.after
     dropped = after["replay_dropped.full"] - before["replay_dropped.full"]
     assert dropped >= BATCH
-    # What came and is neither dropped nor learned from waits: in the batches kept, and in the one being filled.
+    # What came and is not dropped waits in the batches kept and in the one being filled; the two counts reach the books
+    # at different times.
     came = after["env_steps"] - before["env_steps"]
-    assert abs(came - dropped) <= 2 * BATCH
+    assert abs(came - dropped) <= 4 * BATCH < came / 2
     assert after["replay_batches"] <= 4
 
 
