@@ -2,9 +2,9 @@
 
     python -m benchmarks.plane
 
-Rows of one run: the rate at many sessions against that at 16, each on the same service, and the same of a bare echo,
-which has no sessions: so many connections cost the kernel and the load something, too; the memory that a session takes
-in the replica; and the median of a tick that a replica passes on against one that it answers itself.
+Rows of one run: the rate at many sessions against that at 16, each on the same service, and the same of the bare
+streams server, which has no sessions: so many connections cost the kernel and the load something, too; the memory that
+a session takes in the replica; and the median of a tick that a replica passes on against one that it answers itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from benchmarks.ticks import compiled
 from brayx.gamecore.client import Client
 
 DOORS = {"tcp": "echo tcp", "http": "echo native"}
-BARE = {"tcp": ("echo tcp", "asyncio streams"), "http": ("echo", "Starlette on uvicorn")}
 _WARM_UP = 64
 
 
@@ -95,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     few: dict[str, list[float | None]] = {door: [] for door in DOORS}
     many: dict[str, list[float | None]] = {door: [] for door in DOORS}
     shared: list[float | None] = []
-    bare_few: dict[str, list[float | None]] = {door: [] for door in DOORS}
-    bare_many: dict[str, list[float | None]] = {door: [] for door in DOORS}
+    bare_few: list[float | None] = []
+    bare_many: list[float | None] = []
     own, passed = [], []
     with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
         command = compiled(Path(folder))
@@ -109,9 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for door, name in DOORS.items():
                     few[door].append(rate(command, server.urls[name], 16, options.seconds))
                     many[door].append(rate(command, server.urls[name], options.sessions, options.seconds))
-                    echo = bare.urls[BARE[door][0]]
-                    bare_few[door].append(rate(command, echo, 16, options.seconds))
-                    bare_many[door].append(rate(command, echo, options.sessions, options.seconds))
+                bare_few.append(rate(command, bare.urls["echo tcp"], 16, options.seconds))
+                bare_many.append(rate(command, bare.urls["echo tcp"], options.sessions, options.seconds))
                 shared.append(rate(command, server.urls[DOORS["tcp"]], options.sessions, options.seconds, 16))
     with Server("replicas") as server:
         for _ in range(options.rounds):
@@ -121,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(["what", ">value"])
     for door in few:
         table.add(f"{door}, {options.sessions} sessions: rate to that at 16", median_ratio(many[door], few[door]))
-        table.add(f"{BARE[door][1]}, without sessions: the same", median_ratio(bare_many[door], bare_few[door]))
         table.add(f"{door}: KiB a session", memory[door] / 1024)
     table.add(f"tcp, {options.sessions} sessions on 16 connections: the same", median_ratio(shared, few["tcp"]))
+    table.add("tcp, asyncio streams, without sessions: the same", median_ratio(bare_many, bare_few))
     table.add("HTTP between replicas: own tick, p50 ms", 1e3 * (median(own) or 0.0))
     table.add("a tick that is passed on, p50 ms", 1e3 * (median(passed) or 0.0))
     if options.markdown:

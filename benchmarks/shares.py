@@ -13,7 +13,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,25 +34,27 @@ LAYERS = {
     "JSON": ("(json/",),
     "actor, agent, sampling": ("brayx/actor/actor.py", "brayx/actor/agent.py", "gym_agent.py", "brayx/actor/decode.py"),
     "session table": ("brayx/actor/session.py", "brayx/actor/eager.py", "brayx/actor/deployment.py"),
-    "kernel and uvloop: receiving, waiting, turns of the loop": ("_run_user_code_event_loop",),
 }
 """Parts of a frame's text by layer; the first layer that fits a frame has it."""
-_LOOP = "_run_user_code_event_loop"
+_DOORS = ("kernel and uvloop: sending", "door: frames, HTTP")
+LOOP = "kernel and uvloop: receiving, waiting, turns of the loop"
+"""Where no layer is on the stack."""
 
 
 def shares(stacks: Iterable[str]) -> dict[str, float]:
-    """Share of the samples by layer, of the thread that runs the replica's event loop.
+    """Share of the samples by layer, of the thread that runs the replica's event loop: the one most seen at the doors.
 
     Args:
-        stacks: lines of py-spy's raw format: frames from the outermost to the innermost, and how many samples.
+        stacks: lines of py-spy's raw format: the thread, frames from the outermost to the innermost, number of samples.
     """
-    counts: Counter[str] = Counter()
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for line in stacks:
-        frames, _, samples = line.rpartition(" ")
-        if _LOOP in frames:
-            counts[_layer(frames.split(";"))] += int(samples)
-    total = sum(counts.values())
-    return {layer: count / total for layer, count in counts.most_common()}
+        stack, _, samples = line.rpartition(" ")
+        thread, *frames = stack.split(";")
+        counts[thread][_layer(frames)] += int(samples)
+    loop = max(counts.values(), key=lambda layers: sum(layers[layer] for layer in _DOORS), default=Counter[str]())
+    total = sum(loop.values())
+    return {layer: count / total for layer, count in loop.most_common()}
 
 
 def _layer(frames: Sequence[str]) -> str:
@@ -60,7 +62,7 @@ def _layer(frames: Sequence[str]) -> str:
         for layer, parts in LAYERS.items():
             if any(part in frame for part in parts):
                 return layer
-    return "other"
+    return LOOP
 
 
 def profile(url: str, command: Sequence[str], case: Case, seconds: float, folder: Path) -> list[str]:
@@ -71,7 +73,7 @@ def profile(url: str, command: Sequence[str], case: Case, seconds: float, folder
         stdout=subprocess.DEVNULL,
     )
     raw = folder / "stacks"
-    record = ["py-spy", "record", "--pid", str(replica.pid), "--duration", str(seconds), "--rate", "250"]
+    record = ["py-spy", "record", "--pid", str(replica.pid), "--duration", str(seconds), "--rate", "250", "--threads"]
     spy = Path(sys.executable).parent / record[0]
     subprocess.run([str(spy), *record[1:], "--format", "raw", "--output", str(raw)], check=True, capture_output=True)
     load.wait(60.0)
@@ -98,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stacks = profile(case.url(server.urls), command, case, options.seconds, Path(folder))
             found[door] = shares(stacks)
     table = Table([f"part of the replica's loop ({options.agent})", ">native HTTP, %", ">TCP, %"])
-    for layer in [*LAYERS, "other"]:
+    for layer in [*LAYERS, LOOP]:
         table.add(layer, *(100 * found[door].get(layer, 0.0) for door in ("http", "tcp")))
     if options.markdown:
         print(f"{about}\n\n{table.markdown()}")
