@@ -49,9 +49,14 @@ def temporary_files() -> Iterator[str]:
     """A context: temporary files of this process, and of what it starts meanwhile, are in a folder that goes with it.
 
     Ray's own stay where they were: the paths of its sockets must be short, and others look for a running Ray there.
+    So does what torch compiles: it is kept for the next time, and torch makes its folder anew when that is gone.
     """
-    # Where Ray would put its files by itself.
-    variables = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"}
+    # Beside the folder, as without it.
+    variables = {
+        "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp",
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        or os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"),
+    }
     folder, found = tempfile.mkdtemp(prefix="brayx-"), tempfile.tempdir
     variables["TMPDIR"] = folder
     before = {name: os.environ.get(name) for name in variables}

@@ -64,7 +64,8 @@ def test_temporary_files_of_a_command_and_of_what_it_starts_go_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for name in ("RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", None)
     program = "import tempfile; print(tempfile.mkdtemp())"
     with temporary_files() as folder:
@@ -73,6 +74,7 @@ def test_temporary_files_of_a_command_and_of_what_it_starts_go_with_it(
         other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         assert Path(mine).parent == Path(other.strip()).parent == Path(folder)
         assert os.environ["RAY_TMPDIR"] == str(tmp_path), "Ray's files are not among them"
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == tmp_path, "nor what torch keeps for the next time"
     assert not list(tmp_path.iterdir())
     assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
     assert "RAY_TMPDIR" not in os.environ
