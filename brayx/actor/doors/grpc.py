@@ -90,6 +90,7 @@ class _Stream:
         self._door = door
         self._requests = requests
         self._session = ""
+        self._key = ""
         self._running = False
         self._opening: asyncio.Task[bytes] | None = None
         self._coming: asyncio.Task[pb.StepRequest | None] | None = None
@@ -120,7 +121,8 @@ class _Stream:
         try:
             request = self._request(message)
             if self._running:
-                reply = await self._door.step(request, let_in=True)
+                # Whose stream this is was found out at its first request; another replica wants to know it, too.
+                reply = await self._door.step(request._replace(key=self._key), let_in=True)
             else:
                 self._opening = asyncio.create_task(self._door.step(request))
                 reply = await asyncio.shield(self._opening)
@@ -128,7 +130,7 @@ class _Stream:
             self._opening = None
             error = _told(failure)
             if isinstance(error, SESSION_KEEPING) and not self._running:
-                self._attach(request.session)
+                self._attach(request)
             elif not self._running or ends_session(error):
                 self._running = False
                 self.over = True
@@ -138,13 +140,14 @@ class _Stream:
             self._running = False
             self.over = True
         elif not self._running:
-            self._attach(request.session)
+            self._attach(request)
         return pb.PlayReply(body=reply)
 
-    def _attach(self, session: str) -> None:
+    def _attach(self, request: StepRequest) -> None:
         """The session is this stream's from now on."""
         self._running = True
-        self._door.watch(session, self._on_end)
+        self._key = request.key
+        self._door.watch(request.session, self._on_end)
 
     def _request(self, message: pb.StepRequest) -> StepRequest:
         if self._session and not message.session:

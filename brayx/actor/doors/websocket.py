@@ -94,6 +94,7 @@ class _Connection:
         self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
         self._numbers: int | None = None
         self._running = False
+        self._let_in = False
         self._stopping = False
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -165,7 +166,7 @@ class _Connection:
                 self._wait_no_more()
                 seq = self._numbers
             self._stopping = kind is StepKind.STOP
-            reply = await self._service.step(self._request(kind, body, seq), let_in=self._running)
+            reply = await self._service.step(self._request(kind, body, seq), let_in=self._let_in)
         except Exception as failure:
             error = told(failure)
             if attaching and isinstance(error, _RUNS_ON):
@@ -187,7 +188,7 @@ class _Connection:
     def _attach(self) -> None:
         """The session is this connection's from now on."""
         self._wait_no_more()
-        self._running = True
+        self._running = self._let_in = True
         self._service.watch(self._fields["session"], self._ended_elsewhere)
 
     async def _write(self, frame: Frame, body: bytes, *, text: bool) -> None:
@@ -246,7 +247,7 @@ class _Connection:
             await self._service.disconnect(self._fields["session"], for_good=True)
         else:
             with contextlib.suppress(BrayxError):  # nobody is there to be told
-                await self._service.step(StepRequest(StepKind.STOP, self._fields["session"], b""), let_in=True)
+                await self._service.step(self._request(StepKind.STOP, b"", None), let_in=True)
 
     async def abandon(self) -> None:
         """Leaves nothing behind: a session still running had lost its client."""

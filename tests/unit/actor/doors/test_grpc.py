@@ -376,11 +376,12 @@ def test_credentials_of_the_first_request_let_the_others_in(
     stream = open_stream()
     stream.ask(session="s", kind=START, key="k", time="1", token="t")
     stream.ask(kind=TICK)
+    stream.ask(kind=TICK, key="another's")
     stream.ask(kind=STOP)
     stub.Step(pb.StepRequest(body=b"x"))
     credentials = [(request.key, request.time, request.token) for request, _ in door.requests]
-    assert credentials == [("k", "1", "t"), ("", "", ""), ("", "", ""), ("", "", "")]
-    assert [let_in for _, let_in in door.requests] == [False, True, True, False]
+    assert credentials == [("k", "1", "t"), ("k", "", ""), ("k", "", ""), ("k", "", ""), ("", "", "")]
+    assert [let_in for _, let_in in door.requests] == [False, True, True, True, False]
 
 
 @st.composite
