@@ -62,12 +62,17 @@ def save(
         "numpy_rng": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
         "python_rng": random.getstate(),
     }
+    device = _device(module)
+    if device.type == "cuda":  # dropout draws there
+        state["cuda_rng"] = torch.cuda.get_rng_state(device)
     torch.save(state, folder / "trainer.pt")
     (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))
 
 
 def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Counters:
     """Brings ``module``, ``optimizer`` and the random generators to the state that `save` wrote.
+
+    The module may be on another device than the one that was saved: the generator of a GPU is then left as it is.
 
     Raises:
         TrackingError: the folder is not a whole checkpoint.
@@ -87,4 +92,11 @@ def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, numbers, gauss = state["python_rng"]
     random.setstate((version, tuple(numbers), gauss))
+    device = _device(module)
+    if device.type == "cuda" and "cuda_rng" in state:
+        torch.cuda.set_rng_state(state["cuda_rng"], device)
     return counters
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

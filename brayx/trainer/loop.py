@@ -98,11 +98,24 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """One learner on the CPU."""
+    """One learner.
+
+    Args:
+        use_gpu: on a GPU of this process instead of the CPU.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
 
     rank = 0
     size = 1
     device = torch.device("cpu")
+
+    def __init__(self, use_gpu: bool = False) -> None:
+        if use_gpu:
+            if not torch.cuda.is_available():
+                raise ConfigError("trainer.use_gpu is true, and torch finds no GPU here", key="use_gpu")
+            self.device = torch.device("cuda")
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module itself."""
