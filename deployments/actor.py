@@ -179,7 +179,15 @@ def _batching(config: ModelConfig, runtime: ActorRuntime) -> dict[str, Any]:
 async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
     config, source = spec.models[name], spec.weights[name]
     module, example = build_model(spec.folder, config.module, name, spec.config)
-    engine = await asyncio.to_thread(build_engine, config.engine, module, example, threads=config.threads)
+    engine = await asyncio.to_thread(
+        build_engine,
+        config.engine,
+        module,
+        example,
+        threads=config.threads,
+        device=config.device,
+        compiled=config.compile,
+    )
     model = LocalModel(engine, buckets=config.buckets, **_batching(config, runtime))
     if (checkpoint := source.read()) is not None:
         model.load(*checkpoint)

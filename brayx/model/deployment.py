@@ -51,7 +51,14 @@ class ModelReplica:
         checkpoint: str | None = None,
     ) -> None:
         module, example_args = build()
-        engine = build_engine(config.engine, module, example_args, threads=config.threads)
+        engine = build_engine(
+            config.engine,
+            module,
+            example_args,
+            threads=config.threads,
+            device=config.device,
+            compiled=config.compile,
+        )
         weights, version = None, 0
         if checkpoint is not None:
             version, weights = read_checkpoint(Path(checkpoint))
@@ -143,7 +150,7 @@ def model_application(
     Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
     handle goes to `RemoteModel`. Arguments are those of `ModelReplica`.
     """
-    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker}
+    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
     if config.memory_per_worker:
         actor_options["memory"] = config.memory_per_worker * 2**20
     deployment: Any = serve.deployment(

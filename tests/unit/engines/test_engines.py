@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import nature_cnn
 from brayx.engines import build_engine
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.onnx import OnnxEngine
-from brayx.engines.torch import TorchEngine, module_weights
+from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
 from brayx.nets.mlp import ActorCritic
 
@@ -236,3 +238,37 @@ def test_standalone_export_runs_without_bound_weights():
 def test_unknown_engine_is_a_config_error():
     with pytest.raises(ConfigError, match="'tensorflow' is not one of onnx, torch"):
         build_engine("tensorflow", *cartpole())
+
+
+ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+@pytest.mark.parametrize("model", [cartpole, awkward, nature_cnn])
+def test_the_torch_engine_computes_on_a_device_what_it_computes_on_the_cpu(device, model):
+    engine = TorchEngine(*model(), device=device)
+    verify(engine, *model(), batch_sizes=(1, 64))
+    outputs = engine.run(engine.bind(engine.initial), example_leaves(model()[1], 3))
+    assert all(type(leaf) is np.ndarray and leaf.flags.owndata for leaf in outputs)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_a_compiled_engine_agrees_and_compiles_once_for_all_weight_sets(device):
+    engine = build_engine("torch", *cartpole(), device=device, compiled=True)  # which verifies it
+    reference = TorchEngine(*cartpole())
+    inputs = observations(7)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for seed in range(3):
+            weights = changed(engine, seed)
+            assert_same(engine.run(engine.bind(weights), inputs), reference.run(reference.bind(weights), inputs))
+
+
+def test_what_an_engine_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="device and compile are for torch"):
+        build_engine("onnx", *cartpole(), device="cuda")
+    with pytest.raises(ConfigError, match="'tpu', expected cpu or cuda"):
+        build_engine("torch", *cartpole(), device="tpu")
+    with pytest.raises(ConfigError, match=f"finds {torch.cuda.device_count()} GPUs here"):
+        build_engine("torch", *cartpole(), device="cuda:99")
