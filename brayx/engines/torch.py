@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import Engine, LeafSpec, ModelSpec, check_weights, layout_of
+from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_weights, layout_of
 from brayx.errors import ConfigError, ModelError
 from brayx.types import NestedArray, Weights
 
@@ -134,6 +135,18 @@ def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).cpu().eval().requires_grad_(False)
 
 
+def with_weights(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
+    """A copy of the module that has these weights.
+
+    Raises:
+        BadWeights: they are not of this module.
+    """
+    check_weights(layout_of(module_weights(module)), weights)
+    module = copy.deepcopy(module)
+    module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return module
+
+
 def module_weights(module: torch.nn.Module) -> Weights:
     """Copies of the module's parameters and buffers by `state_dict` name."""
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
@@ -182,7 +195,7 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0 or leaf.shape[0] != 2:
             got = f"shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             raise ModelError(f"output {path!r} must be a tensor [B, ...]; for B = 2 it is {got}", leaf=path)
-    return ModelSpec(
+    spec = ModelSpec(
         inputs=tuple(LeafSpec(path, a.shape[1:], a.dtype) for path, a in zip(input_paths, arrays, strict=True)),
         outputs=tuple(
             LeafSpec(path, tuple(leaf.shape[1:]), leaf.numpy().dtype)
@@ -191,6 +204,31 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         input_tree=input_tree,
         output_tree=optree.tree_structure(outputs),
     )
+    return replace(spec, state=_state(spec, names, outputs, example_args))
+
+
+def _state(
+    spec: ModelSpec, names: Sequence[str], outputs: Any, example_args: tuple[NestedArray, ...]
+) -> StateSpec | None:
+    """Where the state of a recurrent model is; None for a model that has none.
+
+    Raises:
+        ModelError: the state that comes out is not like the one that goes in.
+    """
+    if "state" not in names or not isinstance(outputs, Mapping) or "state" not in outputs:
+        return None
+    argument = names.index("state")
+    example: NestedArray = example_args
+    inputs = tuple(i for i, path in enumerate(optree.tree_paths(example)) if path[0] == argument)
+    results = tuple(i for i, path in enumerate(optree.tree_paths(outputs)) if path[0] == "state")
+    ours, theirs = [spec.inputs[i] for i in inputs], [spec.outputs[i] for i in results]
+    if ours != theirs:
+        raise ModelError(
+            f"the state must come out as it goes in: [{'; '.join(map(str, ours))}] goes in, "
+            f"[{'; '.join(map(str, theirs))}] comes out"
+        )
+    initial = optree.tree_map(lambda leaf: np.array(np.asarray(leaf)[0]), example_args[argument])
+    return StateSpec(argument, inputs, results, initial)
 
 
 def _argument_names(module: torch.nn.Module, count: int) -> list[str]:

@@ -16,8 +16,9 @@ class ModelConfig(BaseModel):
     module: str
     """Import path of a module with ``build_model(name, config)``, looked up beside the YAML file first; ``config`` is
     the whole job as plain dicts."""
-    engine: Literal["onnx", "torch"] = "onnx"
-    """Executor that acts; learning is always torch."""
+    engine: Literal["onnx", "onnx-frozen", "int8", "tensorrt", "torch"] = "onnx"
+    """Executor that acts; learning is always torch. ``onnx-frozen`` and ``int8`` take no new weights, so they are for
+    serving alone; ``tensorrt`` needs its extra and a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the torch engine acts."""
     compile: bool = False
@@ -55,6 +56,7 @@ class ModelConfig(BaseModel):
     @field_validator("gpus_per_worker")
     @classmethod
     def _a_gpu_to_see(cls, value: float, info: ValidationInfo) -> float:
-        if not value and (info.data.get("device"), info.data.get("placement")) == ("cuda", "remote"):
-            raise ValueError("a share of a GPU, since device is cuda")
+        on_gpu = info.data.get("device") == "cuda" or info.data.get("engine") == "tensorrt"
+        if not value and on_gpu and info.data.get("placement") == "remote":
+            raise ValueError("a share of a GPU, since the engine runs on one")
         return value

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ray import serve
 
-from brayx.engines import build_engine
-from brayx.engines.base import LeafSpec, ModelSpec, check_weights, load_weights
+from brayx.engines import build_engine, refuse_frozen
+from brayx.engines.base import LeafSpec, ModelSpec, load_weights
 from brayx.errors import ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
@@ -50,7 +50,10 @@ class ModelReplica:
         weight_store: tuple[str, str | None] | None = None,
         checkpoint: str | None = None,
     ) -> None:
+        if weight_store is not None:
+            refuse_frozen(config.engine)
         module, example_args = build()
+        version, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
         engine = build_engine(
             config.engine,
             module,
@@ -58,14 +61,10 @@ class ModelReplica:
             threads=config.threads,
             device=config.device,
             compiled=config.compile,
+            weights=weights,
         )
-        weights, version = None, 0
-        if checkpoint is not None:
-            version, weights = read_checkpoint(Path(checkpoint))
-            check_weights(engine.layout, weights)
         self.model = LocalModel(
             engine,
-            weights=weights,
             version=version,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_ms / 1000,

@@ -33,6 +33,7 @@ def test_defaults():
         {"device": "tpu"},
         {"device": "cuda"},  # of the ONNX engine
         {"compile": True},
+        {"gpus_per_worker": 0, "engine": "tensorrt", "placement": "remote"},
         {"gpus_per_worker": 0, "device": "cuda", "engine": "torch", "placement": "remote"},
     ],
 )
