@@ -1,6 +1,7 @@
-"""A trainer's state as a folder: ``weights.npz``, ``trainer.pt``, ``meta.json``.
+"""A trainer's state as a folder: ``weights.npz``, ``trainer.pt``, ``meta.json``, ``samples.npz``.
 
-``weights.npz`` alone is what acting needs. ``trainer.pt`` holds the optimiser and the state of the random generators,
+``weights.npz`` alone is what acting needs. ``samples.npz`` holds observations that were learned from, for whoever
+calibrates or checks a copy of the model. ``trainer.pt`` holds the optimiser and the state of the random generators,
 as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run. ``meta.json``
 holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
 """
@@ -43,7 +44,12 @@ class Counters:
 
 
 def save(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, counters: Counters, about: Mapping[str, Any]
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    counters: Counters,
+    about: Mapping[str, Any],
+    samples: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes a checkpoint into ``folder``, which exists.
 
@@ -53,7 +59,10 @@ def save(
         optimizer: whose state is saved.
         counters: how far training has come.
         about: JSON values for ``meta.json``, beside the counters.
+        samples: observations by leaf, ``[N, ...]``; none: no such file.
     """
+    if samples:
+        save_weights(folder / "samples.npz", dict(samples))
     save_weights(folder / "weights.npz", module_weights(module))
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {

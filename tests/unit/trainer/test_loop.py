@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.engines.base import check_finite
+from brayx.engines.base import check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, TrackingError
 from brayx.nets.mlp import ActorCritic
 from brayx.replay.buffer import ReplayBuffer
@@ -138,7 +138,10 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
     assert last > first + 0.2
     (step, metrics, folder) = keeper.saved[-1]
     assert (step, metrics) == (summary.env_steps, {})
-    assert {path.name for path in folder.iterdir()} == {"weights.npz", "trainer.pt", "meta.json"}
+    assert {path.name for path in folder.iterdir()} == {"weights.npz", "trainer.pt", "meta.json", "samples.npz"}
+    samples = load_weights(folder / "samples.npz")
+    assert list(samples) == ["obs"]
+    np.testing.assert_array_equal(samples["obs"], np.ones((BATCH_STEPS, 3), np.float32))
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["project"] == "test"
     assert meta["counters"]["policy_version"] == summary.policy_version
