@@ -41,7 +41,7 @@ class _Bound:
         self.context = engine.create_execution_context()
         if self.context is None:
             raise ModelError("TensorRT made no execution context; its log says why, most often the GPU's memory")
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.lock = threading.Lock()  # a context holds one run's shapes and addresses
 
 

@@ -219,8 +219,9 @@ def _state(
         return None
     argument = names.index("state")
     example: NestedArray = example_args
+    result: NestedArray = outputs
     inputs = tuple(i for i, path in enumerate(optree.tree_paths(example)) if path[0] == argument)
-    results = tuple(i for i, path in enumerate(optree.tree_paths(outputs)) if path[0] == "state")
+    results = tuple(i for i, path in enumerate(optree.tree_paths(result)) if path[0] == "state")
     ours, theirs = [spec.inputs[i] for i in inputs], [spec.outputs[i] for i in results]
     if ours != theirs:
         raise ModelError(
