@@ -26,6 +26,8 @@ from brayx.types import NestedArray
 _ROWS = 256
 """Rows of noise to calibrate on when there are no samples."""
 _BATCH = 32
+_MARGIN = 1.25
+"""Floats are calibrated on once more, so much larger: samples are few, and what is beyond their range is cut off."""
 _OPERATORS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 
 
@@ -35,11 +37,16 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it is without ty
     def __init__(self, feed: Mapping[str, np.ndarray]) -> None:
         rows = len(next(iter(feed.values())))
         parts = ({name: leaf[at : at + _BATCH] for name, leaf in feed.items()} for at in range(0, rows, _BATCH))
-        self._parts: Iterator[dict[str, np.ndarray]] = iter(parts)
+        both = (part for seen in parts for part in (seen, {name: _larger(leaf) for name, leaf in seen.items()}))
+        self._parts: Iterator[dict[str, np.ndarray]] = iter(both)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         """The next batch; None after the last."""
         return next(self._parts, None)
+
+
+def _larger(leaf: np.ndarray) -> np.ndarray:
+    return (leaf * _MARGIN).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
 
 
 class Int8Engine(FrozenOnnxEngine):

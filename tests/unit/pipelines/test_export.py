@@ -19,7 +19,7 @@ from pipelines import cli
 from pipelines import export as module_under_test
 
 JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
-SEEN = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+SEEN = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
 
 
 def make_checkpoint(folder, *, job=True, samples=None):
@@ -48,7 +48,7 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     assert run("models:/cartpole@champion", "--to", "onnx", "int8", "--out", out, "--tracking", tracking_db) == 0
     report = report_of(out)
     assert (report["model"], report["version"], report["policy_version"]) == ("cartpole", 1, 7)
-    assert report["samples"] == {"source": "observations that the checkpoint was learned from", "compared": 20}
+    assert report["samples"] == {"source": "observations that the checkpoint was learned from", "compared": 128}
     shown = capsys.readouterr().out
     assert "model.int8.onnx" in shown
     assert "observations that the checkpoint was learned from" in shown
