@@ -66,5 +66,5 @@ lock: ## write requirements.lock anew from pyproject.toml
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove the environment and what tools left; never trials
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) clients/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

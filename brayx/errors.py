@@ -21,6 +21,7 @@
     ├── ModelError                      model_error         500
     │   ├── ShapeMismatch               shape_mismatch      422
     │   ├── EngineMismatch              engine_mismatch     500
+    │   ├── WeightsFrozen               weights_frozen      409
     │   └── BadWeights                  bad_weights         422
     ├── ReplayError                     replay_error        500
     │   └── BadFragment                 bad_fragment        422
@@ -225,6 +226,14 @@ class EngineMismatch(ModelError):
     """An engine's outputs differ from the torch reference by more than the tolerance."""
 
     code = "engine_mismatch"
+
+
+class WeightsFrozen(ModelError):
+    """Other weights than those that a frozen engine was built with: an engine that takes them is another one."""
+
+    code = "weights_frozen"
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class BadWeights(ModelError):

@@ -28,7 +28,7 @@ from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
 from brayx.components import load
-from brayx.engines import build_engine
+from brayx.engines import build_engine, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
 from brayx.model.build import build_model
@@ -179,10 +179,22 @@ def _batching(config: ModelConfig, runtime: ActorRuntime) -> dict[str, Any]:
 async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
     config, source = spec.models[name], spec.weights[name]
     module, example = build_model(spec.folder, config.module, name, spec.config)
-    engine = await asyncio.to_thread(build_engine, config.engine, module, example, threads=config.threads)
-    model = LocalModel(engine, buckets=config.buckets, **_batching(config, runtime))
-    if (checkpoint := source.read()) is not None:
-        model.load(*checkpoint)
+    if source.store:
+        refuse_frozen(config.engine)
+    checkpoint = source.read()
+    engine = await asyncio.to_thread(
+        build_engine,
+        config.engine,
+        module,
+        example,
+        threads=config.threads,
+        device=config.device,
+        compiled=config.compile,
+        weights=None if checkpoint is None else checkpoint[1],
+    )
+    model = LocalModel(
+        engine, version=checkpoint[0] if checkpoint else 0, buckets=config.buckets, **_batching(config, runtime)
+    )
     if source.store:
         subscriber = WeightSubscriber(get_weight_store(source.store, NAMESPACE), model.load)
         await subscriber.start()

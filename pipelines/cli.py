@@ -114,6 +114,22 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
     evaluate.set_defaults(run=_evaluate)
 
+    export = commands.add_parser("export", help="a model as files for other runtimes, compared with torch")
+    export.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")
+    export.add_argument(
+        "--to", nargs="+", required=True, choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
+        help="onnx, int8, tensorrt: one or several",
+    )  # fmt: skip
+    export.add_argument("--out", required=True, type=Path, help="folder to write")
+    export.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    export.add_argument("--job", help="YAML of the job that made it (default: as the checkpoint has it)")
+    export.add_argument("--model", help="name of the model component, of a job that has several")
+    export.add_argument(
+        "--batch-sizes", nargs="+", type=_count, default=[1, 8, 64], metavar="N",
+        help="to compare and to time at (default: 1 8 64)",
+    )  # fmt: skip
+    export.set_defaults(run=_export)
+
     check = commands.add_parser("check", help="validate a job's YAML and print it with every default filled in")
     check.add_argument("config", help="the job's YAML")
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
@@ -199,6 +215,26 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     )
     print(result)
     return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pipelines.export import export, show
+
+    report = export(
+        arguments.reference,
+        arguments.to,
+        arguments.out,
+        tracking=arguments.tracking,
+        job=arguments.job,
+        model=arguments.model,
+        batch_sizes=arguments.batch_sizes,
+    )
+    show(report)
+    if report["within"]:
+        return 0
+    missed = [runtime for runtime, of in report["runtimes"].items() if not of["within"]]
+    print(f"brayx: beyond the tolerance: {', '.join(missed)}; the report has the errors", file=sys.stderr)
+    return 1
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -194,7 +194,7 @@ def train_on(
             hub=names["hub"],
             trial=trial,
             seed=job.seed,
-            about={"job": job.as_dict()},
+            about={"job": job.as_dict(), "folder": job.folder},
         )
         observed = observation(spec)  # what is wrong with the model is told here, before anything starts
         hub = create_hub(names["hub"], NAMESPACE, trial)

@@ -161,7 +161,8 @@ class PPO:
         measured: list[Tensor] = []
         for _ in range(config.epochs):
             # One minibatch is the whole batch: shuffling it would only cost time.
-            chunks = [slice(None)] if count == 1 else torch.randperm(size, device=mask.device).tensor_split(count)
+            # Shuffled by the CPU's generator: a checkpoint has its state, and every device draws the same minibatches.
+            chunks = [slice(None)] if count == 1 else torch.randperm(size).to(mask.device).tensor_split(count)
             for chunk in chunks:
                 part = mask[chunk]
                 outputs = self._forward(optree.tree_map(lambda x, at=chunk: x[at], obs))

@@ -5,43 +5,89 @@ Knows nothing of Ray, batching or where weights come from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from brayx.engines.base import Engine
 from brayx.errors import ConfigError
-from brayx.types import NestedArray
+from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
 
-ENGINES = ("onnx", "torch")
+ENGINES = ("onnx", "onnx-frozen", "int8", "tensorrt", "torch")
+FROZEN = ("onnx-frozen", "int8")
+"""Those that take no weights but the ones they were built with."""
 
 
 def build_engine(
-    kind: str, module: torch.nn.Module, example_args: tuple[NestedArray, ...], *, threads: int = 1
+    kind: str,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    *,
+    threads: int = 1,
+    device: str = "cpu",
+    compiled: bool = False,
+    weights: Weights | None = None,
+    samples: Sequence[np.ndarray] | None = None,
 ) -> Engine:
     """An engine of the given kind for ``module``, verified against torch.
 
     Args:
-        kind: "onnx" or "torch".
+        kind: one of `ENGINES`.
         module: takes and returns nested arrays ``[B, ...]``.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
-        threads: threads of one run of the ONNX engine; torch uses the process's setting.
+        threads: threads of one run of an ONNX engine; torch uses the process's setting.
+        device: ``cuda`` puts the torch engine on a GPU; TensorRT is always there.
+        compiled: the torch engine runs through ``torch.compile``.
+        weights: instead of the module's own; a frozen engine needs them here.
+        samples: input leaves ``[N, ...]`` like those to come, for the kinds that are calibrated.
 
     Raises:
-        ConfigError: no such kind.
+        ConfigError: no such kind or device, a kind that cannot do what is asked for, or one that is not installed.
+        BadWeights: the weights are not of this module.
         ModelError: the module does not fit its example or cannot be exported.
         EngineMismatch: the engine does not compute what torch computes.
     """
+    if kind not in ENGINES:
+        raise ConfigError(f"engine {kind!r} is not one of {', '.join(ENGINES)}", engine=kind)
+    if kind != "torch" and (device != "cpu" or compiled):
+        raise ConfigError(f"engine {kind!r} has its own place: device and compile are for torch", engine=kind)
+    if weights is not None:
+        from brayx.engines.torch import with_weights
+
+        module = with_weights(module, weights)
     if kind == "onnx":
         from brayx.engines.onnx import OnnxEngine
 
         return OnnxEngine(module, example_args, threads=threads)
-    if kind == "torch":
-        from brayx.engines.torch import TorchEngine
+    if kind == "onnx-frozen":
+        from brayx.engines.frozen import FrozenOnnxEngine
 
-        return TorchEngine(module, example_args)
-    raise ConfigError(f"engine {kind!r} is not one of {', '.join(ENGINES)}", engine=kind)
+        return FrozenOnnxEngine(module, example_args, threads=threads, samples=samples)
+    if kind == "int8":
+        from brayx.engines.int8 import Int8Engine
+
+        return Int8Engine(module, example_args, threads=threads, samples=samples)
+    if kind == "tensorrt":
+        from brayx.engines.tensorrt import TensorRTEngine
+
+        return TensorRTEngine(module, example_args)
+    from brayx.engines.export import verify
+    from brayx.engines.torch import TorchEngine
+
+    engine = TorchEngine(module, example_args, device=device, compiled=compiled)
+    if compiled or device != "cpu":  # else it is the reference itself
+        verify(engine, module, example_args)
+    return engine
 
 
-__all__ = ["ENGINES", "Engine", "build_engine"]
+def refuse_frozen(kind: str) -> None:
+    """Raises `ConfigError` for a kind that takes no new weights: asked for where new ones are to be followed."""
+    if kind in FROZEN:
+        raise ConfigError(f"engine {kind!r} is frozen and takes no new weights: train with engine 'onnx'", engine=kind)
+
+
+__all__ = ["ENGINES", "FROZEN", "Engine", "build_engine", "refuse_frozen"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optree
@@ -35,6 +35,23 @@ class LeafSpec:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """Where a recurrent model's state goes in and comes out.
+
+    Attributes:
+        argument: position of the argument ``state``.
+        inputs: its leaves among ``ModelSpec.inputs``.
+        outputs: the same leaves among ``ModelSpec.outputs``.
+        initial: what a session begins with, without batch axis: the first row of the example's.
+    """
+
+    argument: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    initial: NestedArray = field(compare=False)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The signature of a model: leaves and nesting of its arguments and of what it returns. Pickles.
 
@@ -43,12 +60,15 @@ class ModelSpec:
         outputs: leaves of the result.
         input_tree: optree structure of the tuple of arguments.
         output_tree: optree structure of the result.
+        state: of a recurrent model: one with an argument ``state`` and an output ``state`` of the same nesting, shapes
+            and dtypes. To an engine they are an input and an output like others; `Recurrence` carries them.
     """
 
     inputs: tuple[LeafSpec, ...]
     outputs: tuple[LeafSpec, ...]
     input_tree: optree.PyTreeSpec
     output_tree: optree.PyTreeSpec
+    state: StateSpec | None = None
 
     def check(self, args: tuple[NestedArray, ...]) -> None:
         """Raises `ShapeMismatch`, which shows expected and got for each leaf, unless ``args`` fit."""
@@ -139,15 +159,36 @@ def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
     return converted
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """How far outputs may be from torch's: ``|got - want| <= atol + rtol * max(1, |want|) + of_peak * peak``.
+
+    Attributes:
+        rtol: share of the value, if that is above 1.
+        atol: absolute.
+        of_peak: share of the output's peak, its largest magnitude over many inputs: by this quantisation is measured.
+        exact: outputs that are not floats must be equal; a quantised model decides otherwise where it is a near thing.
+    """
+
+    rtol: float = 1e-4
+    atol: float = 1e-5
+    of_peak: float = 0.0
+    exact: bool = True
+
+
 class Engine(ABC):
     """Executes one model graph.
 
     Attributes:
+        frozen: takes no weights but those it was built with.
+        tolerance: within which it computes what torch computes.
         spec: signature of the model.
         layout: name, shape and dtype of every array a weight set must hold.
         initial: the weights the module was built with.
     """
 
+    frozen: ClassVar[bool] = False
+    tolerance: ClassVar[Tolerance] = Tolerance()
     spec: ModelSpec
     layout: dict[str, LeafSpec]
     initial: Weights
@@ -160,6 +201,7 @@ class Engine(ABC):
 
         Raises:
             BadWeights: names, shapes or dtypes are not those of `layout`.
+            WeightsFrozen: the engine is frozen, and these are other weights than its own.
         """
 
     @abstractmethod

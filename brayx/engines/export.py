@@ -22,13 +22,17 @@ import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import Engine, ModelSpec
+from brayx.engines.base import Engine, ModelSpec, Tolerance
 from brayx.engines.torch import TorchEngine, describe, example_leaves, frozen_copy, module_weights
 from brayx.errors import EngineMismatch, ModelError
-from brayx.types import NestedArray
+from brayx.types import NestedArray, Weights
 
 _PREFIX = "module."
 """Where weights live inside `_Flat`; no input or output path can begin so."""
+_ROWS = 64
+"""Rows of noise that `verify` draws from."""
+_STEPS = 5
+"""For which a recurrent model's state is carried."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,26 @@ def to_onnx(
     return OnnxGraph(proto, tuple(input_names), tuple(output_names), weights, spec)
 
 
+def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:
+    """The ONNX model of ``graph``, whose weights are inputs, with ``weights`` as its initializers.
+
+    Its nodes are the same whatever the weights are: nothing was folded that depends on them.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load_model_from_string(graph.proto)
+    names = set(graph.weights.values())
+    kept = [value for value in proto.graph.input if value.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.ascontiguousarray(weights[name]).reshape(weights[name].shape), graph_name)
+        for name, graph_name in graph.weights.items()
+    )
+    return proto.SerializeToString()
+
+
 def _rename(values: Sequence[Any], paths: Sequence[str], taken: set[str]) -> list[str]:
     if len(values) != len(paths):
         raise ModelError(f"the exported graph has {len(values)} leaves where the model has {len(paths)}")
@@ -147,58 +171,136 @@ def verify(
     example_args: tuple[NestedArray, ...],
     *,
     batch_sizes: Sequence[int] = (1, 2, 5),
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
+    tolerance: Tolerance | None = None,
+    samples: Sequence[np.ndarray] | None = None,
     seed: int = 0,
 ) -> Agreement:
-    """Compares ``engine`` with torch, with the module's weights and with others, at several batch sizes.
+    """Compares ``engine`` with torch, with the module's weights and with others unless it is frozen, at several batch
+    sizes; a recurrent one over several steps, each side carrying its own state.
 
-    Floats agree when ``|got - want| <= atol + rtol * max(1, |want|)``; other dtypes must be equal. Float inputs are
-    the example's rows with noise, others the rows as they are.
+    Args:
+        engine: built of ``module``.
+        module: the model.
+        example_args: tuple of arguments it runs on, batch axis of at least 1.
+        batch_sizes: to try, at least two.
+        tolerance: the engine's own if absent.
+        samples: input leaves ``[N, ...]`` to draw from; if absent, the example's rows, floats with noise.
+        seed: of what is drawn.
 
     Raises:
         EngineMismatch: names the worst output leaf, its error and where it was seen.
     """
+    tolerance = tolerance or engine.tolerance
     reference = TorchEngine(module, example_args)
     rng = np.random.default_rng(seed)
+    drawn = samples if samples is not None else noisy_leaves(example_args, _ROWS, seed)
     worst_abs = {leaf.path: 0.0 for leaf in engine.spec.outputs}
-    for label, weights in (("own", module_weights(module)), ("other", module_weights(_perturbed(module, seed)))):
+    weight_sets = [("own", module_weights(module))]
+    if not engine.frozen:
+        weight_sets.append(("other", module_weights(_perturbed(module, seed))))
+    for label, weights in weight_sets:
         bound, bound_reference = engine.bind(weights), reference.bind(weights)
+        peaks = [peak(leaf) for leaf in reference.run(bound_reference, drawn)]
         for batch_size in batch_sizes:
-            inputs = [_noisy(leaf, rng) for leaf in example_leaves(example_args, batch_size)]
-            got, want = engine.run(bound, inputs), reference.run(bound_reference, inputs)
-            errors = {}
-            for leaf, ours, theirs in zip(engine.spec.outputs, got, want, strict=True):
-                absolute, excess = _error(ours, theirs, rtol, atol)
-                worst_abs[leaf.path] = max(worst_abs[leaf.path], absolute)
-                errors[leaf.path] = (excess, absolute, ours.shape, theirs.shape)
-            path, (excess, absolute, shape, shape_wanted) = max(errors.items(), key=lambda item: item[1][0])
-            if not excess <= 0:
-                raise EngineMismatch(
-                    f"{type(engine).__name__} differs from torch: worst leaf {path!r}, shape {list(shape)} for "
-                    f"{list(shape_wanted)}, absolute error {absolute:.3g} at batch size {batch_size}, {label} weights",
-                    leaf=path,
-                    worst_abs=absolute,
-                    batch_size=batch_size,
-                    weights=label,
-                )
+            batches = [_rows(drawn, batch_size, rng) for _ in range(1 if engine.spec.state is None else _STEPS)]
+            outputs = zip(_steps(engine, bound, batches), _steps(reference, bound_reference, batches), strict=True)
+            for step, (got, want) in enumerate(outputs):
+                errors = compare(got, want, tolerance, peaks)
+                for leaf, error in zip(engine.spec.outputs, errors, strict=True):
+                    worst_abs[leaf.path] = max(worst_abs[leaf.path], error.absolute)
+                worst = max(range(len(errors)), key=lambda at: errors[at].excess)
+                if not errors[worst].excess <= 0:
+                    path = engine.spec.outputs[worst].path
+                    raise EngineMismatch(
+                        f"{type(engine).__name__} differs from torch: worst leaf {path!r}, shape "
+                        f"{list(got[worst].shape)} for {list(want[worst].shape)}, absolute error "
+                        f"{errors[worst].absolute:.3g} at batch size {batch_size}, {label} weights"
+                        + (f", step {step}" if step else ""),
+                        leaf=path,
+                        worst_abs=errors[worst].absolute,
+                        batch_size=batch_size,
+                        weights=label,
+                        step=step,
+                    )
     return Agreement(worst_abs, tuple(batch_sizes))
 
 
-def _error(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> tuple[float, float]:
-    """Largest absolute error, and by how much it exceeds the tolerance at worst (infinite for unlike arrays)."""
+@dataclass(frozen=True)
+class LeafError:
+    """How far one output is from what was wanted, at worst.
+
+    Attributes:
+        absolute: largest difference; infinite for unlike arrays and where only one is NaN.
+        relative: that as a share of the output's peak.
+        excess: by how much it is beyond the tolerance; at most 0 when it is not.
+    """
+
+    absolute: float
+    relative: float
+    excess: float
+
+
+def compare(
+    got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: Tolerance, peaks: Sequence[float]
+) -> list[LeafError]:
+    """The error of each output leaf.
+
+    Args:
+        got: leaves of an engine.
+        want: torch's.
+        tolerance: to measure the excess by.
+        peaks: of each leaf, as `peak` gives it of many rows.
+    """
+    return [_error(*each, tolerance) for each in zip(got, want, peaks, strict=True)]
+
+
+def peak(leaf: np.ndarray) -> float:
+    """The largest magnitude of what is finite in an output, 0 for what has none."""
+    finite = leaf[np.isfinite(leaf)] if leaf.dtype.kind == "f" else leaf
+    return float(np.abs(finite.astype(np.float64)).max(initial=0.0))
+
+
+def _error(got: np.ndarray, want: np.ndarray, peak: float, tolerance: Tolerance) -> LeafError:
+    infinite = LeafError(float("inf"), float("inf"), float("inf"))
     if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf"), float("inf")
-    if want.dtype.kind != "f":
-        return (0.0, -1.0) if np.array_equal(got, want) else (float("inf"), float("inf"))
-    if not np.array_equal(np.isnan(got), np.isnan(want)):
-        return float("inf"), float("inf")
+        return infinite
+    floats = want.dtype.kind == "f"
+    if floats and not np.array_equal(np.isnan(got), np.isnan(want)):
+        return infinite
     wide, wide_want = got.astype(np.float64), want.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.where(wide == wide_want, 0.0, np.abs(wide - wide_want))
     difference = np.where(np.isnan(wide_want), 0.0, difference)
-    allowed = atol + rtol * np.maximum(1.0, np.nan_to_num(np.abs(wide_want), nan=0.0, posinf=1.0))
-    return float(difference.max(initial=0.0)), float((difference - allowed).max(initial=-1.0))
+    worst = float(difference.max(initial=0.0))
+    relative = worst / peak if peak else (float("inf") if worst else 0.0)
+    if not floats:
+        return LeafError(worst, relative, float("inf") if tolerance.exact and worst else -1.0)
+    size = np.maximum(1.0, np.nan_to_num(np.abs(wide_want), nan=0.0, posinf=1.0))
+    allowed = tolerance.atol + tolerance.rtol * size + tolerance.of_peak * peak
+    return LeafError(worst, relative, float((difference - allowed).max(initial=-1.0)))
+
+
+def noisy_leaves(example_args: tuple[NestedArray, ...], rows: int, seed: int = 0) -> list[np.ndarray]:
+    """Input leaves ``[rows, ...]``: the example's rows again and again, floats with noise of deviation 1 added."""
+    rng = np.random.default_rng(seed)
+    return [_noisy(leaf, rng) for leaf in example_leaves(example_args, rows)]
+
+
+def _rows(leaves: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    chosen = rng.integers(0, len(leaves[0]), count)
+    return [np.ascontiguousarray(leaf[chosen]) for leaf in leaves]
+
+
+def _steps(engine: Engine, bound: Any, batches: Sequence[Sequence[np.ndarray]]) -> Iterator[list[np.ndarray]]:
+    """Outputs of one batch after the other, a recurrent model's state going from each into the next."""
+    state, outputs = engine.spec.state, None
+    for batch in batches:
+        inputs = list(batch)
+        if state is not None and outputs is not None:
+            for into, out_of in zip(state.inputs, state.outputs, strict=True):
+                inputs[into] = outputs[out_of]
+        outputs = engine.run(bound, inputs)
+        yield outputs
 
 
 def _perturbed(module: torch.nn.Module, seed: int) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""The torch engine: the reference every other engine is verified against. Runs on the CPU, in eval mode.
+"""The torch engine, in eval mode: on the CPU and uncompiled, the reference every other engine is verified against.
 
 Also turns a module into what the rest needs to know of it: its weights and its signature. Knows nothing of ONNX.
 """
@@ -7,31 +7,65 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import Engine, LeafSpec, ModelSpec, check_weights, layout_of
-from brayx.errors import ModelError
+from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_weights, layout_of
+from brayx.errors import ConfigError, ModelError
 from brayx.types import NestedArray, Weights
+
+_PINNED_FROM_BYTES = 64 * 1024
+"""CUDA passes smaller copies through a buffer of its own without waiting for them; pinning those would cost more."""
 
 
 class TorchEngine(Engine):
     """Runs a copy of the module per bound weight set, so that threads and weight sets never meet.
 
+    On a GPU convolutions are computed in full float32 from the first such engine of a process on: with TF32, torch's
+    default, outputs are a thousandth off those of the CPU.
+
     Args:
         module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        compiled: through ``torch.compile``: the first runs, of the constructor, take seconds to minutes. Weight sets
+            share what was compiled.
+
+    Raises:
+        ConfigError: there is no such device.
+        ModelError: the module does not fit its example, or does not compile.
     """
 
-    def __init__(self, module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        example_args: tuple[NestedArray, ...],
+        *,
+        device: str = "cpu",
+        compiled: bool = False,
+    ) -> None:
+        self._device = find_device(device)
         self._module = frozen_copy(module)
         self.spec = describe(self._module, example_args)
         self.initial = module_weights(self._module)
         self.layout = layout_of(self.initial)
+        self._compiled: Callable[..., Any] | None = None
+        if self._device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False
+            self._module.to(self._device)
+        if compiled:
+            from torch._inductor import config as inductor
+
+            inductor.compile_threads = 1  # else compiling leaves a pool of processes beside this one
+            self._compiled = torch.compile(self._call, dynamic=True)
+            bound = self.bind(self.initial)
+            for batch_size in (2, 3, 1):  # one for any size, and one for 1, which torch always compiles apart
+                self.run(bound, example_leaves(example_args, batch_size))
 
     def bind(self, weights: Weights) -> torch.nn.Module:
         check_weights(self.layout, weights, finite=False)
@@ -42,17 +76,75 @@ class TorchEngine(Engine):
     def run(self, bound: torch.nn.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         try:
             with torch.inference_mode():
+                if self._device.type == "cuda":
+                    return self._run_on_gpu(bound, inputs)
                 # Copies on the way in, since torch warns of read-only arrays, and out, since an output may be an input.
-                leaves: list[Any] = [torch.tensor(array) for array in inputs]
-                outputs = bound(*self.spec.input_tree.unflatten(leaves))
-                return [leaf.numpy().copy() for leaf in optree.tree_leaves(outputs)]
+                leaves = [torch.tensor(array) for array in inputs]
+                return [leaf.numpy().copy() for leaf in self._forward(bound, leaves)]
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"the model failed on a batch of {len(inputs[0])}: {error}") from error
+
+    def _run_on_gpu(self, bound: torch.nn.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        leaves = [self._to_gpu(array) for array in inputs]
+        # Into pinned memory, all of them on their way before one wait.
+        outputs = [leaf.to("cpu", non_blocking=True) for leaf in self._forward(bound, leaves)]
+        torch.cuda.current_stream(self._device).synchronize()
+        return [leaf.numpy().copy() for leaf in outputs]
+
+    def _to_gpu(self, array: np.ndarray) -> torch.Tensor:
+        if array.nbytes < _PINNED_FROM_BYTES:
+            return torch.tensor(array).to(self._device, non_blocking=True)
+        # torch keeps freed pinned memory for the next such copy, and frees none that a copy still reads.
+        pinned = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self._device, non_blocking=True)
+
+    def _forward(self, bound: torch.nn.Module, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._compiled is not None:
+            # Weights as arguments: a compiled graph per weight set would be compiled anew for each.
+            weights = dict(bound.named_parameters(remove_duplicate=False))
+            outputs = self._compiled({**weights, **dict(bound.named_buffers(remove_duplicate=False))}, leaves)
+        else:
+            outputs = bound(*self.spec.input_tree.unflatten(leaves))
+        found: list[Any] = optree.tree_leaves(outputs)
+        return found
+
+    def _call(self, weights: dict[str, torch.Tensor], leaves: list[torch.Tensor]) -> Any:
+        return torch.func.functional_call(self._module, weights, tuple(self.spec.input_tree.unflatten(leaves)))
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ConfigError: torch has none such here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device is {name!r}, expected cpu or cuda", device=name) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}, expected cpu or cuda", device=name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is {name!r}, and torch finds {torch.cuda.device_count()} GPUs here", device=name)
+    return device
 
 
 def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A copy on the CPU in eval mode that asks for no gradients: what acts. The original is left alone."""
     return copy.deepcopy(module).cpu().eval().requires_grad_(False)
+
+
+def with_weights(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
+    """A copy of the module that has these weights.
+
+    Raises:
+        BadWeights: they are not of this module.
+    """
+    check_weights(layout_of(module_weights(module)), weights)
+    module = copy.deepcopy(module)
+    module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return module
 
 
 def module_weights(module: torch.nn.Module) -> Weights:
@@ -103,7 +195,7 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0 or leaf.shape[0] != 2:
             got = f"shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
             raise ModelError(f"output {path!r} must be a tensor [B, ...]; for B = 2 it is {got}", leaf=path)
-    return ModelSpec(
+    spec = ModelSpec(
         inputs=tuple(LeafSpec(path, a.shape[1:], a.dtype) for path, a in zip(input_paths, arrays, strict=True)),
         outputs=tuple(
             LeafSpec(path, tuple(leaf.shape[1:]), leaf.numpy().dtype)
@@ -112,6 +204,32 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         input_tree=input_tree,
         output_tree=optree.tree_structure(outputs),
     )
+    return replace(spec, state=_state(spec, names, outputs, example_args))
+
+
+def _state(
+    spec: ModelSpec, names: Sequence[str], outputs: Any, example_args: tuple[NestedArray, ...]
+) -> StateSpec | None:
+    """Where the state of a recurrent model is; None for a model that has none.
+
+    Raises:
+        ModelError: the state that comes out is not like the one that goes in.
+    """
+    if "state" not in names or not isinstance(outputs, Mapping) or "state" not in outputs:
+        return None
+    argument = names.index("state")
+    example: NestedArray = example_args
+    result: NestedArray = outputs
+    inputs = tuple(i for i, path in enumerate(optree.tree_paths(example)) if path[0] == argument)
+    results = tuple(i for i, path in enumerate(optree.tree_paths(result)) if path[0] == "state")
+    ours, theirs = [spec.inputs[i] for i in inputs], [spec.outputs[i] for i in results]
+    if ours != theirs:
+        raise ModelError(
+            f"the state must come out as it goes in: [{'; '.join(map(str, ours))}] goes in, "
+            f"[{'; '.join(map(str, theirs))}] comes out"
+        )
+    initial = optree.tree_map(lambda leaf: np.array(np.asarray(leaf)[0]), example_args[argument])
+    return StateSpec(argument, inputs, results, initial)
 
 
 def _argument_names(module: torch.nn.Module, count: int) -> list[str]:

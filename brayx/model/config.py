@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class ModelConfig(BaseModel):
@@ -16,8 +16,13 @@ class ModelConfig(BaseModel):
     module: str
     """Import path of a module with ``build_model(name, config)``, looked up beside the YAML file first; ``config`` is
     the whole job as plain dicts."""
-    engine: Literal["onnx", "torch"] = "onnx"
-    """Executor that acts; learning is always torch."""
+    engine: Literal["onnx", "onnx-frozen", "int8", "tensorrt", "torch"] = "onnx"
+    """Executor that acts; learning is always torch. ``onnx-frozen`` and ``int8`` take no new weights, so they are for
+    serving alone; ``tensorrt`` needs its extra and a GPU."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the torch engine acts."""
+    compile: bool = False
+    """The torch engine runs through ``torch.compile``, which takes seconds to minutes at the start."""
     placement: Literal["local", "remote"] = "local"
     """``local``: in every actor replica; ``remote``: in a model deployment that all replicas call."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -36,5 +41,22 @@ class ModelConfig(BaseModel):
     """Replicas of the model deployment, when remote."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for a replica, when remote."""
+    gpus_per_worker: Annotated[float, Field(ge=0, validate_default=True)] = 0.0
+    """GPUs that Ray reserves for a replica, when remote; ``device: cuda`` needs a share of one there."""
     memory_per_worker: Annotated[int, Field(ge=0)] = 0
     """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""
+
+    @field_validator("device", "compile")
+    @classmethod
+    def _torch_only(cls, value: str | bool, info: ValidationInfo) -> str | bool:
+        if value not in ("cpu", False) and info.data.get("engine") != "torch":
+            raise ValueError(f"{'false' if value is True else 'cpu'}, unless engine is torch")
+        return value
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _a_gpu_to_see(cls, value: float, info: ValidationInfo) -> float:
+        on_gpu = info.data.get("device") == "cuda" or info.data.get("engine") == "tensorrt"
+        if not value and on_gpu and info.data.get("placement") == "remote":
+            raise ValueError("a share of a GPU, since the engine runs on one")
+        return value

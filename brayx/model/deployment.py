@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ray import serve
 
-from brayx.engines import build_engine
-from brayx.engines.base import LeafSpec, ModelSpec, check_weights, load_weights
+from brayx.engines import build_engine, refuse_frozen
+from brayx.engines.base import LeafSpec, ModelSpec, load_weights
 from brayx.errors import ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
@@ -50,15 +50,21 @@ class ModelReplica:
         weight_store: tuple[str, str | None] | None = None,
         checkpoint: str | None = None,
     ) -> None:
+        if weight_store is not None:
+            refuse_frozen(config.engine)
         module, example_args = build()
-        engine = build_engine(config.engine, module, example_args, threads=config.threads)
-        weights, version = None, 0
-        if checkpoint is not None:
-            version, weights = read_checkpoint(Path(checkpoint))
-            check_weights(engine.layout, weights)
+        version, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
+        engine = build_engine(
+            config.engine,
+            module,
+            example_args,
+            threads=config.threads,
+            device=config.device,
+            compiled=config.compile,
+            weights=weights,
+        )
         self.model = LocalModel(
             engine,
-            weights=weights,
             version=version,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_ms / 1000,
@@ -143,7 +149,7 @@ def model_application(
     Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
     handle goes to `RemoteModel`. Arguments are those of `ModelReplica`.
     """
-    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker}
+    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
     if config.memory_per_worker:
         actor_options["memory"] = config.memory_per_worker * 2**20
     deployment: Any = serve.deployment(

@@ -1,6 +1,7 @@
-"""A trainer's state as a folder: ``weights.npz``, ``trainer.pt``, ``meta.json``.
+"""A trainer's state as a folder: ``weights.npz``, ``trainer.pt``, ``meta.json``, ``samples.npz``.
 
-``weights.npz`` alone is what acting needs. ``trainer.pt`` holds the optimiser and the state of the random generators,
+``weights.npz`` alone is what acting needs. ``samples.npz`` holds observations that were learned from, for whoever
+calibrates or checks a copy of the model. ``trainer.pt`` holds the optimiser and the state of the random generators,
 as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run. ``meta.json``
 holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
 """
@@ -43,7 +44,12 @@ class Counters:
 
 
 def save(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, counters: Counters, about: Mapping[str, Any]
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    counters: Counters,
+    about: Mapping[str, Any],
+    samples: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes a checkpoint into ``folder``, which exists.
 
@@ -53,7 +59,10 @@ def save(
         optimizer: whose state is saved.
         counters: how far training has come.
         about: JSON values for ``meta.json``, beside the counters.
+        samples: observations by leaf, ``[N, ...]``; none: no such file.
     """
+    if samples:
+        save_weights(folder / "samples.npz", dict(samples))
     save_weights(folder / "weights.npz", module_weights(module))
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
@@ -62,12 +71,17 @@ def save(
         "numpy_rng": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
         "python_rng": random.getstate(),
     }
+    device = _device(module)
+    if device.type == "cuda":  # dropout draws there
+        state["cuda_rng"] = torch.cuda.get_rng_state(device)
     torch.save(state, folder / "trainer.pt")
     (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))
 
 
 def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Counters:
     """Brings ``module``, ``optimizer`` and the random generators to the state that `save` wrote.
+
+    The module may be on another device than the one that was saved: the generator of a GPU is then left as it is.
 
     Raises:
         TrackingError: the folder is not a whole checkpoint.
@@ -87,4 +101,11 @@ def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, numbers, gauss = state["python_rng"]
     random.setstate((version, tuple(numbers), gauss))
+    device = _device(module)
+    if device.type == "cuda" and "cuda_rng" in state:
+        torch.cuda.set_rng_state(state["cuda_rng"], device)
     return counters
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -43,7 +43,7 @@ class TrainerConfig(BaseModel):
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for a rank."""
     use_gpu: bool = False
-    """A GPU for each rank."""
+    """A GPU for each rank; with ``process``, one of the job's own."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of torch in a rank."""
     max_failures: Annotated[int, Field(ge=0)] = 3

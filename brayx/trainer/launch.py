@@ -282,7 +282,7 @@ class Learner:
         self._error: BaseException | None = None
         work: Callable[[], Summary]
         if spec.config.where == "process":
-            work = lambda: run_learner(spec, read_buffer(spec.buffer, spec.namespace), Alone())  # noqa: E731
+            work = lambda: run_learner(spec, read_buffer(spec.buffer, spec.namespace), Alone(spec.config.use_gpu))  # noqa: E731
         else:
             work = lambda: fit(spec, storage_path)  # noqa: E731
         self._thread = threading.Thread(target=self._run, args=(work,), name="brayx-learner", daemon=True)

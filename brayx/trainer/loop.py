@@ -45,6 +45,8 @@ _BETTER_BY = 0.05
 """A checkpoint out of turn needs a return this share better than the best saved so far,"""
 _BETTER_AFTER_S = 2.0
 """and this long since the last, because saving holds up learning."""
+_SAMPLES = 256
+"""Observations that a checkpoint keeps."""
 _LAST_RETURNS_S = 3.0
 """A training that is over before its games' returns have come in waits this long for them."""
 
@@ -98,11 +100,24 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """One learner on the CPU."""
+    """One learner.
+
+    Args:
+        use_gpu: on a GPU of this process instead of the CPU.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
 
     rank = 0
     size = 1
     device = torch.device("cpu")
+
+    def __init__(self, use_gpu: bool = False) -> None:
+        if use_gpu:
+            if not torch.cuda.is_available():
+                raise ConfigError("trainer.use_gpu is true, and torch finds no GPU here", key="use_gpu")
+            self.device = torch.device("cuda")
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module itself."""
@@ -189,13 +204,15 @@ def learn(
         counters.policy_version = publish.publish(module_weights(module), counters.env_steps)
         numbers.add("policy_version", counters.policy_version)
     version_at_start = counters.policy_version
+    learned_from: Batch | None = None
 
     def save(return_mean: float | None) -> None:
         if return_mean is not None:
             counters.best_return = max(return_mean, counters.best_return or return_mean)
         metrics = {} if return_mean is None else {BEST_METRIC: return_mean}
         with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as temporary:
-            checkpoint.save(Path(temporary), module, optimizer, counters, {**(about or {}), "metrics": metrics})
+            said = {**(about or {}), "metrics": metrics}
+            checkpoint.save(Path(temporary), module, optimizer, counters, said, _samples(learned_from))
             keeper.save(Path(temporary), counters.env_steps, metrics)
 
     failing = False
@@ -228,6 +245,7 @@ def learn(
         took()
         measured = algorithm.update(_tensors(batch, obs_of, ranks.device), counters.env_steps / config.num_steps)
         counters.updates += 1
+        learned_from = batch
         learned = int(batch["mask"].sum())
         reached = False
         if publish is not None:
@@ -303,6 +321,19 @@ def _tensors(batch: Batch, obs_of: Callable[[Mapping[str, Tensor]], Any], device
     for key, array in batch.items():
         tensors[key] = torch.from_numpy(array if array.flags.writeable else np.array(array)).to(device)
     return {**tensors, "obs": obs_of(tensors)}
+
+
+def _samples(batch: Batch | None) -> dict[str, np.ndarray]:
+    """Some observations of a batch, evenly spread over its steps."""
+    if batch is None:
+        return {}
+    rows = np.flatnonzero(batch["mask"] > 0)
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES)).astype(int)]
+    return {
+        key: array.reshape(-1, *array.shape[2:])[rows]
+        for key, array in batch.items()
+        if key == "obs" or key.startswith("obs/")
+    }
 
 
 def _version(batch: Batch) -> float:

@@ -42,6 +42,7 @@ from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.session import SessionTable
 from brayx.components import load
 from brayx.engines import build_engine
+from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
 from brayx.gamecore import gym, pettingzoo
 from brayx.gamecore.protocol import WS_SUBPROTOCOL
@@ -117,8 +118,20 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.parent.mkdir(exist_ok=True)
             assert not path.exists(), f"{snippet}: {name} is shown twice"
             path.write_text(snippet.text + "\n")
-    for name in ("pipelines", "docker", "notebooks", "benchmarks", "deployments", "serve_config.yaml", "Makefile"):
+    shipped = (
+        "pipelines",
+        "docker",
+        "notebooks",
+        "benchmarks",
+        "clients",
+        "deployments",
+        "serve_config.yaml",
+        "Makefile",
+    )
+    for name in shipped:
         (folder / name).symlink_to(ROOT / name)
+    example = (torch.zeros(1, 4).numpy(),)
+    write_bundle(folder / "bundle", Lean(), example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
     return folder
 
 
@@ -195,6 +208,7 @@ def test_python(
     if snippet.is_("file"):
         return  # runs as part of its example, in the tests of that
     monkeypatch.syspath_prepend(str(examples / (snippet.is_("in") or ".")))
+    monkeypatch.chdir(examples)
     host, port = door.split(":")
     text = snippet.text.replace("127.0.0.1:8000", door).replace(f'"{host}", 8000', f'"{host}", {port}')
     text = text.replace(f'"{host}", 8101', f'"{host}", {tcp_door}').replace("127.0.0.1:9000", grpc_door)
@@ -260,6 +274,10 @@ def check_command(words: list[str], folder: Path) -> None:
             assert file == ".venv/bin/activate" or (folder / file).is_file(), file
         case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")] | ["export", _]:
             pass
+        case ["npm", "ci", "--ignore-scripts", "--prefix", place]:
+            assert (folder / place / "package-lock.json").is_file()
+        case ["node", file, "bundle"]:
+            assert (folder / file).is_file()
         case ["jupyter", "lab", place]:
             assert (folder / place).is_dir()
         case _:

@@ -188,3 +188,44 @@ def test_wrong_batch_is_refused():
     batch["mask"] = batch["mask"][:, 0]
     with pytest.raises(ValueError, match="mask"):
         make_ppo().update(batch, 0.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("minibatch_size", [8, 1000])
+def test_an_update_on_a_device_is_the_one_on_the_cpu(device, minibatch_size):
+    """The same minibatches, and results to the tolerance of float32 added in another order."""
+    config = PPOConfig(epochs=3, minibatch_size=minibatch_size)
+    here, there = make_ppo(config), make_ppo(config)
+    there.module.to(device)
+    batch = make_batch()
+    torch.manual_seed(1)
+    measured_here = here.update(batch, 0.0)
+    torch.manual_seed(1)
+    measured_there = there.update({key: tensor.to(device) for key, tensor in batch.items()}, 0.0)
+    assert measured_there == pytest.approx(measured_here, rel=1e-3, abs=1e-5)
+    for name, tensor in weights(there).items():
+        assert tensor.device.type == device
+        torch.testing.assert_close(tensor.cpu(), weights(here)[name], rtol=1e-3, atol=1e-5)
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize("minibatch_size", [8, 1000])
+def test_an_update_meets_no_tensor_of_another_device(minibatch_size, monkeypatch):
+    """torch's meta device, which needs no GPU: tensors that have no values, and so no numbers to tell at the end."""
+    told = []
+
+    def tolist(tensor):
+        told.append(tensor)
+        raise Ended
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    ppo = make_ppo(PPOConfig(epochs=2, minibatch_size=minibatch_size))
+    ppo.module.to("meta")
+    ppo = PPO(ppo.module, torch.optim.Adam(ppo.module.parameters()), ppo.config)
+    with pytest.raises(Ended):
+        ppo.update({key: tensor.to("meta") for key, tensor in make_batch().items()}, 0.0)
+    assert told[0].device.type == "meta"
+    assert told[0].shape == (len(METRICS),)

@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import nature_cnn
 from brayx.engines import build_engine
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.onnx import OnnxEngine
-from brayx.engines.torch import TorchEngine, module_weights
+from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
-from brayx.nets.mlp import ActorCritic
-
-
-class Awkward(torch.nn.Module):
-    """What exporters get wrong: expressions of weights alone, batch norm, tied weights, passed-through and double
-    outputs, a state that goes in and out, an unused input, outputs that are not floats."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.zeros(3))
-        self.mix = torch.nn.Parameter(torch.randn(3, 3))
-        self.norm = torch.nn.BatchNorm1d(3)
-        self.first = torch.nn.Linear(3, 3)
-        self.again = self.first
-        self.embed = torch.nn.Embedding(5, 3)
-        self.cell = torch.nn.GRUCell(3, 3)
-        self.dropout = torch.nn.Dropout(0.5)
-
-    def forward(self, obs, h, unused):
-        x = obs["x"] * (1 + self.scale) @ torch.softmax(self.mix, -1) + self.embed(obs["id"])
-        x = self.dropout(self.again(self.first(self.norm(x))))
-        h = self.cell(x, h)
-        return {"h": h, "obs": obs["x"], "twice": (x, x), "best": x.argmax(-1), "positive": h > 0}
-
-
-def awkward():
-    example = (
-        {"x": np.zeros((1, 3), np.float32), "id": np.zeros(1, np.int64)},
-        np.zeros((1, 3), np.float32),
-        np.zeros((1, 2), np.float32),
-    )
-    return Awkward(), example
-
-
-def cartpole(hidden=(64, 64)):
-    torch.manual_seed(0)
-    return ActorCritic(4, 2, hidden), (np.zeros((1, 4), np.float32),)
+from tests.unit.engines.models import awkward, cartpole, observations
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +26,6 @@ def onnx():
 @pytest.fixture(scope="module")
 def reference():
     return TorchEngine(*cartpole())
-
-
-def observations(batch_size, seed=0):
-    return [np.random.default_rng(seed).standard_normal((batch_size, 4)).astype(np.float32)]
 
 
 def changed(engine, seed):
@@ -234,5 +196,39 @@ def test_standalone_export_runs_without_bound_weights():
 
 
 def test_unknown_engine_is_a_config_error():
-    with pytest.raises(ConfigError, match="'tensorflow' is not one of onnx, torch"):
+    with pytest.raises(ConfigError, match="'tensorflow' is not one of onnx, onnx-frozen, int8, tensorrt, torch"):
         build_engine("tensorflow", *cartpole())
+
+
+ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+@pytest.mark.parametrize("model", [cartpole, awkward, nature_cnn])
+def test_the_torch_engine_computes_on_a_device_what_it_computes_on_the_cpu(device, model):
+    engine = TorchEngine(*model(), device=device)
+    verify(engine, *model(), batch_sizes=(1, 64))
+    outputs = engine.run(engine.bind(engine.initial), example_leaves(model()[1], 3))
+    assert all(type(leaf) is np.ndarray and leaf.flags.owndata for leaf in outputs)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_a_compiled_engine_agrees_and_compiles_once_for_all_weight_sets(device):
+    engine = build_engine("torch", *cartpole(), device=device, compiled=True)  # which verifies it
+    reference = TorchEngine(*cartpole())
+    inputs = observations(7)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for seed in range(3):
+            weights = changed(engine, seed)
+            assert_same(engine.run(engine.bind(weights), inputs), reference.run(reference.bind(weights), inputs))
+
+
+def test_what_an_engine_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="device and compile are for torch"):
+        build_engine("onnx", *cartpole(), device="cuda")
+    with pytest.raises(ConfigError, match="'tpu', expected cpu or cuda"):
+        build_engine("torch", *cartpole(), device="tpu")
+    with pytest.raises(ConfigError, match=f"finds {torch.cuda.device_count()} GPUs here"):
+        build_engine("torch", *cartpole(), device="cuda:99")

@@ -29,6 +29,12 @@ def test_defaults():
         {"buckets": [0]},
         {"max_batchsize": 3},
         {"num_workers": 0},
+        {"gpus_per_worker": -1},
+        {"device": "tpu"},
+        {"device": "cuda"},  # of the ONNX engine
+        {"compile": True},
+        {"gpus_per_worker": 0, "engine": "tensorrt", "placement": "remote"},
+        {"gpus_per_worker": 0, "device": "cuda", "engine": "torch", "placement": "remote"},
     ],
 )
 def test_values_out_of_range_and_unknown_keys_name_the_field(bad):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ModelError, ShapeMismatch
+from brayx.errors import BadWeights, ConfigError, ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
 
@@ -94,3 +94,14 @@ async def test_a_checkpoint_gives_the_policy_version(tmp_path: Path):
 def test_a_checkpoint_whose_meta_cannot_be_read_is_refused(tmp_path: Path, meta):
     with pytest.raises(ModelError, match=r"meta\.json cannot be read"):
         ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, meta))
+
+
+async def test_a_frozen_engine_acts_with_its_checkpoint_and_follows_no_store(tmp_path):
+    save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
+    config = CONFIG.model_copy(update={"engine": "onnx-frozen"})
+    replica = ModelReplica(build, config, checkpoint=str(tmp_path))
+    [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(y, [[3, 3]])
+    await replica.close()
+    with pytest.raises(ConfigError, match="takes no new weights"):
+        ModelReplica(build, config, weight_store=("weights", None))

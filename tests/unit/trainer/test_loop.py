@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.engines.base import check_finite
+from brayx.engines.base import check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, TrackingError
 from brayx.nets.mlp import ActorCritic
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
+from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import Alone, learn
 from brayx.types import Fragment
@@ -90,7 +91,7 @@ def batches(count, act=None, seed=0):
         yield batch
 
 
-def run(folder, count=6, newest=None, seed=0, stream=None, **options):
+def run(folder, count=6, newest=None, seed=0, stream=None, ranks=None, **options):
     torch.manual_seed(seed)
     config = TrainerConfig(
         model="model", buffers=["buffer"], algorithm=PPOConfig(gamma=0.0, epochs=4, minibatch_size=16), **options
@@ -111,6 +112,7 @@ def run(folder, count=6, newest=None, seed=0, stream=None, **options):
         publisher=publisher,
         numbers=numbers,
         keeper=keeper,
+        ranks=ranks,
         about={"project": "test"},
     )
     return summary, weights, numbers, keeper, taken
@@ -136,7 +138,10 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
     assert last > first + 0.2
     (step, metrics, folder) = keeper.saved[-1]
     assert (step, metrics) == (summary.env_steps, {})
-    assert {path.name for path in folder.iterdir()} == {"weights.npz", "trainer.pt", "meta.json"}
+    assert {path.name for path in folder.iterdir()} == {"weights.npz", "trainer.pt", "meta.json", "samples.npz"}
+    samples = load_weights(folder / "samples.npz")
+    assert list(samples) == ["obs"]
+    np.testing.assert_array_equal(samples["obs"], np.ones((BATCH_STEPS, 3), np.float32))
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["project"] == "test"
     assert meta["counters"]["policy_version"] == summary.policy_version
@@ -344,3 +349,62 @@ def test_ranks_end_together_when_one_has_no_batch(tmp_path):
         summaries = list(pool.map(rank, range(2)))
     assert [(summary.reason, summary.updates) for summary in summaries] == [("stream_ended", 2)] * 2
     assert [summary.env_steps for summary in summaries] == [4 * BATCH_STEPS] * 2
+
+
+class On(Alone):
+    """One learner on the named device."""
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+
+
+ELSEWHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_it_learns_on_a_device_what_it_learns_on_the_cpu(tmp_path, device):
+    """Weights, minibatches and numbers; what is published is NumPy's wherever it was learned."""
+    _, here, numbers_here, *_ = run(tmp_path / "here")
+    summary, there, numbers_there, *_ = run(tmp_path / "there", ranks=On(device))
+    assert summary.updates == 6
+    for key, array in there.published[-1][2].items():
+        assert type(array) is np.ndarray
+        np.testing.assert_allclose(array, here.published[-1][2][key], rtol=1e-3, atol=1e-5)
+    for name in ("loss", "entropy", "grad_norm"):
+        np.testing.assert_allclose(numbers_there.samples[name], numbers_here.samples[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "then"), [("cpu", "cpu"), *(
+    pytest.param(*pair, marks=pytest.mark.gpu) for pair in (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"))
+)])  # fmt: skip
+def test_a_trial_goes_on_on_another_device(tmp_path, first, then):
+    """With the optimiser's state: without it Adam's next steps would be another's."""
+    _, whole, *_ = run(tmp_path / "whole", count=6, num_steps=10 * BATCH_STEPS)
+    stream, keeper = list(batches(6)), Folders(tmp_path / "parts")
+    run(keeper, stream=iter(stream[:3]), num_steps=10 * BATCH_STEPS, ranks=On(first))
+    summary, weights, *_ = run(keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99, ranks=On(then))
+    assert (summary.resumed, summary.updates) == (True, 6)
+    for key, array in whole.published[-1][2].items():
+        np.testing.assert_allclose(weights.published[-1][2][key], array, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ELSEWHERE)
+def test_random_state_of_the_device_is_restored(tmp_path, device):
+    """Which dropout draws from."""
+    module = ActorCritic(3, 2, hidden=(16,)).to(device)
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    checkpoint.save(tmp_path, module, optimizer, checkpoint.Counters(), {})
+    drawn = torch.rand(8, device=device)
+    checkpoint.restore(tmp_path, module, optimizer)
+    assert torch.equal(torch.rand(8, device=device), drawn)
+
+
+@pytest.mark.gpu
+def test_with_use_gpu_the_learner_of_the_job_itself_is_on_it():
+    assert Alone(use_gpu=True).device.type == "cuda"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_use_gpu_is_refused():
+    with pytest.raises(ConfigError, match="use_gpu"):
+        Alone(use_gpu=True)

@@ -1,0 +1,125 @@
+"""Forward of the torch engine on the CPU and on a GPU, beside each other in one process: where does a GPU begin to pay?
+
+    python -m benchmarks.gpu --markdown
+
+A forward is what an actor waits for: NumPy in, NumPy out, both copies inside. Needs a GPU; without one it shows the
+CPU's half. Runs where Ray and MLflow are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+from torch import nn
+
+from benchmarks.tables import Table, machine, percentile
+from brayx.engines.torch import TorchEngine, example_leaves
+from brayx.nets.mlp import ActorCritic
+
+BATCH_SIZES = (1, 64, 1024)
+
+Model = tuple[nn.Module, tuple[Any, ...]]
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al. 2015, "Human-level control through deep reinforcement learning", with a value beside
+    the logits: ``[B, 4, 84, 84]`` float32 in [0, 1] -> ``{"logits": [B, A], "value": [B]}``.
+
+    Args:
+        num_actions: number of discrete actions, ``A``.
+    """
+
+    def __init__(self, num_actions: int = 6) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4), nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(),
+        )  # fmt: skip
+        self.logits, self.value = nn.Linear(512, num_actions), nn.Linear(512, 1)
+
+    def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The logits and the value of each observation."""
+        hidden = self.body(obs)
+        return {"logits": self.logits(hidden), "value": self.value(hidden).squeeze(-1)}
+
+
+def nature_cnn() -> Model:
+    """The network and its example arguments."""
+    torch.manual_seed(0)
+    return NatureCNN(), (np.zeros((1, 4, 84, 84), np.float32),)
+
+
+def mlp() -> Model:
+    """CartPole's network and its example arguments."""
+    torch.manual_seed(0)
+    return ActorCritic(4, 2, (64, 64)), (np.zeros((1, 4), np.float32),)
+
+
+MODELS = {"MLP 64x64": mlp, "Nature CNN": nature_cnn}
+
+
+def seconds_per_run(engine: TorchEngine, inputs: Sequence[np.ndarray], runs: int, seconds: float) -> list[float]:
+    """Durations of forwards: ``runs`` of them, or as many as fit into ``seconds``, after a few that do not count."""
+    bound = engine.bind(engine.initial)
+    for _ in range(5):
+        engine.run(bound, inputs)
+    taken: list[float] = []
+    ends = time.perf_counter() + seconds
+    while len(taken) < runs and (time.perf_counter() < ends or len(taken) < 5):
+        began = time.perf_counter()
+        engine.run(bound, inputs)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def measure(runs: int, seconds: float, compiled: bool) -> Table:
+    """A row for each model and batch size."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    variants = [(device, False) for device in devices] + ([(devices[-1], True)] if compiled else [])
+    heads = [device + (" compiled" if is_compiled else "") for device, is_compiled in variants]
+    table = Table(["model", ">batch", *(f">{head}, µs" for head in heads), *(f">cpu to {head}" for head in heads[1:])])
+    for name, build in MODELS.items():
+        module, example = build()
+        engines = [TorchEngine(module, example, device=device, compiled=compiled) for device, compiled in variants]
+        for batch_size in BATCH_SIZES:
+            inputs = example_leaves(example, batch_size)
+            medians = [percentile(seconds_per_run(engine, inputs, runs, seconds), 0.5) for engine in engines]
+            ratios = [medians[0] / median for median in medians[1:]]
+            table.add(name, batch_size, *(1e6 * median for median in medians), *ratios)
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="forwards of a case at most (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="a case takes at most (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=None, help="torch's, on the CPU (default: torch's own)")
+    parser.add_argument("--compile", action="store_true", help="the last device through torch.compile, too")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    arguments = parser.parse_args(argv)
+    about = machine()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    text = measure(arguments.runs, arguments.seconds, arguments.compile).markdown()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    about = f"{gpu}; {about}; {torch.get_num_threads()} threads, torch {torch.__version__}; medians"
+    if arguments.markdown:
+        print(f"{about}\n\n{text}")
+    else:
+        Console().print(about, Markdown(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""A model to take along: its files for other runtimes, samples of what goes in and comes out, and a report.
+
+    bundle.json          inputs, outputs and state with their names in the graph; files; where the samples are
+    report.json          each file against torch: errors, latencies, bytes
+    model.onnx           float32; model.int8.onnx: quantised; model.plan: TensorRT's, for one kind of GPU
+    samples/*.bin        little-endian, in C order
+
+Every language can read that. Knows nothing of MLflow or of where a model comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from brayx.engines.base import LeafSpec, ModelSpec, Tolerance
+from brayx.engines.export import LeafError, compare, noisy_leaves, peak
+from brayx.engines.torch import TorchEngine
+from brayx.errors import ConfigError
+from brayx.types import NestedArray
+
+RUNTIMES = ("onnx", "int8", "tensorrt")
+_FILES = {"onnx": "model.onnx", "int8": "model.int8.onnx", "tensorrt": "model.plan"}
+_SAMPLES = 16
+"""Rows that a bundle shows."""
+_ROWS = 256
+"""Rows of noise, when nothing was recorded."""
+_LATENCY_RUNS = 1000
+_LATENCY_S = 1.0
+
+Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs to calibrate on, to compare with and to show.
+
+    Attributes:
+        leaves: input leaves ``[N, ...]``, N at least 1.
+        source: where they are from, for the report.
+    """
+
+    leaves: Sequence[np.ndarray]
+    source: str
+
+    @staticmethod
+    def of_example(example_args: tuple[NestedArray, ...]) -> Samples:
+        """The example's rows, floats with noise, for a model of which nothing was recorded."""
+        return Samples(noisy_leaves(example_args, _ROWS), "the model's example arguments with noise")
+
+    def half(self, which: int) -> list[np.ndarray]:
+        """Every second row, from the first or the second on; all of them when there is one only."""
+        start = which if len(self.leaves[0]) > 1 else 0
+        return [np.ascontiguousarray(leaf[start::2]) for leaf in self.leaves]
+
+
+def write_bundle(
+    folder: Path,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    runtimes: Sequence[str],
+    samples: Samples,
+    *,
+    about: Mapping[str, Any] | None = None,
+    batch_sizes: Sequence[int] = (1, 8, 64),
+    tolerances: Mapping[str, Tolerance] | None = None,
+) -> dict[str, Any]:
+    """Writes a bundle, and gives its report: what ``report.json`` holds.
+
+    What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared.
+
+    Args:
+        folder: made if it is not there; a bundle in it is replaced.
+        module: the model with its weights.
+        example_args: tuple of arguments it runs on, batch axis of at least 1.
+        runtimes: of `RUNTIMES`.
+        samples: inputs.
+        about: JSON values for both documents.
+        batch_sizes: to compare and to time at.
+        tolerances: by runtime, instead of the engines' own.
+
+    Raises:
+        ConfigError: no such runtime, or one that is not installed.
+        ModelError: the module cannot be exported.
+        EngineMismatch: TensorRT's plan does not compute what torch computes.
+    """
+    if unknown := [runtime for runtime in runtimes if runtime not in RUNTIMES]:
+        raise ConfigError(f"there is no export to {unknown[0]!r}, expected one of {', '.join(RUNTIMES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    reference = TorchEngine(module, example_args)
+    bound = reference.bind(reference.initial)
+    inputs = samples.half(1)
+    wanted = reference.run(bound, inputs)
+    timed = {"torch": _latencies(lambda leaves: reference.run(bound, leaves), inputs, batch_sizes)}
+    reports: dict[str, Any] = {}
+    names: tuple[Sequence[str], Sequence[str]] = ([], [])
+    for runtime in runtimes:
+        path = folder / _FILES[runtime]
+        tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0))
+        tolerance = (tolerances or {}).get(runtime, tolerance)
+        errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
+        timed[runtime] = _latencies(run, inputs, batch_sizes)
+        reports[runtime] = {
+            "file": path.name,
+            "bytes": path.stat().st_size,
+            "tolerance": asdict(tolerance),
+            "within": all(error.excess <= 0 for at_size in errors.values() for error in at_size),
+            "errors": {
+                leaf.path: {
+                    str(size): {"absolute": at_size[index].absolute, "relative": at_size[index].relative}
+                    for size, at_size in errors.items()
+                }
+                for index, leaf in enumerate(reference.spec.outputs)
+            },
+        }
+    described = {**(about or {}), "files": {name: _FILES[name] for name in runtimes}}
+    described |= _write_samples(folder, reference.spec, names, inputs, wanted, samples.source)
+    report = {
+        **(about or {}),
+        "samples": {"source": samples.source, "compared": len(inputs[0])},
+        "within": all(each["within"] for each in reports.values()),
+        "runtimes": reports,
+        "latency_us": timed,
+    }
+    for name, document in (("bundle.json", described), ("report.json", report)):
+        (folder / name).write_text(json.dumps(document, indent=1) + "\n")
+    return report
+
+
+def _write(
+    runtime: str,
+    path: Path,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    calibrate: Sequence[np.ndarray],
+) -> tuple[Tolerance, tuple[Sequence[str], Sequence[str]], Run]:
+    """Writes a runtime's file; its tolerance, the graph's names of inputs and outputs, and what runs that file."""
+    if runtime == "tensorrt":
+        from brayx.engines.tensorrt import TensorRTEngine
+
+        plan = TensorRTEngine(module, example_args)
+        path.write_bytes(plan.plan)
+        bound = plan.bind(plan.initial)
+        return plan.tolerance, (plan.inputs, plan.outputs), lambda leaves: plan.run(bound, leaves)
+    from brayx.engines.frozen import FrozenOnnxEngine, Session
+    from brayx.engines.int8 import Int8Engine
+
+    kind = Int8Engine if runtime == "int8" else FrozenOnnxEngine
+    # Not verified here: what it is off is to be in the report, however much it is.
+    engine: FrozenOnnxEngine = kind(module, example_args, samples=calibrate, verify_outputs=False)
+    path.write_bytes(engine.proto)
+    session = Session(path, engine.inputs, engine.outputs)
+    return engine.tolerance, (engine.inputs, engine.outputs), session.run
+
+
+def _errors(
+    run: Run, inputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray], size: int, tolerance: Tolerance
+) -> list[LeafError]:
+    """The error of each output over all rows, run in batches of ``size``; the first rows again fill the last one."""
+    count = len(inputs[0])
+    rows = np.arange(-(-count // size) * size) % count
+    batches = np.split(rows, len(rows) // size)
+    got = [run([np.ascontiguousarray(leaf[batch]) for leaf in inputs]) for batch in batches]
+    whole = [np.concatenate(leaves) for leaves in zip(*got, strict=True)]
+    return compare(whole, [leaf[rows] for leaf in wanted], tolerance, [peak(leaf) for leaf in wanted])
+
+
+def _latencies(run: Run, inputs: Sequence[np.ndarray], batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Microseconds of a run by batch size: the median and the 99th percentile."""
+    found = {}
+    for size in batch_sizes:
+        batch = [np.ascontiguousarray(leaf[np.arange(size) % len(leaf)]) for leaf in inputs]
+        for _ in range(3):
+            run(batch)
+        taken: list[float] = []
+        ends = time.perf_counter() + _LATENCY_S
+        while len(taken) < 5 or (len(taken) < _LATENCY_RUNS and time.perf_counter() < ends):
+            began = time.perf_counter()
+            run(batch)
+            taken.append(time.perf_counter() - began)
+        p50, p99 = np.percentile(taken, [50, 99]) * 1e6
+        found[str(size)] = {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}
+    return found
+
+
+def _write_samples(
+    folder: Path,
+    spec: ModelSpec,
+    names: tuple[Sequence[str], Sequence[str]],
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    source: str,
+) -> dict[str, Any]:
+    """Writes the samples; what ``bundle.json`` says of the model's signature and of them."""
+    (folder / "samples").mkdir(exist_ok=True)
+
+    def tell(
+        way: str, specs: Sequence[LeafSpec], graph_names: Sequence[str], leaves: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
+        told = []
+        for index, (leaf, name, array) in enumerate(zip(specs, graph_names, leaves, strict=True)):
+            file = f"samples/{way}-{index}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}.bin"
+            shown = array[:_SAMPLES]
+            (folder / file).write_bytes(shown.astype(shown.dtype.newbyteorder("<")).tobytes())
+            told.append({"name": name, "shape": list(leaf.shape), "dtype": leaf.dtype.name, "samples": file})
+        return told
+
+    described: dict[str, Any] = {
+        "inputs": tell("in", spec.inputs, names[0], inputs),
+        "outputs": tell("out", spec.outputs, names[1], outputs),
+        "samples": {"rows": min(_SAMPLES, len(inputs[0])), "source": source},
+    }
+    if spec.state is not None:
+        initial = [np.asarray(leaf) for leaf in optree.tree_leaves(spec.state.initial)]
+        pairs = zip(spec.state.inputs, spec.state.outputs, initial, strict=True)
+        described["state"] = [
+            {"input": names[0][into], "output": names[1][out_of], "initial": first.reshape(-1).tolist()}
+            for into, out_of, first in pairs
+        ]
+    return described

@@ -1,0 +1,91 @@
+"""ONNX Runtime in int8: weights and activations quantised, by ranges seen on sample inputs. Frozen.
+
+A quarter of the file, and faster where matrices are large; a small network is mostly overhead and gains nothing. Its
+outputs are some hundredths of their peak off torch's, so it is measured by that, and a decision that is a near thing
+may fall the other way.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from brayx.engines.base import Tolerance
+from brayx.engines.export import noisy_leaves
+from brayx.engines.frozen import FrozenOnnxEngine
+from brayx.errors import ModelError, first_line
+from brayx.types import NestedArray
+
+_ROWS = 256
+"""Rows of noise to calibrate on when there are no samples."""
+_BATCH = 32
+_MARGIN = 1.25
+"""Floats are calibrated on once more, so much larger: samples are few, and what is beyond their range is cut off."""
+_OPERATORS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
+
+
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it is without types
+    """Sample inputs in batches."""
+
+    def __init__(self, feed: Mapping[str, np.ndarray]) -> None:
+        rows = len(next(iter(feed.values())))
+        parts = ({name: leaf[at : at + _BATCH] for name, leaf in feed.items()} for at in range(0, rows, _BATCH))
+        both = (part for seen in parts for part in (seen, {name: _larger(leaf) for name, leaf in seen.items()}))
+        self._parts: Iterator[dict[str, np.ndarray]] = iter(both)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next batch; None after the last."""
+        return next(self._parts, None)
+
+
+def _larger(leaf: np.ndarray) -> np.ndarray:
+    return (leaf * _MARGIN).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
+
+
+class Int8Engine(FrozenOnnxEngine):
+    """As `FrozenOnnxEngine`, quantised; ``samples`` are what it is calibrated on.
+
+    Raises:
+        ModelError: the graph cannot be quantised.
+    """
+
+    tolerance: ClassVar[Tolerance] = Tolerance(rtol=0.0, atol=1e-5, of_peak=0.1, exact=False)
+
+    def _finish(
+        self, proto: bytes, example_args: tuple[NestedArray, ...], samples: Sequence[np.ndarray] | None
+    ) -> bytes:
+        import onnx
+
+        model = onnx.load_model_from_string(proto)
+        used = {value.name for value in model.graph.input}
+        leaves = samples if samples is not None else noisy_leaves(example_args, _ROWS)
+        feed: dict[str, Any] = {name: leaf for name, leaf in zip(self.inputs, leaves, strict=True) if name in used}
+        with tempfile.TemporaryDirectory(prefix="brayx-int8-") as folder, _quiet():
+            path = Path(folder) / "model.onnx"
+            try:
+                # Unsigned activations, signed weights: what x86 multiplies fastest. The rest stays float, as it is not
+                # where the time goes, and each quantised step costs exactness.
+                quantize_static(
+                    model, path, _Samples(feed), activation_type=QuantType.QUInt8, op_types_to_quantize=_OPERATORS
+                )
+            except Exception as error:
+                raise ModelError(f"the model cannot be quantised: {first_line(error)}") from error
+            return path.read_bytes()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps its advice to preprocess the model, which the exporter has done, from the root logger."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)

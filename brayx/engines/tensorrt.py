@@ -1,0 +1,221 @@
+"""TensorRT on an NVIDIA GPU: a plan built once for a graph and kept on disk, refitted for each set of weights.
+
+Optional: ``pip install 'brayx[tensorrt]'``. A plan is of one graph, one TensorRT and one GPU, and so is its name in the
+cache. Weights are no part of it: it is refitted before it runs, and compared with torch after that each time, since
+TensorRT has had releases whose refittable plans computed something else (11.3, by its own notes, may drop a bias).
+Tensors on the GPU are torch's. Written against the documented Python API of TensorRT 10 and 11; it has not run on a GPU
+yet. Knows nothing of versions or batching.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from brayx.engines.base import Engine, LeafSpec, check_weights, layout_of
+from brayx.engines.export import compare, noisy_leaves, peak, to_onnx, verify, with_constants
+from brayx.engines.torch import TorchEngine, module_weights
+from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
+from brayx.types import NestedArray, Weights
+
+_CHECKED_BATCHES = (1, 2)
+_ROWS = 64
+
+
+class _Bound:
+    """One weight set: a plan of its own in GPU memory, with its weights in it."""
+
+    __slots__ = ("context", "engine", "lock", "stream")
+
+    def __init__(self, engine: Any, device: torch.device) -> None:
+        self.engine = engine
+        self.context = engine.create_execution_context()
+        if self.context is None:
+            raise ModelError("TensorRT made no execution context; its log says why, most often the GPU's memory")
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.lock = threading.Lock()  # a context holds one run's shapes and addresses
+
+
+class TensorRTEngine(Engine):
+    """Builds or finds the plan of the module's graph, verifies it against torch, and runs it.
+
+    Args:
+        module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
+        example_args: tuple of arguments it runs on, batch axis of at least 1.
+        max_batch_size: of one run.
+        typical_batch_size: what the plan is tuned for.
+        cache: folder of plans; if absent ``BRAYX_CACHE``, else ``brayx`` in the user's cache folder. Who can write
+            there decides what runs here.
+
+    Raises:
+        ConfigError: TensorRT or a GPU is not there.
+        ModelError: the module cannot be exported, or TensorRT cannot build it.
+        EngineMismatch: the plan does not compute what torch computes.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        example_args: tuple[NestedArray, ...],
+        *,
+        max_batch_size: int = 1024,
+        typical_batch_size: int = 64,
+        cache: Path | None = None,
+    ) -> None:
+        self._trt = _tensorrt()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._graph = to_onnx(module, example_args)
+        self._sizes = (1, min(typical_batch_size, max_batch_size), max_batch_size)
+        self.spec = self._graph.spec
+        self.inputs, self.outputs = self._graph.inputs, self._graph.outputs
+        self.initial = module_weights(module)
+        self.layout = layout_of(self.initial)
+        self._reference = TorchEngine(module, example_args)
+        self._rows = noisy_leaves(example_args, _ROWS)
+        self._logger = self._trt.Logger(self._trt.Logger.ERROR)
+        self._runtime = self._trt.Runtime(self._logger)
+        self.plan = self._find_plan(cache or _cache_folder())
+        verify(self, module, example_args)
+
+    def bind(self, weights: Weights) -> _Bound:
+        """As `Engine.bind`; slow, and raises `EngineMismatch` unless the plan then computes what torch does."""
+        check_weights(self.layout, weights, finite=False)
+        with torch.cuda.device(self._device):
+            engine = self._runtime.deserialize_cuda_engine(self.plan)
+            if engine is None:
+                raise ModelError("TensorRT could not load its plan; its log says why")
+            refitter = self._trt.Refitter(engine, self._logger)
+            parser = self._trt.OnnxParserRefitter(refitter, self._logger)
+            if not parser.refit_from_bytes(with_constants(self._graph, weights)) or not refitter.refit_cuda_engine():
+                raise BadWeights(f"TensorRT took no new weights; it lacks {list(refitter.get_missing_weights())[:3]}")
+            bound = _Bound(engine, self._device)
+        self._compare(bound, weights)
+        return bound
+
+    def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        size = len(inputs[0])
+        if not 1 <= size <= self._sizes[-1]:
+            raise ModelError(f"a batch of {size}, and TensorRT's plan is for 1 to {self._sizes[-1]}")
+        try:
+            with bound.lock, torch.cuda.device(self._device), torch.cuda.stream(bound.stream):
+                # In lists until the end: the context has only their addresses.
+                given = [torch.from_numpy(np.array(leaf)).to(self._device, non_blocking=True) for leaf in inputs]
+                outputs = [_empty(leaf, size, self._device) for leaf in self.spec.outputs]
+                for name, tensor in zip(self._graph.inputs, given, strict=True):
+                    # An input that the graph does not use may be gone from the plan.
+                    if bound.engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
+                        _done(bound.context.set_input_shape(name, tuple(tensor.shape)), "set_input_shape", name)
+                        _done(bound.context.set_tensor_address(name, tensor.data_ptr()), "set_tensor_address", name)
+                for name, tensor in zip(self._graph.outputs, outputs, strict=True):
+                    _done(bound.context.set_tensor_address(name, tensor.data_ptr()), "set_tensor_address", name)
+                _done(bound.context.execute_async_v3(bound.stream.cuda_stream), "execute_async_v3", f"batch of {size}")
+                host = [tensor.to("cpu", non_blocking=True) for tensor in outputs]
+                bound.stream.synchronize()
+                return [tensor.numpy().copy() for tensor in host]
+        except RuntimeError as error:
+            raise ModelError(f"TensorRT failed on a batch of {size}: {error}") from error
+
+    def _compare(self, bound: _Bound, weights: Weights) -> None:
+        """Raises `EngineMismatch` unless the refitted plan computes what torch computes with the same weights."""
+        reference = self._reference.bind(weights)
+        peaks = [peak(leaf) for leaf in self._reference.run(reference, self._rows)]
+        for size in _CHECKED_BATCHES:
+            inputs = [leaf[:size] for leaf in self._rows]
+            got, want = self.run(bound, inputs), self._reference.run(reference, inputs)
+            for leaf, error in zip(self.spec.outputs, compare(got, want, self.tolerance, peaks), strict=True):
+                if not error.excess <= 0:
+                    raise EngineMismatch(
+                        f"TensorRT differs from torch after a refit: leaf {leaf.path!r}, absolute error "
+                        f"{error.absolute:.3g} at batch size {size}",
+                        leaf=leaf.path,
+                        worst_abs=error.absolute,
+                        batch_size=size,
+                    )
+
+    def _find_plan(self, cache: Path) -> bytes:
+        device = torch.cuda.get_device_properties(self._device)
+        about = f"{device.name} {device.major}.{device.minor}"
+        path = cache / "tensorrt" / f"{cache_key(self._graph.proto, self._trt.__version__, about, self._sizes)}.plan"
+        if path.exists():
+            plan = path.read_bytes()
+            if self._runtime.deserialize_cuda_engine(plan) is not None:  # None of a file that is not whole
+                return plan
+        plan = self._build()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(plan)
+        os.replace(file.name, path)  # at once, as other replicas build the same
+        return plan
+
+    def _build(self) -> bytes:
+        trt = self._trt
+        builder = trt.Builder(self._logger)
+        network = builder.create_network()
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse(with_constants(self._graph, self.initial)):
+            said = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+            raise ModelError(f"TensorRT cannot take the model: {said or 'it does not say why'}")
+        config = builder.create_builder_config()
+        config.set_flag(trt.BuilderFlag.REFIT)
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and a thousandth off
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            row = tuple(tensor.shape)[1:]
+            profile.set_shape(tensor.name, *((size, *row) for size in self._sizes))
+        config.add_optimization_profile(profile)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise ModelError("TensorRT could not build the model; its log says why")
+        return bytes(plan)
+
+
+def cache_key(graph: bytes, version: str, device: str, sizes: Sequence[int]) -> str:
+    """Name of a plan: the same for the same graph, TensorRT, GPU and batch sizes, and another for any other.
+
+    Args:
+        graph: ONNX model whose weights are inputs, so that it is the same whatever they are.
+        version: of TensorRT.
+        device: name and compute capability of the GPU.
+        sizes: least, typical and largest batch.
+    """
+    facts = "\n".join([hashlib.sha256(graph).hexdigest(), version, device, *map(str, sizes)])
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def _tensorrt() -> Any:
+    """The module; raises `ConfigError` saying what to install."""
+    try:
+        trt = importlib.import_module("tensorrt")
+    except ImportError as error:
+        raise ConfigError(
+            f"engine 'tensorrt' is not installed ({error}): pip install 'brayx[tensorrt]', with an NVIDIA GPU",
+            engine="tensorrt",
+        ) from None
+    if not torch.cuda.is_available():
+        raise ConfigError("engine 'tensorrt' needs an NVIDIA GPU, and torch finds none here", engine="tensorrt")
+    return trt
+
+
+def _cache_folder() -> Path:
+    given = os.environ.get("BRAYX_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brayx"
+
+
+def _empty(leaf: LeafSpec, size: int, device: torch.device) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    return torch.empty((size, *leaf.shape), dtype=dtype, device=device)
+
+
+def _done(succeeded: bool, what: str, of: str) -> None:
+    if not succeeded:
+        raise ModelError(f"TensorRT's {what} failed for {of}; its log says why")

@@ -1,0 +1,169 @@
+"""``brayx export``: a model of the pool, or a checkpoint, as files for other runtimes, proven to be the same.
+
+The files and the report are made by `brayx.engines.bundle`; here a model is found, its module built, and what was made
+goes to the trial that it came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from brayx.engines.base import Tolerance, load_weights
+from brayx.engines.bundle import Samples, write_bundle
+from brayx.engines.torch import describe, with_weights
+from brayx.errors import ConfigError, ModelError
+from brayx.model.build import build_model
+from brayx.tracking import Trial, find, resolve, tracking_uri
+from brayx.types import NestedArray, flatten
+from deployments.job import JobConfig
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What is exported.
+
+    Attributes:
+        folder: with its ``weights.npz`` and ``meta.json``.
+        about: what the bundle says of it.
+        run_id: the trial it came from; empty: none is known.
+        name: of the export among the trial's artifacts.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    run_id: str = ""
+    name: str = ""
+
+
+def export(
+    reference: str,
+    runtimes: Sequence[str],
+    out: Path,
+    *,
+    tracking: str | None = None,
+    job: str | None = None,
+    model: str | None = None,
+    batch_sizes: Sequence[int] = (1, 8, 64),
+    tolerances: Mapping[str, Tolerance] | None = None,
+) -> dict[str, Any]:
+    """Writes a bundle into ``out`` and to the model's trial; gives its report, see `write_bundle`.
+
+    Args:
+        reference: ``models:/name@alias`` and its like, or the folder of a checkpoint.
+        runtimes: to export to.
+        out: folder.
+        tracking: MLflow's URI, or the path of its sqlite file.
+        job: YAML of the job that made it; if absent, as the checkpoint has it.
+        model: name of the model component, for a job that has several.
+        batch_sizes: to compare and to time at.
+        tolerances: by runtime, instead of the engines' own.
+
+    Raises:
+        ConfigError: the reference, the job or a runtime is not usable.
+        ModelNotFound: the registry has no such model.
+        ModelError: the model cannot be built or exported; `BadWeights`: its weights are not of this module.
+        TrackingError: MLflow failed.
+    """
+    uri = tracking_uri(tracking)
+    origin = _find(reference, uri)
+    module, example = _build(origin.folder, job, model)
+    module = with_weights(module, load_weights(origin.folder / "weights.npz"))
+    samples = _samples(origin.folder, module, example)
+    report = write_bundle(
+        out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
+    )
+    if origin.run_id:
+        trial = Trial.attach(uri, origin.run_id)
+        for path in sorted(path for path in out.rglob("*") if path.is_file()):
+            below = path.relative_to(out).parent
+            trial.log_file(path, (Path("export") / origin.name / below).as_posix())
+    return report
+
+
+def show(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Prints a report as tables."""
+    console = console or Console()
+    errors = Table("runtime", "output", "batch", "worst absolute", "worst relative", "within", title="against torch")
+    for runtime, of in report["runtimes"].items():
+        for output, sizes in of["errors"].items():
+            for size, error in sizes.items():
+                numbers = f"{error['absolute']:.2e}", f"{error['relative']:.2e}"
+                errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
+    times = Table("runtime", "file", "bytes", "batch", "p50, µs", "p99, µs", title="latency of a forward")
+    for runtime, by_size in report["latency_us"].items():
+        of = report["runtimes"].get(runtime, {"file": "", "bytes": ""})
+        for size, latency in by_size.items():
+            times.add_row(runtime, of["file"], str(of["bytes"]), size, f"{latency['p50']:g}", f"{latency['p99']:g}")
+    console.print(errors, times)
+    samples = report["samples"]
+    console.print(f"compared over {samples['compared']} rows: {samples['source']}")
+
+
+def _find(reference: str, uri: str) -> _Origin:
+    if reference.startswith("models:"):
+        entry = find(reference, uri)
+        folder = resolve(f"models:/{entry.name}/{entry.version}", uri)
+        about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
+        return _Origin(folder, about, entry.run_id, f"{entry.name}-{entry.version}")
+    folder = Path(reference)
+    if not (folder / "weights.npz").is_file():
+        raise ConfigError(f"{reference} is neither models:/NAME@ALIAS nor a folder with a checkpoint's weights.npz")
+    return _Origin(folder, {"model": folder.resolve().name, **_policy_version(folder)})
+
+
+def _meta(folder: Path) -> Mapping[str, Any]:
+    try:
+        meta: Mapping[str, Any] = json.loads((folder / "meta.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
+    return meta
+
+
+def _policy_version(folder: Path) -> dict[str, int]:
+    version = _meta(folder).get("counters", {}).get("policy_version")
+    return {} if version is None else {"policy_version": int(version)}
+
+
+def _build(folder: Path, job: str | None, model: str | None) -> tuple[Any, tuple[NestedArray, ...]]:
+    """The module, and its example arguments, by the job's own ``build_model``."""
+    meta = _meta(folder)
+    if job is not None:
+        loaded = JobConfig.load(job)
+        config, where = loaded.as_dict(), loaded.folder
+    elif "job" in meta:
+        config, where = meta["job"], str(meta.get("folder", ""))
+    else:
+        raise ConfigError(f"{folder} does not say which job made it: name its YAML with --job")
+    models = {name: part for name, part in config.items() if isinstance(part, dict) and part.get("kind") == "model"}
+    if model is None and len(models) == 1:
+        model = next(iter(models))
+    if model not in models:
+        raise ConfigError(f"name the model with --model: the job has {', '.join(sorted(models)) or 'none'}")
+    try:
+        return build_model(where, models[model]["module"], model, config)
+    except ConfigError as error:
+        if job is not None:
+            raise
+        raise ConfigError(f"{error.message}; name the job's YAML with --job", **error.details) from error
+
+
+def _samples(folder: Path, module: Any, example: tuple[NestedArray, ...]) -> Samples:
+    """What the checkpoint recorded, if that is what the model takes; else made up."""
+    path = folder / "samples.npz"
+    if path.is_file():
+        recorded = load_weights(path)
+        keys = list(flatten(example[0] if len(example) == 1 else example, "obs"))
+        leaves = [recorded[key] for key in keys if key in recorded]
+        wanted = [(leaf.shape, leaf.dtype) for leaf in describe(module, example).inputs]
+        if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] == wanted and len(leaves[0]):
+            return Samples(leaves, "observations that the checkpoint was learned from")
+    return Samples.of_example(example)

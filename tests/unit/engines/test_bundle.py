@@ -1,0 +1,99 @@
+"""Bundles: what is in the folder, that its samples and its report are true, and that a missed tolerance is told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from brayx.engines.base import Tolerance
+from brayx.engines.bundle import Samples, write_bundle
+from brayx.engines.torch import TorchEngine
+from brayx.errors import ConfigError
+from tests.unit.engines.models import cartpole, observations, recurrent
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """The folder of CartPole's, with its report."""
+    folder = tmp_path_factory.mktemp("bundle")
+    samples = Samples(observations(100), "a test")
+    report = write_bundle(folder, *cartpole(), ["onnx", "int8"], samples, about={"model": "m"}, batch_sizes=(1, 7))
+    return folder, report
+
+
+def test_what_is_in_it(bundle):
+    folder, report = bundle
+    assert {path.name for path in folder.iterdir()} == {
+        *("bundle.json", "report.json", "model.onnx", "model.int8.onnx", "samples"),
+    }
+    assert json.loads((folder / "report.json").read_text()) == report
+    about = json.loads((folder / "bundle.json").read_text())
+    assert about["model"] == report["model"] == "m"
+    assert about["files"] == {"onnx": "model.onnx", "int8": "model.int8.onnx"}
+    assert [(leaf["name"], leaf["shape"], leaf["dtype"]) for leaf in about["outputs"]] == [
+        ("logits", [2], "float32"),
+        ("value", [], "float32"),
+    ]
+    assert about["samples"] == {"rows": 16, "source": "a test"}
+    assert "state" not in about
+
+
+def read(folder, leaf, rows):
+    array = np.frombuffer((folder / leaf["samples"]).read_bytes(), np.dtype(leaf["dtype"]).newbyteorder("<"))
+    return array.reshape(rows, *leaf["shape"])
+
+
+def test_its_samples_are_torchs_and_its_file_runs_by_itself(bundle):
+    folder, _ = bundle
+    about = json.loads((folder / "bundle.json").read_text())
+    (obs,) = (read(folder, leaf, 16) for leaf in about["inputs"])
+    np.testing.assert_array_equal(obs, observations(100)[0][1::2][:16], "not those that int8 was calibrated on")
+    engine = TorchEngine(*cartpole())
+    want = engine.run(engine.bind(engine.initial), [obs])
+    got = ort.InferenceSession(folder / "model.onnx").run(None, {"obs": obs})
+    for leaf, wanted, theirs in zip(about["outputs"], want, got, strict=True):
+        np.testing.assert_allclose(read(folder, leaf, 16), wanted, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(theirs, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_its_report_tells_errors_latencies_and_bytes(bundle):
+    folder, report = bundle
+    assert report["samples"] == {"source": "a test", "compared": 50}
+    assert report["within"]
+    for runtime, of in report["runtimes"].items():
+        assert of["bytes"] == (folder / of["file"]).stat().st_size
+        for sizes in of["errors"].values():
+            assert set(sizes) == {"1", "7"}
+            for error in sizes.values():
+                assert 0 < error["relative"] < (1e-4 if runtime == "onnx" else 0.1)
+    assert set(report["latency_us"]) == {"torch", "onnx", "int8"}
+    for sizes in report["latency_us"].values():
+        assert all(0 < latency["p50"] <= latency["p99"] for latency in sizes.values())
+
+
+def test_a_missed_tolerance_is_told(tmp_path):
+    strict = {"int8": Tolerance(rtol=0.0, atol=1e-9)}
+    report = write_bundle(
+        tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,), tolerances=strict
+    )
+    assert not report["within"]
+    assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": False}
+
+
+def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):
+    module, example = recurrent()
+    write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
+    about = json.loads((tmp_path / "bundle.json").read_text())
+    assert about["state"] == [
+        {"input": "state/h", "output": "state/h_out", "initial": [0.5] * 4},
+        {"input": "state/ticks", "output": "state/ticks_out", "initial": [0]},
+    ]
+    assert about["samples"]["source"] == "the model's example arguments with noise"
+
+
+def test_an_unknown_runtime_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'coreml', expected one of onnx, int8, tensorrt"):
+        write_bundle(tmp_path, *cartpole(), ["coreml"], Samples(observations(2), ""))

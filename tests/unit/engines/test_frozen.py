@@ -1,0 +1,100 @@
+"""Engines that are frozen: right, refusing other weights, and in int8 as near as they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import nature_cnn
+from brayx.engines import ENGINES, FROZEN, build_engine, refuse_frozen
+from brayx.engines.export import verify
+from brayx.engines.frozen import FrozenOnnxEngine
+from brayx.engines.int8 import Int8Engine
+from brayx.engines.torch import TorchEngine, example_leaves, module_weights
+from brayx.errors import BadWeights, ConfigError, EngineMismatch, WeightsFrozen
+from tests.unit.engines.models import awkward, cartpole, observations
+
+CLASSES = {"onnx-frozen": FrozenOnnxEngine, "int8": Int8Engine}
+
+
+@pytest.fixture(scope="module", params=FROZEN)
+def engine(request):
+    return build_engine(request.param, *cartpole())
+
+
+def test_it_is_what_was_asked_for_and_says_that_it_is_frozen(engine):
+    assert type(engine) in CLASSES.values()
+    assert engine.frozen
+    assert {CLASSES[kind].frozen for kind in FROZEN} == {True}
+    assert not TorchEngine.frozen
+
+
+def test_it_agrees_with_torch_at_every_batch_size(engine):
+    agreement = verify(engine, *cartpole(), batch_sizes=(1, 7, 64), samples=observations(256, seed=3))
+    assert set(agreement.worst_abs) == {"logits", "value"}
+
+
+def test_it_takes_its_own_weights_and_refuses_others_by_the_leaf(engine):
+    module, _ = cartpole()
+    assert engine.bind(module_weights(module)) is None
+    weights = module_weights(module)
+    weights["value.layers.2.bias"] = weights["value.layers.2.bias"] + 1
+    with pytest.raises(WeightsFrozen, match=r"'value.layers.2.bias' differs"):
+        engine.bind(weights)
+    with pytest.raises(BadWeights):
+        engine.bind({})
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_frozen_engine_is_refused_where_weights_are_followed(kind):
+    if kind in FROZEN:
+        with pytest.raises(ConfigError, match="takes no new weights"):
+            refuse_frozen(kind)
+    else:
+        refuse_frozen(kind)
+
+
+@pytest.mark.parametrize("kind", ["onnx", *FROZEN])
+def test_weights_given_when_it_is_built_are_those_it_acts_with(kind):
+    module, example = cartpole()
+    weights = {name: array + np.float32(0.1) for name, array in module_weights(module).items()}
+    built = build_engine(kind, module, example, weights=weights)
+    reference = TorchEngine(module, example)
+    inputs = observations(3)
+    got = built.run(built.bind(weights), inputs)
+    for ours, theirs in zip(got, reference.run(reference.bind(weights), inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 if kind != "int8" else 0.1 * np.abs(theirs).max() + 0.05)
+    with pytest.raises(BadWeights, match="lack"):
+        build_engine(kind, module, example, weights={})
+
+
+def test_int8_of_a_convolution_is_a_quarter_of_the_file():
+    module, example = nature_cnn()
+    small, large = Int8Engine(module, example), FrozenOnnxEngine(module, example)
+    assert len(small.proto) < 0.3 * len(large.proto)
+
+
+class Unsteady(torch.nn.Module):
+    """What eight bits cannot hold: a large value beside one that is wanted exactly."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.tensor([[1e4, 0.0], [0.0, 1.0]]))
+
+    def forward(self, x):
+        return {"small": self.first(x)[:, 1]}
+
+
+def test_int8_that_is_too_far_off_is_refused_with_the_leaf():
+    with pytest.raises(EngineMismatch, match="worst leaf 'small'"):
+        Int8Engine(Unsteady(), (np.zeros((1, 2), np.float32),))
+
+
+def test_the_awkward_model_is_frozen_right():
+    engine = FrozenOnnxEngine(*awkward())
+    module, example = awkward()
+    assert engine.spec == TorchEngine(module, example).spec
+    assert len(engine.run(None, example_leaves(example, 4))) == len(engine.spec.outputs)

@@ -1,0 +1,95 @@
+"""Recurrent models: what makes one, engines that carry its state, and what a session keeps."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines import build_engine
+from brayx.engines.export import verify
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.state import Recurrence
+from brayx.engines.torch import TorchEngine
+from brayx.errors import EngineMismatch, ModelError
+from brayx.model.local import LocalModel
+from tests.unit.engines.models import awkward, cartpole, recurrent
+
+
+def test_a_state_that_goes_in_and_out_is_found():
+    spec = TorchEngine(*recurrent()).spec
+    assert spec.state is not None
+    assert spec.state.argument == 1
+    assert [spec.inputs[i].path for i in spec.state.inputs] == ["state/h", "state/ticks"]
+    assert [spec.outputs[i].path for i in spec.state.outputs] == ["state/h", "state/ticks"]
+    np.testing.assert_array_equal(spec.state.initial["h"], np.full(4, 0.5))
+    assert spec.state.initial["ticks"].shape == ()
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert TorchEngine(*cartpole()).spec.state is None
+    assert TorchEngine(*awkward()).spec.state is None, "only what is named state"
+
+
+class Shrinking(torch.nn.Module):
+    def forward(self, state):
+        return {"state": state[:, :1]}
+
+
+def test_a_state_that_comes_out_otherwise_is_refused():
+    with pytest.raises(ModelError, match=r"\[state: \[2\] float32\] goes in, \[state: \[1\] float32\] comes out"):
+        TorchEngine(Shrinking(), (np.zeros((1, 2), np.float32),))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "onnx-frozen", "int8", "torch"])
+def test_every_engine_carries_the_state(kind):
+    """Step by step as torch does by itself; the engine was verified so too when it was built."""
+    module, example = recurrent()
+    engine = build_engine(kind, module, example)
+    bound = engine.bind(engine.initial)
+    rng = np.random.default_rng(0)
+    wanted = [torch.tensor(np.repeat(example[1][name], 3, 0)) for name in ("h", "ticks")]
+    carried = [leaf.numpy() for leaf in wanted]
+    for _ in range(6):
+        obs, scale = rng.standard_normal((3, 3)).astype(np.float32), np.ones(3, np.float32)
+        logits, *carried = engine.run(bound, [obs, *carried, scale])
+        with torch.no_grad():
+            outputs = module(torch.tensor(obs), dict(zip(("h", "ticks"), wanted, strict=True)), torch.tensor(scale))
+        wanted = [outputs["state"]["h"], outputs["state"]["ticks"]]
+        np.testing.assert_allclose(logits, outputs["logits"], atol=1e-5 if kind != "int8" else 0.1)
+    assert carried[1].tolist() == [6, 6, 6]
+
+
+class _Forgetful(OnnxEngine):
+    """Takes the state at the first run only."""
+
+    runs = 0
+
+    def run(self, bound, inputs):
+        self.runs += 1
+        state = inputs[1] if self.runs == 1 else np.full_like(inputs[1], 0.5)
+        return super().run(bound, [inputs[0], state, *inputs[2:]])
+
+
+def test_verify_carries_the_state_and_sees_an_engine_that_forgets_it():
+    engine = _Forgetful(*recurrent(), verify_outputs=False)
+    with pytest.raises(EngineMismatch, match="step"):
+        verify(engine, *recurrent(), batch_sizes=(1,))
+
+
+async def test_a_session_keeps_its_own_state_between_forwards():
+    module, example = recurrent()
+    model = LocalModel(build_engine("onnx", module, example))
+    sessions = [Recurrence(model.spec) for _ in range(2)]
+    obs, one = np.ones(3, np.float32), np.float32(1)
+    for count, session in enumerate(sessions, start=1):
+        for _ in range(count):
+            outputs = session.keep((await model.forward(*session.args(obs, one))).outputs)
+            assert set(outputs) == {"logits"}
+    assert [int(session.state["ticks"]) for session in sessions] == [1, 2]
+    assert sessions[0].state["h"].base is None, "a copy, so that the batch is not kept"
+    sessions[0].reset()
+    assert int(sessions[0].state["ticks"]) == 0
+    await model.close()
+    with pytest.raises(ModelError, match="carries no state"):
+        Recurrence(TorchEngine(*cartpole()).spec)

@@ -1,0 +1,82 @@
+"""TensorRT as far as it can be tried without it: what it says when it is absent, the name of a plan, its ONNX models.
+
+The rest needs a GPU and the extra; it is here, and skipped with a reason.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from brayx.engines import build_engine
+from brayx.engines.export import to_onnx, verify, with_constants
+from brayx.engines.tensorrt import TensorRTEngine, cache_key
+from brayx.engines.torch import TorchEngine, module_weights
+from brayx.errors import ConfigError, ModelError
+from tests.unit.engines.models import awkward, cartpole, observations
+
+INSTALLED = importlib.util.find_spec("tensorrt") is not None
+NEEDS = pytest.mark.skipif(not INSTALLED, reason="the extra tensorrt is not installed")
+
+
+@pytest.mark.skipif(INSTALLED, reason="the extra tensorrt is installed")
+def test_without_it_the_error_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"pip install 'brayx\[tensorrt\]'"):
+        build_engine("tensorrt", *cartpole())
+
+
+def test_a_plan_is_named_after_graph_version_device_and_sizes():
+    facts = (b"graph", "11.4.0", "H200 9.0", (1, 64, 1024))
+    others = [(b"graph.", *facts[1:]), (*facts[:1], "11.4.1", *facts[2:]), (*facts[:2], "H100 9.0", facts[3])]
+    keys = {cache_key(*each) for each in [facts, *others, (*facts[:3], (1, 64, 512))]}
+    assert len(keys) == 5
+    assert cache_key(*facts) in keys
+
+
+def test_the_name_of_a_plan_does_not_depend_on_the_weights():
+    module, example = cartpole()
+    before = to_onnx(module, example).proto
+    with_other = cartpole()[0]
+    for parameter in with_other.parameters():
+        parameter.data += 1
+    assert cache_key(to_onnx(with_other, example).proto, "", "", ()) == cache_key(before, "", "", ())
+
+
+@pytest.mark.parametrize("model", [cartpole, awkward])
+def test_weights_put_into_the_graph_are_those_it_computes_with(model):
+    """What a plan is built of and refitted from."""
+    module, example = model()
+    graph, reference = to_onnx(module, example), TorchEngine(module, example)
+    for shift in (0.0, 0.1):
+        weights = {
+            name: (array + shift).astype(array.dtype) if array.dtype.kind == "f" else array
+            for name, array in module_weights(module).items()
+        }
+        session = ort.InferenceSession(with_constants(graph, weights), providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        assert set(names) <= set(graph.inputs)
+        leaves = [np.zeros((2, *leaf.shape), leaf.dtype) for leaf in graph.spec.inputs]
+        feed = {name: leaf for name, leaf in zip(graph.inputs, leaves, strict=True) if name in names}
+        want = reference.run(reference.bind(weights), leaves)
+        for got, wanted in zip(session.run(list(graph.outputs), feed), want, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@NEEDS
+@pytest.mark.gpu
+def test_a_plan_is_built_verified_kept_and_refitted(tmp_path):
+    module, example = cartpole()
+    engine = TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
+    (plan,) = (tmp_path / "tensorrt").iterdir()
+    written = plan.stat().st_mtime_ns
+    again = TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
+    assert plan.stat().st_mtime_ns == written, "found, not built"
+    verify(again, module, example, batch_sizes=(1, 64))
+    plan.write_bytes(b"half")
+    TensorRTEngine(module, example, max_batch_size=64, cache=tmp_path)
+    assert plan.read_bytes() != b"half"
+    with pytest.raises(ModelError, match="1 to 64"):
+        engine.run(engine.bind(engine.initial), observations(65))

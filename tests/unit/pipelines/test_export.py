@@ -1,0 +1,102 @@
+"""`brayx export`: of the pool's champion and of a checkpoint's folder, its exit codes, and what it leaves in MLflow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.base import Tolerance
+from brayx.model.build import build_model
+from brayx.tracking import Trial, register
+from brayx.trainer import checkpoint
+from brayx.trainer.checkpoint import Counters
+from deployments.job import JobConfig
+from pipelines import cli
+from pipelines import export as module_under_test
+
+JOB = Path(cli.TEMPLATES) / "cartpole.yaml"
+SEEN = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
+
+
+def make_checkpoint(folder, *, job=True, samples=None):
+    config = JobConfig.load(JOB)
+    module, _ = build_model(config.folder, config.models["model"].module, "model", config.as_dict())
+    about = {"job": config.as_dict(), "folder": config.folder} if job else {}
+    folder.mkdir()
+    counters = Counters(env_steps=1000, policy_version=7)
+    checkpoint.save(folder, module, torch.optim.Adam(module.parameters()), counters, about, samples)
+    return folder
+
+
+def run(*words):
+    return cli.main(["export", *map(str, words), "--batch-sizes", "1", "2"])
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, tracking_db, capsys):
+    trial = Trial.open("cartpole", "made", tracking_db)
+    saved = make_checkpoint(tmp_path / "saved", samples={"obs": SEEN})
+    register(trial, trial.save_checkpoint(saved, 1000, {}), "cartpole", alias="champion")
+    out = tmp_path / "out"
+    assert run("models:/cartpole@champion", "--to", "onnx", "int8", "--out", out, "--tracking", tracking_db) == 0
+    report = report_of(out)
+    assert (report["model"], report["version"], report["policy_version"]) == ("cartpole", 1, 7)
+    assert report["samples"] == {"source": "observations that the checkpoint was learned from", "compared": 128}
+    shown = capsys.readouterr().out
+    assert "model.int8.onnx" in shown
+    assert "observations that the checkpoint was learned from" in shown
+    from mlflow.artifacts import download_artifacts
+
+    kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/cartpole-1", tracking_uri=tracking_db))
+    assert {path.relative_to(kept) for path in kept.rglob("*.*")} == {
+        path.relative_to(out) for path in out.rglob("*.*")
+    }
+    assert (kept / "report.json").read_bytes() == (out / "report.json").read_bytes()
+
+
+def test_a_checkpoint_without_samples_says_that_its_inputs_are_made_up(tmp_path):
+    folder = make_checkpoint(tmp_path / "saved", samples={"obs": SEEN[:, :3]})  # of another model
+    assert run(folder, "--to", "onnx", "--out", tmp_path / "out") == 0
+    assert report_of(tmp_path / "out")["samples"]["source"] == "the model's example arguments with noise"
+
+
+def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
+    folder = make_checkpoint(tmp_path / "saved")
+    whole = module_under_test.export
+    strict = {"int8": Tolerance(rtol=0.0, atol=1e-9)}
+    monkeypatch.setattr(
+        module_under_test, "export", lambda *args, **options: whole(*args, **options, tolerances=strict)
+    )
+    assert run(folder, "--to", "onnx", "int8", "--out", tmp_path / "out") == 1
+    said = capsys.readouterr()
+    assert "beyond the tolerance: int8;" in said.err
+    assert "NO" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere", "--to", "onnx"], "neither models:/NAME@ALIAS nor a folder"),
+        (["saved", "--to", "onnx", "--model", "other"], "--model: the job has model"),
+        (["bare", "--to", "onnx"], "--job"),
+        (["saved", "--to", "tensorrt"], "brayx[tensorrt]"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch, capsys, words, told):
+    make_checkpoint(tmp_path / "saved")
+    make_checkpoint(tmp_path / "bare", job=False)
+    monkeypatch.chdir(tmp_path)
+    assert run(*words, "--out", tmp_path / "out") == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_job_can_be_named(tmp_path):
+    folder = make_checkpoint(tmp_path / "bare", job=False)
+    assert run(folder, "--to", "onnx", "--out", tmp_path / "out", "--job", JOB) == 0
