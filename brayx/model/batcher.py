@@ -1,8 +1,7 @@
-"""Collects concurrent requests into one call: first come, first served, bounded, with deadlines.
+"""Collects concurrent requests into one call: bounded, with deadlines, fair to callers when there are too many.
 
-Knows nothing of models, engines, versions or Ray: it hands a list of rows to a function and gives each caller its
-own result. There is at most one call at a time, which is what lets rows gather while it runs. A call goes one of
-three ways:
+Knows nothing of models, engines or Ray: it hands a list of rows to a function and gives each caller its own result.
+There is at most one call at a time, which is what lets rows gather while it runs. A call goes one of three ways:
 
 - ``run`` is a coroutine function (the work is elsewhere): it is awaited;
 - calls of that batch size have taken less than ``inline_below_s``: on the event loop itself, because the hop to a
@@ -11,6 +10,10 @@ three ways:
 
 With ``max_wait_s`` 0 a batch is what is there when the engine is free: rows of one iteration of the event loop share
 a call, and so do rows that came during the call before. All methods must be called on one event loop.
+
+Rows may carry a *key* (a policy version, say): a call has rows of one key only. What fits into one call is taken in
+order of arrival. When more waits than that, or keys differ, keys take turns, and within a key callers do, a row each:
+who submits a thousand rows does not hold up another's one.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -30,22 +33,27 @@ Result = TypeVar("Result")
 
 
 class _Request(Generic[Row]):
-    __slots__ = ("arrived", "deadline", "future", "row")
+    __slots__ = ("arrived", "caller", "deadline", "future", "key", "row")
 
-    def __init__(self, row: Row, future: asyncio.Future[Any], arrived: float, deadline: float) -> None:
+    def __init__(
+        self, row: Row, future: asyncio.Future[Any], arrived: float, deadline: float, key: Hashable, caller: Hashable
+    ) -> None:
         self.row = row
         self.future = future
         self.arrived = arrived
         self.deadline = deadline
+        self.key = key
+        self.caller = caller
 
 
 class Batcher(Generic[Row, Result]):
     """Turns many `submit` calls into few calls of ``run``.
 
     Args:
-        run: takes a non-empty list of rows, returns as many results in the same order; or a coroutine function
-            that does so. An exception it raises goes to every caller of that batch and to no other.
-        max_batch_size: rows of one call at most.
+        run: takes a non-empty list of rows, and their key as a second argument if they have one; returns as many
+            results in the same order. Or a coroutine function that does so. An exception it raises goes to every
+            caller of that batch and to no other.
+        max_batch_size: rows of one call at most; negative: every call has exactly so many, padded as with ``buckets``.
         max_wait_s: how long the first row of an incomplete batch waits for company while the engine is free.
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
@@ -56,7 +64,7 @@ class Batcher(Generic[Row, Result]):
 
     def __init__(
         self,
-        run: Callable[[list[Row]], Any],
+        run: Callable[..., Any],
         *,
         max_batch_size: int = 64,
         max_wait_s: float = 0.0,
@@ -66,8 +74,11 @@ class Batcher(Generic[Row, Result]):
         buckets: Iterable[int] = (),
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
-        if max_batch_size < 1 or max_queue < 1 or max_wait_s < 0 or deadline_s <= 0:
-            raise ValueError("max_batch_size and max_queue must be at least 1, max_wait_s >= 0, deadline_s > 0")
+        if max_batch_size == 0 or max_queue < 1 or max_wait_s < 0 or deadline_s <= 0:
+            raise ValueError("max_batch_size must not be 0, max_queue at least 1, max_wait_s >= 0, deadline_s > 0")
+        if max_batch_size < 0:
+            max_batch_size = -max_batch_size
+            buckets = (max_batch_size,)
         self._run = run
         self._run_is_async = inspect.iscoroutinefunction(run)
         self._max_batch_size = max_batch_size
@@ -78,6 +89,9 @@ class Batcher(Generic[Row, Result]):
         self._buckets = sorted(size for size in buckets if size <= max_batch_size)
         self._on_batch = on_batch
         self._waiting: deque[_Request[Row]] = deque()
+        # What is left of earlier arrivals when they did not make one call: by key, then by caller, each in turn.
+        self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
+        self._in_lanes = 0
         self._running: list[_Request[Row]] = []
         self._call: asyncio.Task[None] | None = None
         self._flush_handle: asyncio.Handle | None = None
@@ -89,30 +103,40 @@ class Batcher(Generic[Row, Result]):
 
     def __len__(self) -> int:
         """Rows that wait for a call."""
-        return len(self._waiting)
+        return len(self._waiting) + self._in_lanes
 
-    async def submit(self, row: Row, deadline_s: float | None = None) -> Result:
+    async def submit(
+        self, row: Row, deadline_s: float | None = None, *, key: Hashable = None, caller: Hashable = None
+    ) -> Result:
         """The result of one row.
 
         Args:
             row: goes to ``run`` as it is; do not change it until the result is there.
             deadline_s: instead of the batcher's own.
+            key: only rows of equal keys share a call.
+            caller: whose turn the row takes; None: it is a caller of its own.
 
         Raises:
             QueueFull: ``max_queue`` rows wait already.
             DeadlineExceeded: no result in time.
             ModelError: the batcher is closed.
         """
-        result: Result = await self._enqueue(row, deadline_s)
+        result: Result = await self._enqueue(row, deadline_s, key, caller)
         return result
 
-    async def submit_many(self, rows: Sequence[Row], deadline_s: float | None = None) -> list[Result]:
-        """The results of several rows, which may end up in different batches; fails if one of them does."""
-        if self._max_queue - len(self._waiting) < len(rows):
+    async def submit_many(
+        self, rows: Sequence[Row], deadline_s: float | None = None, *, key: Hashable = None, caller: Hashable = None
+    ) -> list[Result]:
+        """The results of several rows, which may end up in different batches; fails if one of them does.
+
+        Without ``caller`` the rows of this one call are one caller's.
+        """
+        if self._max_queue - len(self) < len(rows):
             self._drop_abandoned()
-            if self._max_queue - len(self._waiting) < len(rows):
+            if self._max_queue - len(self) < len(rows):
                 raise self._queue_full()
-        results: list[Result] = await asyncio.gather(*[self._enqueue(row, deadline_s) for row in rows])
+        caller = object() if caller is None else caller
+        results: list[Result] = await asyncio.gather(*[self._enqueue(row, deadline_s, key, caller) for row in rows])
         return results
 
     async def close(self) -> None:
@@ -122,10 +146,12 @@ class Batcher(Generic[Row, Result]):
             if handle is not None:
                 handle.cancel()
         self._flush_handle = self._deadline_timer = None
-        for request in self._waiting:
+        for request in self._requests():
             if not request.future.done():
                 request.future.set_exception(ModelError("the batcher was closed"))
         self._waiting.clear()
+        self._lanes.clear()
+        self._in_lanes = 0
         if self._call is not None:
             await asyncio.wait([self._call], timeout=self._deadline_s)
             if self._call is not None and not self._call.done():
@@ -134,12 +160,12 @@ class Batcher(Generic[Row, Result]):
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
-    def _enqueue(self, row: Row, deadline_s: float | None) -> asyncio.Future[Any]:
+    def _enqueue(self, row: Row, deadline_s: float | None, key: Hashable, caller: Hashable) -> asyncio.Future[Any]:
         if self._closed:
             raise ModelError("the batcher is closed")
-        if len(self._waiting) >= self._max_queue:
+        if len(self._waiting) + self._in_lanes >= self._max_queue:
             self._drop_abandoned()
-            if len(self._waiting) >= self._max_queue:
+            if len(self) >= self._max_queue:
                 raise self._queue_full()
         loop = self._loop
         if loop is None:
@@ -147,41 +173,87 @@ class Batcher(Generic[Row, Result]):
         now = loop.time()
         deadline = now + (self._deadline_s if deadline_s is None else deadline_s)
         future = loop.create_future()
-        self._waiting.append(_Request(row, future, now, deadline))
+        self._waiting.append(_Request(row, future, now, deadline, key, caller))
         timer = self._deadline_timer
         if timer is None or deadline < timer.when():
             self._set_deadline_timer(deadline)
         if self._call is None:
             if self._flush_handle is None:
                 self._schedule()
-            elif self._max_wait_s and len(self._waiting) >= self._max_batch_size:
+            elif self._max_wait_s and len(self) >= self._max_batch_size:
                 self._flush_handle.cancel()
                 self._flush_handle = loop.call_soon(self._flush)
         return future
 
     def _queue_full(self) -> QueueFull:
-        return QueueFull(f"{len(self._waiting)} forwards wait already (max_queue)", max_queue=self._max_queue)
+        return QueueFull(f"{len(self)} forwards wait already (max_queue)", max_queue=self._max_queue)
+
+    def _requests(self) -> Iterator[_Request[Row]]:
+        """All that wait."""
+        for callers in self._lanes.values():
+            for lane in callers.values():
+                yield from lane
+        yield from self._waiting
 
     def _drop_abandoned(self) -> None:
         """Rows whose callers were cancelled or ran out of time take no room."""
-        self._waiting = deque(request for request in self._waiting if not request.future.done())
+        left = [request for request in self._requests() if not request.future.done()]
+        self._lanes.clear()
+        self._in_lanes = 0
+        self._waiting = deque(left)
 
     def _schedule(self) -> None:
         """Plans the next call; there are rows and no call runs."""
         assert self._loop is not None
-        if self._max_wait_s and len(self._waiting) < self._max_batch_size:
-            self._flush_handle = self._loop.call_at(self._waiting[0].arrived + self._max_wait_s, self._flush)
+        if self._max_wait_s and len(self) < self._max_batch_size:
+            oldest = min(request.arrived for request in self._requests())
+            self._flush_handle = self._loop.call_at(oldest + self._max_wait_s, self._flush)
         else:
             self._flush_handle = self._loop.call_soon(self._flush)
+
+    def _take(self) -> list[_Request[Row]]:
+        """The rows of the next call, all of one key; empty when nobody waits any more."""
+        if not self._lanes and len(self._waiting) <= self._max_batch_size:
+            batch = [request for request in self._waiting if not request.future.done()]
+            key = batch[0].key if batch else None
+            if not [request for request in batch if request.key != key]:  # a generator would cost most of this method
+                self._waiting.clear()
+                return batch
+        self._into_lanes()
+        while self._lanes:
+            if batch := self._of_next_key():
+                return batch
+        return []
+
+    def _into_lanes(self) -> None:
+        """Sorts what has come since the last time; each row once, so that a full queue costs no more a row."""
+        for request in self._waiting:
+            callers = self._lanes.setdefault(request.key, OrderedDict())
+            lane = callers.setdefault(request if request.caller is None else request.caller, deque())
+            lane.append(request)
+        self._in_lanes += len(self._waiting)
+        self._waiting.clear()
+
+    def _of_next_key(self) -> list[_Request[Row]]:
+        """A row of each caller in turn, of the key whose turn it is; empty if all of those were abandoned."""
+        key, callers = self._lanes.popitem(last=False)
+        batch: list[_Request[Row]] = []
+        while callers and len(batch) < self._max_batch_size:
+            caller, lane = callers.popitem(last=False)
+            request = lane.popleft()
+            self._in_lanes -= 1
+            if lane:
+                callers[caller] = lane
+            if not request.future.done():
+                batch.append(request)
+        if callers:
+            self._lanes[key] = callers
+        return batch
 
     def _flush(self) -> None:
         self._flush_handle = None
         assert self._loop is not None
-        batch: list[_Request[Row]] = []
-        while self._waiting and len(batch) < self._max_batch_size:
-            request = self._waiting.popleft()
-            if not request.future.done():
-                batch.append(request)
+        batch = self._take()
         if not batch:
             return
         rows = [request.row for request in batch]
@@ -198,24 +270,25 @@ class Batcher(Generic[Row, Result]):
     def _run_inline(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
         try:
-            results = self._run(rows)
+            results = self._call_run(rows, batch[0].key)
         except Exception as error:
             self._fail(batch, error)
         else:
             self._finish(batch, rows, results, started, time.perf_counter() - started)
-        if self._waiting:
+        if len(self):
             self._schedule()
 
     async def _run_away(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
         try:
             if self._run_is_async:
-                results = await self._run(rows)
+                results = await self._call_run(rows, batch[0].key)
                 seconds = time.perf_counter() - started
             else:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(1, thread_name_prefix="brayx-batcher")
-                results, seconds = await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, rows)
+                loop = asyncio.get_running_loop()
+                results, seconds = await loop.run_in_executor(self._executor, self._timed, rows, batch[0].key)
         except Exception as error:
             self._fail(batch, error)
         else:
@@ -223,12 +296,15 @@ class Batcher(Generic[Row, Result]):
         finally:
             self._running = []
             self._call = None
-            if self._waiting and not self._closed:
+            if len(self) and not self._closed:
                 self._schedule()
 
-    def _timed(self, rows: list[Row]) -> tuple[Any, float]:
+    def _call_run(self, rows: list[Row], key: Hashable) -> Any:
+        return self._run(rows) if key is None else self._run(rows, key)
+
+    def _timed(self, rows: list[Row], key: Hashable) -> tuple[Any, float]:
         started = time.perf_counter()
-        results = self._run(rows)
+        results = self._call_run(rows, key)
         return results, time.perf_counter() - started
 
     def _finish(
@@ -266,9 +342,9 @@ class Batcher(Generic[Row, Result]):
         assert self._loop is not None
         # The timer may fire up to the clock's resolution early.
         now = self._loop.time() + 1e-3
-        self._expire(self._waiting, now)
+        self._expire(self._requests(), now)
         self._expire(self._running, now)
-        pending = [r.deadline for requests in (self._waiting, self._running) for r in requests if not r.future.done()]
+        pending = [r.deadline for r in (*self._requests(), *self._running) if not r.future.done()]
         if pending:
             self._set_deadline_timer(min(pending))
 

@@ -25,8 +25,8 @@ class ModelConfig(BaseModel):
     """The torch engine runs through ``torch.compile``, which takes seconds to minutes at the start."""
     placement: Literal["local", "remote"] = "local"
     """``local``: in every actor replica; ``remote``: in a model deployment that all replicas call."""
-    max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Observations in one engine call at most."""
+    max_batch_size: Annotated[int, Field(ge=-65536, le=65536)] = 64
+    """Observations in one engine call at most; negative: exactly so many, padded."""
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     """How long an incomplete batch waits for company; 0 takes what is there when the engine is free."""
     max_queue: Annotated[int, Field(ge=1)] = 1024
@@ -59,4 +59,11 @@ class ModelConfig(BaseModel):
         on_gpu = info.data.get("device") == "cuda" or info.data.get("engine") == "tensorrt"
         if not value and on_gpu and info.data.get("placement") == "remote":
             raise ValueError("a share of a GPU, since the engine runs on one")
+        return value
+
+    @field_validator("max_batch_size")
+    @classmethod
+    def _not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("at least 1, or negative for batches of a fixed size")
         return value

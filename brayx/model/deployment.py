@@ -156,7 +156,7 @@ def model_application(
         _ServedModel,
         name=name,
         num_replicas=config.num_workers,
-        max_ongoing_requests=4 * config.max_batch_size,  # callers must be able to fill a batch while another runs
+        max_ongoing_requests=4 * abs(config.max_batch_size),  # callers must be able to fill a batch while another runs
         max_queued_requests=config.max_queue,
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=5.0,

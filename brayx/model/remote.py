@@ -62,7 +62,7 @@ class RemoteModel:
         self._version = version
         self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
             self._call,
-            max_batch_size=max_batch_size,
+            max_batch_size=abs(max_batch_size),  # the replica pads
             max_wait_s=max_wait_s,
             max_queue=max_queue,
             deadline_s=deadline_s,

@@ -379,3 +379,125 @@ async def test_many_callers_under_random_cancellation_never_get_anothers_result(
 def test_options_that_make_no_batcher(options):
     with pytest.raises(ValueError, match="max_batch_size"):
         Batcher(list, **options)
+
+
+async def test_a_caller_with_many_rows_does_not_hold_up_anothers_one(make, engine):
+    batcher = make(max_batch_size=4)
+    first = await shut(engine, batcher)
+    many = asyncio.create_task(batcher.submit_many(list(range(100, 112))))
+    await turns()
+    others = [asyncio.create_task(batcher.submit(row)) for row in (1, 2)]
+    await turns()
+    engine.gate.set()
+    await asyncio.gather(first, many, *others)
+    assert engine.batches[1] == [100, 1, 2, 101], "a row each before anyone's second"
+    assert [row for batch in engine.batches[1:] for row in batch if row >= 100] == list(range(100, 112))
+
+
+async def test_named_callers_take_turns_in_every_batch(make, engine):
+    batcher = make(max_batch_size=2)
+    first = await shut(engine, batcher)
+    greedy = [asyncio.create_task(batcher.submit(f"g{i}", caller="greedy")) for i in range(4)]
+    await turns()
+    modest = [asyncio.create_task(batcher.submit(f"m{i}", caller="modest")) for i in range(2)]
+    await turns()
+    engine.gate.set()
+    await asyncio.gather(first, *greedy, *modest)
+    assert engine.batches[1:] == [["g0", "m0"], ["g1", "m1"], ["g2", "g3"]]
+
+
+async def test_who_comes_late_has_its_turn_before_a_long_queue_is_through(make, engine):
+    batcher = make(max_batch_size=2)
+    first = await shut(engine, batcher)
+    many = asyncio.create_task(batcher.submit_many(list(range(100, 120))))
+    await turns()
+    engine.entered.clear()
+    engine.gate.set()
+    assert await first == 0
+    engine.gate.clear()
+    late = asyncio.create_task(batcher.submit(1))
+    await turns()
+    engine.gate.set()
+    assert await late == 2
+    assert not many.done()
+    await many
+
+
+class KeyedEngine(Engine):
+    """Also records each batch's key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[object] = []
+
+    def __call__(self, rows, key=None):
+        self.keys.append(key)
+        return super().__call__(rows)
+
+
+async def test_a_batch_has_rows_of_one_key(make):
+    engine = KeyedEngine()
+    batcher = make(engine, max_batch_size=3)
+    rows = [(i, i % 3 or None) for i in range(12)]
+    assert await asyncio.gather(*[batcher.submit(row, key=key) for row, key in rows]) == [2 * row for row, _ in rows]
+    assert len(engine.batches) == 6
+    for batch, key in zip(engine.batches, engine.keys, strict=True):
+        assert {row % 3 or None for row in batch} == {key}
+
+
+async def test_no_key_starves_another(make):
+    engine = KeyedEngine()
+    batcher = make(engine, max_batch_size=2)
+    first = await shut(engine, batcher)
+    many = [asyncio.create_task(batcher.submit(i, key="often")) for i in range(6)]
+    await turns()
+    few = asyncio.create_task(batcher.submit(100, key="seldom"))
+    await turns()
+    engine.gate.set()
+    await asyncio.gather(first, few, *many)
+    assert engine.keys == [None, "often", "seldom", "often", "often"]
+
+
+async def test_negative_size_is_fixed_and_padded(make, engine):
+    batcher = make(max_batch_size=-4)
+    assert await asyncio.gather(*[batcher.submit(i) for i in range(6)]) == [0, 2, 4, 6, 8, 10]
+    assert engine.batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
+
+
+async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make, engine, clock):
+    batcher = make(max_batch_size=1, max_queue=4, deadline_s=100)
+    first = await shut(engine, batcher)
+    rows = [asyncio.create_task(batcher.submit(row, deadline_s=s)) for row, s in ((1, 50), (2, 5), (3, 50), (4, 50))]
+    await turns()
+    engine.entered.clear()
+    engine.gate.set()
+    assert await first == 0
+    engine.gate.clear()
+    await turns()
+    assert len(batcher) == 3, "one row runs, the others were sorted and wait"
+    rows.append(asyncio.create_task(batcher.submit(5)))
+    await turns()
+    with pytest.raises(QueueFull):
+        await batcher.submit(6)
+    await clock.move(6)
+    assert isinstance(rows[1].exception(), DeadlineExceeded)
+    rows.append(asyncio.create_task(batcher.submit(7)))  # the room of the one that is late
+    await turns()
+    assert not rows[-1].done()
+    rows[2].cancel()
+    engine.gate.set()
+    assert await rows[0] == 2
+    assert await asyncio.gather(rows[3], rows[4], rows[5]) == [8, 10, 14]
+    assert engine.batches == [[0], [1], [4], [5], [7]]
+
+
+async def test_close_fails_rows_that_wait_their_turn(make, engine):
+    batcher = make(max_batch_size=1, inline_below_s=0)
+    many = asyncio.create_task(batcher.submit_many([1, 2, 3]))
+    engine.gate.clear()
+    await engine.wait_entered()
+    closing = asyncio.create_task(batcher.close())
+    with pytest.raises(ModelError, match="closed"):
+        await many
+    engine.gate.set()
+    await closing
