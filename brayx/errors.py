@@ -22,7 +22,8 @@
     │   ├── ShapeMismatch               shape_mismatch      422
     │   ├── EngineMismatch              engine_mismatch     500
     │   ├── WeightsFrozen               weights_frozen      409
-    │   └── BadWeights                  bad_weights         422
+    │   ├── BadWeights                  bad_weights         422
+    │   └── VersionUnknown              version_unknown     404
     ├── ReplayError                     replay_error        500
     │   └── BadFragment                 bad_fragment        422
     ├── ConfigError                     bad_config          400
@@ -242,6 +243,14 @@ class BadWeights(ModelError):
     code = "bad_weights"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
+
+
+class VersionUnknown(ModelError):
+    """A policy version that is not kept, or never was; ``nearest`` and ``known`` in details."""
+
+    code = "version_unknown"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class ReplayError(BrayxError):

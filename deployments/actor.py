@@ -32,11 +32,11 @@ from brayx.engines import build_engine, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
 from brayx.model.build import build_model
+from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application, read_checkpoint
 from brayx.model.local import LocalModel, Model
-from brayx.model.remote import RemoteModel
-from brayx.model.weights import WeightSubscriber, get_weight_store
+from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
 from brayx.replay.buffer import RemoteBuffer
 from brayx.tracking import Trial, resolve, tracking_uri
 from brayx.types import Weights
@@ -139,8 +139,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     return runtime
 
 
-async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> RemoteModel:
-    model = await RemoteModel.connect(handle, **_batching(config, runtime))
+async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
+    model = await ModelClient.connect(handle, **_batching(config, runtime))
 
     async def follow() -> None:
         """Keeps the version that the status page shows; forwards carry their own."""
@@ -192,11 +192,17 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
         compiled=config.compile,
         weights=None if checkpoint is None else checkpoint[1],
     )
+    store = get_weight_store(source.store, NAMESPACE) if source.store else None
     model = LocalModel(
-        engine, version=checkpoint[0] if checkpoint else 0, buckets=config.buckets, **_batching(config, runtime)
+        engine,
+        version=checkpoint[0] if checkpoint else 0,
+        buckets=config.buckets,
+        max_versions=config.max_versions,
+        fetch=functools.partial(fetch_weights, store) if store is not None else None,
+        **_batching(config, runtime),
     )
-    if source.store:
-        subscriber = WeightSubscriber(get_weight_store(source.store, NAMESPACE), model.load)
+    if store is not None:
+        subscriber = WeightSubscriber(store, model.load)
         await subscriber.start()
         runtime.close.append(subscriber.stop)
 

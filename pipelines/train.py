@@ -163,7 +163,7 @@ def train_on(
 ) -> TrainResult:
     """Runs a training job on a cluster that is up; arguments and errors as `train`."""
     from brayx.hub import create_hub
-    from brayx.model.weights import create_weight_store
+    from brayx.model.weights import KEPT_VERSIONS, create_weight_store
     from brayx.replay.buffer import create_buffer
     from brayx.trainer.launch import Learner, LearnerSpec, observation
 
@@ -198,7 +198,9 @@ def train_on(
         )
         observed = observation(spec)  # what is wrong with the model is told here, before anything starts
         hub = create_hub(names["hub"], NAMESPACE, trial)
-        store = create_weight_store(names["weights"], NAMESPACE)
+        store = create_weight_store(
+            names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
+        )
         options = job.buffers[buffer_name]
         buffer = create_buffer(names["buffer"], options, observed, namespace=NAMESPACE, hub=names["hub"])
         stack.callback(_kill, [hub, store, buffer])

@@ -1,6 +1,6 @@
 """What a user writes to decide: `Agent`, the `State` it sees each tick, and the services it calls.
 
-Inside ``on_tick`` and ``on_episode`` the functions `forward`, `push` and `record` reach the job's models, replay
+Inside an agent's methods the functions `forward`, `pinned`, `push` and `record` reach the job's models, replay
 buffers and metrics by name. They find them in the session's context, so that an agent holds no handles and the same
 class trains, serves and runs in a unit test (`Services.use`). Knows nothing of sessions, doors, Ray or torch: models
 and buffers are whatever has the methods of `ModelHandle` and `BufferHandle`.
@@ -26,6 +26,14 @@ class ModelHandle(Protocol):
 
     async def forward(self, *args: NestedArray) -> Forward:
         """One observation in, its outputs and the policy version that computed them out."""
+
+
+class PinnedHandle(ModelHandle, Protocol):
+    """A model at one policy version, for as long as the agent holds this."""
+
+    @property
+    def version(self) -> int:
+        """The version."""
 
 
 class BufferHandle(Protocol):
@@ -106,6 +114,24 @@ async def forward(model: str, *args: NestedArray) -> Forward:
     """
     result: Forward = await _named("model", model, _current().models).forward(*args)
     return result
+
+
+def pinned(model: str, version: int | None = None) -> PinnedHandle:
+    """A model at one policy version, whatever is published meanwhile; for a whole session when its constructor asks.
+
+    Args:
+        model: name of a model component.
+        version: the version; None: the newest known now.
+
+    Returns:
+        What has a ``version``, and `forward` for observations. Keep it as long as the version is needed.
+
+    Raises:
+        VersionUnknown: that version is not ready; names the nearest.
+        Overloaded: sessions have pinned as many versions as may be kept.
+    """
+    handle: PinnedHandle = _named("model", model, _current().models).pinned(version)
+    return handle
 
 
 def push(buffer: str, *fragments: Fragment) -> None:

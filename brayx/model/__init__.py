@@ -1,5 +1,5 @@
-"""Forward: batching, weights, and models in this process or in a Serve deployment.
+"""Forward: batching, weights, versions, and models in this process or in a Serve deployment.
 
-`batcher` and `local` know nothing of Ray; `weights`, `remote` and `deployment` are its shells. Nothing is imported
-here, so that a process pays only for what it uses.
+`batcher`, `versions` and `local` know nothing of Ray; `weights`, `client`, `deployment` and `remote` are its shells.
+Nothing is imported here, so that a process pays only for what it uses.
 """

@@ -35,6 +35,8 @@ class ModelConfig(BaseModel):
     """A forward without a result after this long fails."""
     buckets: list[Annotated[int, Field(ge=1)]] = []
     """Batch sizes to pad up to; empty: no padding."""
+    max_versions: Annotated[int, Field(ge=1, le=4096)] = 2
+    """Policy versions that each process keeps ready, the newest included; the weight store keeps as many, or four."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of one engine call."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -14,11 +14,12 @@ import numpy as np
 from ray import serve
 
 from brayx.engines import build_engine, refuse_frozen
-from brayx.engines.base import LeafSpec, ModelSpec, load_weights
-from brayx.errors import ModelError, ShapeMismatch
+from brayx.engines.base import ModelSpec, load_weights
+from brayx.errors import ModelError
+from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
-from brayx.model.weights import WeightSubscriber, get_weight_store
+from brayx.model.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -63,9 +64,12 @@ class ModelReplica:
             compiled=config.compile,
             weights=weights,
         )
+        self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
             version=version,
+            max_versions=config.max_versions,
+            fetch=self._fetch if weight_store is not None else None,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_ms / 1000,
             max_queue=config.max_queue,
@@ -83,27 +87,31 @@ class ModelReplica:
         """
         if self._weight_store is not None:
             name, namespace = self._weight_store
-            self._subscriber = WeightSubscriber(get_weight_store(name, namespace), self.model.load)
+            self._store = get_weight_store(name, namespace)
+            self._subscriber = WeightSubscriber(self._store, self.model.load)
             await self._subscriber.start()
 
-    async def forward(self, columns: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    async def forward(
+        self, columns: Sequence[np.ndarray], version: int | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         """Forwards of several observations.
 
         Args:
             columns: input leaves ``[N, ...]`` in the order of the spec, N at least 1.
+            version: policy version to act with; None: the newest when each batch begins.
 
         Returns:
             Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: they may differ, since
             rows are batched with those of other callers.
 
         Raises:
-            ShapeMismatch, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
+            ShapeMismatch, VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
         """
-        count = _check_columns(self.model.spec.inputs, columns)
-        rows = [[np.ascontiguousarray(leaf[i, ...]).reshape(leaf.shape[1:]) for leaf in columns] for i in range(count)]
-        results = await self.model.forward_rows(rows)
-        outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
-        return outputs, np.array([version for _, version in results], np.int64)
+        check_columns(self.model.spec.inputs, columns)
+        return await self.model.forward_columns(columns, version=version)
+
+    async def _fetch(self, version: int) -> Weights:
+        return await fetch_weights(self._store, version)
 
     async def get_spec(self) -> ModelSpec:
         """Signature of the model."""
@@ -147,7 +155,7 @@ def model_application(
     """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
 
     Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
-    handle goes to `RemoteModel`. Arguments are those of `ModelReplica`.
+    handle goes to `ModelClient`. Arguments are those of `ModelReplica`.
     """
     actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
     if config.memory_per_worker:
@@ -183,18 +191,3 @@ def _policy_version(path: Path) -> int:
         return int(json.loads(path.read_text()).get("counters", {}).get("policy_version", 0))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} cannot be read: {error}", file=str(path)) from error
-
-
-def _check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -> int:
-    sizes = {len(leaf) for leaf in columns if leaf.ndim}
-    fits = len(columns) == len(expected) and len(sizes) == 1 and 0 not in sizes
-    if fits:
-        fits = all(
-            leaf.shape[1:] == spec.shape and leaf.dtype == spec.dtype
-            for leaf, spec in zip(columns, expected, strict=True)
-        )
-    if not fits:
-        wanted = [f"{spec.path}: [{', '.join(['N', *map(str, spec.shape)])}] {spec.dtype}" for spec in expected]
-        got = [f"{list(leaf.shape)} {leaf.dtype}" for leaf in columns]
-        raise ShapeMismatch(f"model input does not fit: expected {wanted}, got {got}", expected=wanted, got=got)
-    return sizes.pop()

@@ -1,16 +1,19 @@
 """Weights on their way from the learner to whoever acts: one versioned store, its publisher and its subscribers.
 
-The store is a named actor that keeps the newest weights only. It owns their object, so they outlive the learner
-that published them; subscribers on one node share one copy of it, read-only and in place. Versions start at 1 and
-only grow. A store that was restarted is empty until the next publish, whose version follows the last one that the
-publisher saw. Knows nothing of engines or models.
+The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
+that published them; subscribers on one node share one copy of each, read-only and in place. Versions start at 1 and
+only grow. A store that was restarted gets the newest back from the first subscriber that has it, and its number with
+it; without a subscriber it is empty until the next publish, whose version follows the last one that the publisher saw.
+Older versions are lost with it. Knows nothing of engines or models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -18,13 +21,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from brayx.engines.base import check_finite
-from brayx.errors import BrayxError, DeadlineExceeded, StartupError
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
 
 _MARGIN_S = 10.0
 """What a question to the store, or a fetch, may take beyond the time it is meant to wait."""
+
+KEPT_VERSIONS = 4
+"""How many weight sets a store keeps."""
 
 Kept = TypeVar("Kept")
 
@@ -33,59 +40,138 @@ StoreHandle: TypeAlias = Any
 
 
 class WeightStore(Generic[Kept]):
-    """Keeps the newest of what is published, and lets others wait for a newer one. Pure asyncio, knows no Ray."""
+    """Keeps the newest of what is published, and lets others wait for a newer one. Pure asyncio, knows no Ray.
 
-    def __init__(self) -> None:
-        self._newest: tuple[int, int, Kept] | None = None
+    Args:
+        keep: how many of the newest are kept; an older one goes when a new one comes.
+    """
+
+    def __init__(self, keep: int = KEPT_VERSIONS) -> None:
+        if keep < 1:
+            raise ValueError("keep must be at least 1")
+        self._keep = keep
+        self._kept: OrderedDict[int, tuple[int, int, Kept]] = OrderedDict()
         self._changed = asyncio.Event()
+        self._asked_until = 0.0
 
     def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
         """Makes ``kept`` the newest and returns its version, which is ``at_least`` or more, and above all before."""
-        version = max(at_least, 1, self._newest[0] + 1 if self._newest is not None else 1)
-        self._newest = (version, step, kept)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        newest = self.newest()
+        version = max(at_least, 1, newest[0] + 1 if newest is not None else 1)
+        self._add(version, step, kept)
         return version
+
+    def restore(self, version: int, step: int, kept: Kept) -> bool:
+        """Takes back what was lost in a restart, unless there is something as new; whether it was taken."""
+        newest = self.newest()
+        if newest is not None and newest[0] >= version:
+            return False
+        self._add(version, step, kept)
+        return True
 
     def newest(self) -> tuple[int, int, Kept] | None:
         """Version, step and content of the newest; None before the first."""
-        return self._newest
+        return next(reversed(self._kept.values()), None)
 
-    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, Kept] | None:
-        """The newest once its version is above ``than``; None if that does not happen in time."""
+    def get(self, version: int) -> tuple[int, int, Kept] | None:
+        """Version, step and content of that version; None when it is not kept."""
+        return self._kept.get(version)
+
+    def steps(self) -> dict[int, int]:
+        """Step by version, of all that are kept, in order."""
+        return {version: step for version, step, _ in self._kept.values()}
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, Kept] | int | None:
+        """The newest once its version is above ``than``; None if that does not happen in time.
+
+        A number instead: the newest here is older than what the caller has, since this store was restarted, and the
+        caller is the one that should give that back with `restore`. One is asked at a time.
+        """
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._newest is None or self._newest[0] <= than:
+                while True:
+                    newest = self.newest()
+                    version = newest[0] if newest is not None else 0
+                    if newest is not None and version > than:
+                        return newest
+                    if version < than and loop.time() >= self._asked_until:
+                        self._asked_until = loop.time() + _MARGIN_S
+                        return version
                     await self._changed.wait()
         except TimeoutError:
             return None
-        return self._newest
+
+    def _add(self, version: int, step: int, kept: Kept) -> None:
+        self._kept[version] = (version, step, kept)
+        while len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
+        self._asked_until = 0.0
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class _WeightStoreActor:
     """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
 
-    def __init__(self) -> None:
-        self._store: WeightStore[list[Any]] = WeightStore()
+    def __init__(self, keep: int, about: bytes) -> None:
+        self._store: WeightStore[list[Any]] = WeightStore(keep)
+        self._about = about
 
     async def publish(self, step: int, weights: Weights, at_least: int) -> int:
         # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
         # process that owns it, and learners come and go.
         return self._store.publish(step, [ray.put(weights)], at_least)
 
+    async def restore(self, version: int, step: int, weights: Weights) -> bool:
+        return self._store.restore(version, step, [ray.put(weights)])
+
     async def newest(self) -> tuple[int, int, list[Any]] | None:
         return self._store.newest()
 
-    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | None:
+    async def get(self, version: int) -> tuple[int, int, list[Any]] | None:
+        return self._store.get(version)
+
+    async def steps(self) -> dict[int, int]:
+        return self._store.steps()
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | int | None:
         return await self._store.wait_newer(than, timeout_s)
 
+    async def about(self) -> bytes:
+        return self._about
 
-def create_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
-    """The weight store of that name, started if there is none. It lives until killed, or with its Ray job."""
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+def create_weight_store(
+    name: str,
+    namespace: str | None = None,
+    *,
+    keep: int = KEPT_VERSIONS,
+    about: bytes = b"",
+    detached: bool = False,
+) -> StoreHandle:
+    """The weight store of that name, started if there is none.
+
+    Args:
+        name: of the actor.
+        namespace: Ray's.
+        keep: how many of the newest weight sets it keeps.
+        about: small and opaque; the store gives it to whoever asks, after a restart too.
+        detached: it lives until killed; otherwise with its Ray job.
+    """
     actor: Any = ray.remote(_WeightStoreActor)
     handle: StoreHandle = actor.options(
-        name=name, namespace=namespace, num_cpus=0, max_restarts=-1, max_concurrency=10_000, get_if_exists=True
-    ).remote()
+        name=name,
+        namespace=namespace,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=10_000,
+        get_if_exists=True,
+        lifetime="detached" if detached else None,
+    ).remote(keep, about)
     return handle
 
 
@@ -100,6 +186,28 @@ def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
     except ValueError:
         raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name) from None
     return handle
+
+
+async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MARGIN_S) -> Weights:
+    """The weights of a version that the store keeps: read-only views of shared memory.
+
+    Raises:
+        VersionUnknown: it does not keep that one; names the nearest.
+        DeadlineExceeded: the store did not answer in time.
+        ModelError: the weights went with the node or the process that had them.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await store.get.remote(version)
+            if found is None:
+                raise version_unknown(version, await store.steps.remote())
+        _, _, [reference] = found
+        weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
+        return weights
+    except (TimeoutError, GetTimeoutError, RayActorError) as error:
+        raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
+    except RayError as error:
+        raise ModelError(f"the weights of version {version} are lost: {first_line(error)}") from error
 
 
 class WeightPublisher:
@@ -154,8 +262,8 @@ class WeightSubscriber:
     In a thread, because an engine may take long to make weights ready, and ticks do not wait for that.
 
     Versions it passes on only grow, and some are skipped when they follow each other quickly. Arrays are read-only
-    views of shared memory. A store that is away is asked again until `stop`; weights that ``on_weights`` refuses
-    are logged and skipped, and those before stay.
+    views of shared memory. A store that is away is asked again until `stop`, and gets the newest back if it lost it.
+    Weights that ``on_weights`` refuses are logged and skipped, and those before stay.
 
     Args:
         store: handle of the store.
@@ -168,6 +276,7 @@ class WeightSubscriber:
         self._on_weights = on_weights
         self._poll_s = poll_s
         self._version = 0
+        self._newest: tuple[int, Weights] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -224,7 +333,10 @@ class WeightSubscriber:
             found = await self._store.wait_newer.remote(self._version, timeout_s)
         if found is None:
             return
-        version, _, [reference] = found
+        if isinstance(found, int):
+            await self._give_back()
+            return
+        version, step, [reference] = found
         # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
         # waits for one notification. Seen to hang once, on a loaded machine.
         weights: Any = await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
@@ -235,6 +347,16 @@ class WeightSubscriber:
         except Exception:
             _log.exception("weights of version %d were not taken", version)
         self._version = version
+        self._newest = (step, weights)
+
+    async def _give_back(self) -> None:
+        """The store was restarted and has nothing as new: a view of the old object lives on in this process."""
+        if self._newest is None:
+            return
+        step, weights = self._newest
+        async with asyncio.timeout(_MARGIN_S):
+            if await self._store.restore.remote(self._version, step, weights):
+                _log.warning("the weight store was restarted: it has version %d back from here", self._version)
 
 
 def unwrap(error: BaseException) -> BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import uuid
@@ -16,11 +17,18 @@ import torch
 from ray import serve
 
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, DeadlineExceeded, ShapeMismatch, StartupError
+from brayx.errors import BadWeights, BrayxError, DeadlineExceeded, ShapeMismatch, StartupError, VersionUnknown
+from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
-from brayx.model.remote import RemoteModel
-from brayx.model.weights import WeightPublisher, WeightSubscriber, create_weight_store, get_weight_store
+from brayx.model.weights import (
+    WeightPublisher,
+    WeightSubscriber,
+    create_weight_store,
+    fetch_weights,
+    get_weight_store,
+)
+from tests.waiting import until as until_sync
 from tests.waiting import until_awaited as until
 
 # Workers cannot import this file: what it defines travels by value.
@@ -161,6 +169,90 @@ async def test_a_killed_store_comes_back_and_versions_go_on(store):
     await subscriber.stop()
 
 
+def kill_9(store):
+    """Kills the process of a weight store, and waits until another one answers."""
+    pid = ray.get(store.pid.remote(), timeout=30)
+    os.kill(pid, signal.SIGKILL)
+
+    def answers():
+        try:
+            return ray.get(store.pid.remote(), timeout=1) != pid
+        except ray.exceptions.RayError:
+            return False
+
+    until_sync(answers, "the store runs again")
+
+
+async def test_a_store_killed_with_nobody_publishing_has_the_newest_back_from_a_subscriber(ray_cluster):
+    store = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}", about=b"what it is")
+    publisher = WeightPublisher(store)
+    size = 1_000_000
+    seen, also, late = [], [], []
+    subscribers = [
+        WeightSubscriber(store, lambda version, weights, seen=seen: seen.append((version, weights["factor"][-1])))
+        for seen in (seen, also)
+    ]
+    for subscriber in subscribers:
+        await subscriber.start()
+    for value in (1, 2, 3):
+        await asyncio.to_thread(publisher.publish, factor(value, size), 10 * value)
+    await until(lambda: seen and seen[-1] == (3, 3) and also and also[-1] == (3, 3), timeout_s=40)
+    await asyncio.to_thread(kill_9, store)
+    await until(lambda: ray.get(store.steps.remote(), timeout=10) == {3: 30}, timeout_s=60)
+    subscribers.append(WeightSubscriber(store, lambda *found: late.append((found[0], found[1]["factor"][-1]))))
+    assert await subscribers[-1].start() == 3
+    assert late == [(3, 3)], "who comes after the restart has the newest at once"
+    assert ray.get(store.about.remote(), timeout=10) == b"what it is"
+    assert await asyncio.to_thread(publisher.publish, factor(4, size), 40) == 4
+    await until(lambda: seen[-1] == also[-1] == late[-1] == (4, 4), timeout_s=40)
+    assert [version for version, _ in seen] == sorted({version for version, _ in seen}), "nothing came twice"
+    for subscriber in subscribers:
+        await subscriber.stop()
+    ray.kill(store)
+
+
+async def test_old_versions_are_fetched_while_the_store_keeps_them(ray_cluster):
+    store = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}", keep=3)
+    publisher = WeightPublisher(store)
+    for value in range(1, 6):
+        publisher.publish(factor(value, 500_000), 10 * value)
+    assert (await fetch_weights(store, 3))["factor"][0] == 3
+    with pytest.raises(VersionUnknown, match="no policy version 2, nearest is 3; there are 3, 4, 5"):
+        await fetch_weights(store, 2)
+    ray.kill(store)
+    with pytest.raises(DeadlineExceeded):
+        await fetch_weights(store, 3, timeout_s=1)
+
+
+def objects_in_shared_memory():
+    from ray._private.internal_api import memory_summary
+
+    return int(re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", memory_summary(stats_only=True))[1])
+
+
+async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
+    publisher, seen = WeightPublisher(store), []
+    subscriber = WeightSubscriber(store, lambda version, weights: seen.append((version, weights["factor"][-1])))
+    await subscriber.start()
+    size = 250_000  # 1 MB each: twice what the object store has
+    before = objects_in_shared_memory()
+    most = 0
+
+    def publish():
+        nonlocal most
+        for value in range(1, 1001):
+            publisher.publish(factor(value, size), value)
+            if value % 100 == 0:
+                most = max(most, objects_in_shared_memory() - before)
+
+    await asyncio.to_thread(publish)
+    await until(lambda: seen[-1] == (1000, 1000), timeout_s=60)
+    versions = [version for version, _ in seen]
+    assert versions == sorted(set(versions))
+    assert most <= 400, "of 2000: four are kept, and Ray frees what was dropped a hundred at a time"
+    await subscriber.stop()
+
+
 def test_a_publish_to_a_dead_store_ends(ray_cluster):
     handle = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}")
     WeightPublisher(handle).publish(factor(1), 1)
@@ -174,7 +266,7 @@ def test_a_publish_to_a_dead_store_ends(ray_cluster):
 async def served(config, build=build, **options):
     app = model_application(build, config, name="model", **options)
     handle = await asyncio.to_thread(serve.run, app, name="model-test", route_prefix=None)
-    model = await RemoteModel.connect(handle, deadline_s=20)
+    model = await ModelClient.connect(handle, deadline_s=20)
     try:
         yield handle, model
     finally:
@@ -223,12 +315,69 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_ins
             await model._call([[np.zeros(4, np.float32)]])  # refused there, and comes back as what it is
         assert (await model.forward(OBS)).policy_version == 20
 
-        hurried = RemoteModel(handle, model.spec, deadline_s=1e-4)
+        hurried = ModelClient(handle, model.spec, deadline_s=1e-4)
         with pytest.raises(DeadlineExceeded):
             await hurried.forward(OBS)
         await hurried.close()
         assert (await model.forward(OBS)).policy_version == 20
     ray.kill(store)
+
+
+async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(serve_instance, ray_cluster):
+    name = f"weights-{uuid.uuid4().hex[:8]}"
+    store = create_weight_store(name)
+    publisher = WeightPublisher(store)
+    await asyncio.to_thread(publisher.publish, factor(1), 1)
+    config = ModelConfig(module="unused", placement="remote", max_versions=1)
+    async with served(config, weight_store=(name, ray_cluster)) as (_, model):
+        pinned = [model.pinned()]
+        for value in (2, 3):
+            await asyncio.to_thread(publisher.publish, factor(value), value)
+            async with asyncio.timeout(30):
+                while (await model.forward(OBS)).policy_version < value:
+                    pass
+            pinned.append(model.pinned())
+        handles = [*pinned, model] * 8
+        forwards = await asyncio.gather(*[handle.forward(OBS) for handle in handles])
+        assert [f.policy_version for f in forwards] == [1, 2, 3, 3] * 8
+        assert all(f.policy_version == f.outputs["factor"] for f in forwards)
+        with pytest.raises(VersionUnknown, match=r"no policy version 7, nearest is 3; there are .*3"):
+            await model.forward(OBS, version=7)
+    ray.kill(store)
+
+
+@pytest.mark.chaos
+async def test_replicas_killed_under_load_give_no_wrong_answer(serve_instance, tmp_path):
+    save_weights(tmp_path / "weights.npz", factor(5))
+    config = ModelConfig(module="unused", engine="torch", placement="remote", num_workers=2)
+    async with served(config, build_telltale, checkpoint=str(tmp_path)) as (_, model):
+        pids, answered, failed, ended = set(), 0, [], False
+
+        async def act(value):
+            nonlocal answered
+            while not ended:
+                obs = np.full(3, value, np.float32)
+                try:
+                    outputs = (await model.forward(obs)).outputs
+                except BrayxError as error:
+                    failed.append(error)
+                    continue
+                assert (outputs["scaled"] == 5 * value).all(), "another caller's answer"
+                pids.add(int(outputs["pid"]))
+                answered += 1
+
+        callers = [asyncio.create_task(act(value)) for value in range(16)]
+        for _ in range(3):
+            await until(lambda: pids, "a replica answers", timeout_s=60)
+            victim = pids.pop()
+            pids.clear()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+            before = answered
+            await until(lambda before=before: answered > before + 200, "forwards go on", timeout_s=60)
+        ended = True
+        await asyncio.gather(*callers)
+        assert not failed, "each was sent again within its deadline"
 
 
 @pytest.mark.chaos

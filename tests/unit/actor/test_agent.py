@@ -2,11 +2,12 @@
 
 import asyncio
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from brayx.actor.agent import Services, State, forward, push, record
+from brayx.actor.agent import Services, State, forward, pinned, push, record
 from brayx.errors import ConfigError, DeadlineExceeded
 from brayx.metrics import Recorder
 from brayx.types import Forward, Fragment
@@ -113,3 +114,20 @@ def test_push_without_buffers_lets_go_and_outside_an_agent_is_an_error() -> None
         push("b", fragment())
     with pytest.raises(ConfigError, match="inside an agent"):
         push("b", fragment())
+
+
+class Pinnable:
+    """A model that tells which version was asked of it."""
+
+    version = 3
+
+    def pinned(self, version=None):
+        return self if version is None else SimpleNamespace(version=version)
+
+
+def test_pinned_finds_the_model_by_name() -> None:
+    with Services(models={"policy": Pinnable()}).use():
+        assert pinned("policy").version == 3
+        assert pinned("policy", 1).version == 1
+        with pytest.raises(ConfigError, match="no model is named 'other'"):
+            pinned("other")

@@ -10,7 +10,7 @@ import torch
 
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BadWeights, ModelError, ShapeMismatch
+from brayx.errors import BadWeights, DeadlineExceeded, ModelError, ShapeMismatch, VersionUnknown
 from brayx.model.local import LocalModel
 
 
@@ -129,3 +129,118 @@ async def test_closed_model_refuses(make, engine):
     await model.close()
     with pytest.raises(ModelError, match="closed"):
         await model.forward(OBS)
+
+
+def numbered(make, engine, newest, **options):
+    """A model with versions 1 to ``newest``, whose factor is their number."""
+    model = make(engine, weights=factor(0), **options)
+    for version in range(1, newest + 1):
+        model.load(version, factor(version))
+    return model
+
+
+async def test_each_forward_gets_the_version_it_asked_for(make, engine):
+    batches = []
+    model = numbered(make, engine, 64, max_versions=64, on_batch=lambda rows, *_: batches.append(rows))
+    asked = [1 + i % 64 for i in range(256)]
+    forwards = await asyncio.gather(*[model.forward(OBS, version=version) for version in asked])
+    for version, forward in zip(asked, forwards, strict=True):
+        assert forward.policy_version == forward.outputs["factor"] == version
+    assert batches == [4] * 64, "a batch of each version, and of that one only"
+    assert (await model.forward(OBS)).policy_version == 64
+
+
+async def test_an_unknown_version_names_the_nearest(make, engine):
+    model = numbered(make, engine, 3, max_versions=2)
+    with pytest.raises(VersionUnknown, match="no policy version 9, nearest is 3; there are 2, 3"):
+        await model.forward(OBS, version=9)
+    with pytest.raises(VersionUnknown, match="nearest is 2"):
+        model.pinned(1)
+
+
+async def test_what_is_not_ready_is_fetched_once_and_kept(make, engine):
+    asked = []
+
+    async def fetch(version):
+        asked.append(version)
+        await asyncio.sleep(0)
+        if version > 100:
+            raise VersionUnknown("no", known=[50, 90])
+        return factor(version)
+
+    model = numbered(make, engine, 3, max_versions=2, fetch=fetch)
+    forwards = await asyncio.gather(*[model.forward(OBS, version=50) for _ in range(8)])
+    assert {(f.policy_version, float(f.outputs["factor"])) for f in forwards} == {(50, 50.0)}
+    await model.forward(OBS, version=50)
+    assert asked == [50]
+    assert model.version == 3, "the newest is what was loaded"
+    with pytest.raises(VersionUnknown, match="nearest is 90; there are 3, 50, 90"):
+        await model.forward(OBS, version=101)
+
+
+async def test_a_fetch_that_hangs_has_the_forwards_deadline_and_ends_with_the_model(make, engine):
+    async def fetch(version):
+        await asyncio.sleep(60)
+
+    model = numbered(make, engine, 1, fetch=fetch, deadline_s=0.05)
+    with pytest.raises(DeadlineExceeded, match="version 7 was not fetched"):
+        await model.forward(OBS, version=7)
+    waiting = asyncio.create_task(model.forward(OBS, version=7))
+    await asyncio.sleep(0)
+    await model.close()
+    with pytest.raises(ModelError, match="closed"):
+        await waiting
+
+
+async def test_a_pinned_handle_keeps_its_version(make, engine):
+    model = numbered(make, engine, 1, max_versions=1)
+    pinned = model.pinned()
+    for version in range(2, 6):
+        model.load(version, factor(version))
+    mine, theirs = await asyncio.gather(pinned.forward(OBS), model.forward(OBS))
+    assert pinned.version == mine.policy_version == mine.outputs["factor"] == 1
+    assert theirs.policy_version == 5
+    assert (await model.pinned(1).forward(OBS)).policy_version == 1, "somebody else may join it"
+
+
+async def test_pinned_sessions_of_one_version_share_batches(make, engine):
+    batches = []
+    model = numbered(make, engine, 2, on_batch=lambda rows, *_: batches.append(rows))
+    handles = [model.pinned() for _ in range(5)]
+    await asyncio.gather(*[handle.forward(OBS) for handle in handles])
+    assert batches == [5]
+
+
+async def test_swaps_never_reach_into_batches_of_pinned_and_unpinned(make, engine):
+    model = make(engine, max_batch_size=4, weights=factor(0))
+    done = False
+
+    async def swap():
+        version = 0
+        while not done:
+            version += 1
+            model.load(version, factor(version))
+            await asyncio.sleep(0)
+
+    async def session():
+        for _ in range(10):
+            pinned = model.pinned()
+            for _ in range(5):
+                forward = await pinned.forward(OBS)
+                assert forward.policy_version == forward.outputs["factor"] == pinned.version
+                forward = await model.forward(OBS)
+                assert forward.policy_version == forward.outputs["factor"] >= pinned.version
+
+    swapper = asyncio.create_task(swap())
+    await asyncio.gather(*[session() for _ in range(8)])
+    done = True
+    await swapper
+
+
+async def test_a_fixed_batch_size_is_what_the_engine_sees(make, engine, monkeypatch):
+    seen = []
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda bound, inputs: (seen.append(len(inputs[0])), run(bound, inputs))[1])
+    model = make(engine, max_batch_size=-8)
+    await asyncio.gather(*[model.forward(OBS) for _ in range(11)])
+    assert seen == [8, 8]

@@ -1,4 +1,4 @@
-"""`RemoteModel` over a replica in this process: what it knows of versions."""
+"""`ModelClient` over a replica in this process: what it knows of versions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.errors import DeadlineExceeded
+from brayx.errors import DeadlineExceeded, VersionUnknown
+from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
-from brayx.model.remote import RemoteModel
 
 
 def build():
@@ -35,7 +35,7 @@ async def replica():
 
 async def test_the_version_is_known_before_the_first_forward(replica):
     replica.model.load(7, {key: value.numpy() for key, value in build()[0].state_dict().items()})
-    remote = await RemoteModel.connect(handle_of(replica))
+    remote = await ModelClient.connect(handle_of(replica))
     assert remote.version == 7
     replica.model.load(9, {key: value.numpy() for key, value in build()[0].state_dict().items()})
     assert remote.version == 7
@@ -46,9 +46,21 @@ async def test_the_version_is_known_before_the_first_forward(replica):
 
 async def test_asking_a_deployment_that_does_not_answer_ends(replica):
     handle = handle_of(replica)
-    remote = await RemoteModel.connect(handle)
+    remote = await ModelClient.connect(handle)
     handle.get_version = SimpleNamespace(remote=lambda: asyncio.sleep(60))
     with pytest.raises(DeadlineExceeded, match="version"):
         await remote.refresh_version(timeout_s=0.01)
     assert remote.version == 0
+    await remote.close()
+
+
+async def test_a_pinned_client_asks_for_its_version(replica):
+    remote = await ModelClient.connect(handle_of(replica))
+    pinned = remote.pinned()
+    replica.model.load(1, {key: value.numpy() for key, value in build()[0].state_dict().items()})
+    obs = np.zeros(2, np.float32)
+    mine, newest = await asyncio.gather(pinned.forward(obs), remote.forward(obs))
+    assert (pinned.version, mine.policy_version, newest.policy_version) == (0, 0, 1)
+    with pytest.raises(VersionUnknown, match="nearest is 1"):
+        await remote.forward(obs, version=5)
     await remote.close()

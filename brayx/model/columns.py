@@ -1,0 +1,57 @@
+"""Many observations as columns: input leaves ``[N, ...]``, checked before they meet others. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from brayx.engines.base import LeafSpec, ModelSpec, as_dtype
+from brayx.errors import ShapeMismatch
+from brayx.types import NestedArray
+
+
+def check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -> int:
+    """How many observations ``columns`` hold.
+
+    Raises:
+        ShapeMismatch: they are not leaves ``[N, ...]`` of the expected shapes and dtypes, with one N of at least 1.
+    """
+    sizes = {len(leaf) for leaf in columns if leaf.ndim}
+    fits = len(columns) == len(expected) and len(sizes) == 1 and 0 not in sizes
+    if fits:
+        fits = all(
+            leaf.shape[1:] == spec.shape and leaf.dtype == spec.dtype
+            for leaf, spec in zip(columns, expected, strict=True)
+        )
+    if not fits:
+        raise _mismatch(expected, [f"{list(leaf.shape)} {leaf.dtype}" for leaf in columns])
+    return sizes.pop()
+
+
+def to_columns(spec: ModelSpec, args: tuple[NestedArray, ...]) -> list[np.ndarray]:
+    """The columns of nested arguments whose every leaf has a leading batch axis.
+
+    Dtypes are converted as by `ModelSpec.flatten_inputs`.
+
+    Raises:
+        ShapeMismatch: the nesting, a shape or a dtype does not fit, or leaves differ in their batch axis.
+    """
+    nested: NestedArray = args
+    try:
+        leaves: list[Any] = spec.input_tree.flatten_up_to(nested)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+    except (ValueError, TypeError) as error:
+        raise _mismatch(spec.inputs, [f"another nesting: {error}"]) from None
+    columns = []
+    for array, leaf in zip(arrays, spec.inputs, strict=True):
+        converted = as_dtype(array, leaf.dtype)
+        columns.append(array if converted is None else np.ascontiguousarray(converted).reshape(array.shape))
+    check_columns(spec.inputs, columns)
+    return columns
+
+
+def _mismatch(expected: Sequence[LeafSpec], got: list[str]) -> ShapeMismatch:
+    wanted = [f"{spec.path}: [{', '.join(['N', *map(str, spec.shape)])}] {spec.dtype}" for spec in expected]
+    return ShapeMismatch(f"model input does not fit: expected {wanted}, got {got}", expected=wanted, got=got)

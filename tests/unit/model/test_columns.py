@@ -1,0 +1,42 @@
+"""Many observations as columns: conversions that lose nothing, and refusals that show expected and got."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.torch import describe
+from brayx.errors import ShapeMismatch
+from brayx.model.columns import check_columns, to_columns
+
+
+class Two(torch.nn.Module):
+    def forward(self, obs, scale):
+        return obs["x"] * scale.unsqueeze(-1)
+
+
+SPEC = describe(Two(), ({"x": np.zeros((1, 3), np.float32)}, np.zeros(1, np.float32)))
+
+
+def test_leaves_are_converted_and_in_order():
+    x, scale = to_columns(SPEC, ({"x": np.arange(12).reshape(4, 3)}, [1, 2, 3, 4]))
+    assert (x.dtype, scale.dtype, x.shape, scale.shape) == (np.float32, np.float32, (4, 3), (4,))
+    assert check_columns(SPEC.inputs, [x, scale]) == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "got"),
+    [
+        (({"x": np.zeros((4, 2), np.float32)}, np.zeros(4, np.float32)), r"\[4, 2\] float32"),
+        (({"x": np.zeros((4, 3), np.float32)}, np.zeros(3, np.float32)), r"\[3\] float32"),
+        (({"x": np.zeros((0, 3), np.float32)}, np.zeros(0, np.float32)), r"\[0, 3\] float32"),
+        (({"x": np.zeros((4, 3), np.complex64)}, np.zeros(4, np.float32)), r"\[4, 3\] complex64"),
+        (({"y": np.zeros((4, 3), np.float32)}, np.zeros(4, np.float32)), "another nesting"),
+        (({"x": np.zeros((4, 3), np.float32)},), "another nesting"),
+        (({"x": [[1, 2, 3], [1]]}, [1, 2]), "another nesting"),
+    ],
+)
+def test_what_does_not_fit_is_shown(args, got):
+    with pytest.raises(ShapeMismatch, match=rf"obs/x: \[N, 3\] float32', 'scale: \[N\] float32'\], got .*{got}"):
+        to_columns(SPEC, args)
