@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brayx.actor.actor import Actor
-    from brayx.actor.agent import Agent, Services, State, forward, push, record
+    from brayx.actor.agent import Agent, Services, State, forward, pinned, push, record
     from brayx.actor.decode import sample_categorical
     from brayx.errors import BrayxError
     from brayx.gamecore.client import AsyncClient, Client
+    from brayx.model.remote import RemoteModel
     from brayx.types import Fragment, NestedArray, Step, Weights
 
 _HOME = {
@@ -24,11 +25,13 @@ _HOME = {
     "Client": "brayx.gamecore.client",
     "Fragment": "brayx.types",
     "NestedArray": "brayx.types",
+    "RemoteModel": "brayx.model.remote",
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
     "Step": "brayx.types",
     "Weights": "brayx.types",
     "forward": "brayx.actor.agent",
+    "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
@@ -42,11 +45,13 @@ __all__ = [
     "Client",
     "Fragment",
     "NestedArray",
+    "RemoteModel",
     "Services",
     "State",
     "Step",
     "Weights",
     "forward",
+    "pinned",
     "push",
     "record",
     "sample_categorical",

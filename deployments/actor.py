@@ -140,7 +140,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
 
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
-    model = await ModelClient.connect(handle, **_batching(config, runtime))
+    model = await ModelClient.connect(handle, **_batching(config, runtime, "model_call_size", "model_call"))
 
     async def follow() -> None:
         """Keeps the version that the status page shows; forwards carry their own."""
@@ -159,13 +159,14 @@ async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime)
     return model
 
 
-def _batching(config: ModelConfig, runtime: ActorRuntime) -> dict[str, Any]:
-    """Options of a model's batcher, and where its figures go."""
+def _batching(config: ModelConfig, runtime: ActorRuntime, size: str, what: str) -> dict[str, Any]:
+    """Options of a model's batcher, and which metrics its figures go to."""
+    seconds_name, wait_name = f"{what}_seconds", f"{what}_wait_seconds"
 
     def on_batch(rows: int, seconds: float, waited_s: float) -> None:
-        runtime.recorder.add("forward_batch_size", float(rows))
-        runtime.recorder.add("forward_seconds", seconds)
-        runtime.recorder.add("forward_wait_seconds", waited_s)
+        runtime.recorder.add(size, float(rows))
+        runtime.recorder.add(seconds_name, seconds)
+        runtime.recorder.add(wait_name, waited_s)
 
     return {
         "max_batch_size": config.max_batch_size,
@@ -199,7 +200,7 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
         buckets=config.buckets,
         max_versions=config.max_versions,
         fetch=functools.partial(fetch_weights, store) if store is not None else None,
-        **_batching(config, runtime),
+        **_batching(config, runtime, "forward_batch_size", "forward"),
     )
     if store is not None:
         subscriber = WeightSubscriber(store, model.load)
@@ -252,6 +253,7 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
             name=model,
             weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
             checkpoint=spec.weights[model].checkpoint or None,
+            hub=(spec.hub, NAMESPACE) if spec.hub else None,
         )
         for model, config in spec.models.items()
         if config.placement == "remote"

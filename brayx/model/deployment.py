@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
 
 from brayx.engines import build_engine, refuse_frozen
 from brayx.engines.base import ModelSpec, load_weights
 from brayx.errors import ModelError
+from brayx.hub import HubClient, get_hub
+from brayx.model import http
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
@@ -36,6 +41,7 @@ class ModelReplica:
         build: gives the module and its example arguments.
         config: engine and batcher options.
         weight_store: name and namespace of the store to follow; None for weights that stay.
+        hub: name and namespace of the hub that its metrics go to; None: nowhere.
         checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version.
 
     Raises:
@@ -50,9 +56,11 @@ class ModelReplica:
         *,
         weight_store: tuple[str, str | None] | None = None,
         checkpoint: str | None = None,
+        hub: tuple[str, str] | None = None,
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
+        self._recorder = HubClient(get_hub(*hub)) if hub is not None else None
         module, example_args = build()
         version, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
         engine = build_engine(
@@ -75,6 +83,7 @@ class ModelReplica:
             max_queue=config.max_queue,
             deadline_s=config.deadline_s,
             buckets=config.buckets,
+            on_batch=self._on_batch if hub is not None else None,
         )
         self._weight_store = weight_store
         self._subscriber: WeightSubscriber | None = None
@@ -110,6 +119,12 @@ class ModelReplica:
         check_columns(self.model.spec.inputs, columns)
         return await self.model.forward_columns(columns, version=version)
 
+    def _on_batch(self, rows: int, seconds: float, waited_s: float) -> None:
+        assert self._recorder is not None
+        self._recorder.add("forward_batch_size", float(rows))
+        self._recorder.add("forward_seconds", seconds)
+        self._recorder.add("forward_wait_seconds", waited_s)
+
     async def _fetch(self, version: int) -> Weights:
         return await fetch_weights(self._store, version)
 
@@ -131,6 +146,8 @@ class ModelReplica:
         if self._subscriber is not None:
             await self._subscriber.stop()
         await self.model.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
 
 class _ServedModel(ModelReplica):
@@ -143,6 +160,17 @@ class _ServedModel(ModelReplica):
     async def __del__(self) -> None:
         await self.close()
 
+    async def __call__(self, request: Request) -> Response:
+        """HTTP, where the application has a route: see `brayx.model.http`."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > http.DEFAULT_MAX_BODY_BYTES:
+                break  # `answer` refuses it
+        kind = request.headers.get("content-type", "")
+        status, media_type, content = await http.answer(self.model, request.method, kind, body)
+        return Response(content, status, media_type=media_type)
+
 
 def model_application(
     build: BuildModel,
@@ -151,11 +179,13 @@ def model_application(
     name: str = "model",
     weight_store: tuple[str, str | None] | None = None,
     checkpoint: str | None = None,
+    hub: tuple[str, str] | None = None,
 ) -> serve.Application:
     """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
 
     Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
-    handle goes to `ModelClient`. Arguments are those of `ModelReplica`.
+    handle goes to `ModelClient`. With a route prefix it is reached over HTTP, too. Arguments are those of
+    `ModelReplica`.
     """
     actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
     if config.memory_per_worker:
@@ -170,7 +200,9 @@ def model_application(
         graceful_shutdown_timeout_s=5.0,
         ray_actor_options=actor_options,
     )
-    application: serve.Application = deployment.bind(build, config, weight_store=weight_store, checkpoint=checkpoint)
+    application: serve.Application = deployment.bind(
+        build, config, weight_store=weight_store, checkpoint=checkpoint, hub=hub
+    )
     return application
 
 

@@ -18,6 +18,7 @@ from ray import serve
 
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, BrayxError, DeadlineExceeded, ShapeMismatch, StartupError, VersionUnknown
+from brayx.hub import create_hub
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
@@ -290,7 +291,8 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_ins
     publisher = WeightPublisher(store)
     await asyncio.to_thread(publisher.publish, factor(1), 1)
     config = ModelConfig(module="unused", engine="onnx", placement="remote", num_workers=1)
-    async with served(config, weight_store=(name, ray_cluster)) as (handle, model):
+    hub = create_hub(f"hub-{name}", ray_cluster, None)
+    async with served(config, weight_store=(name, ray_cluster), hub=(f"hub-{name}", ray_cluster)) as (handle, model):
         first = await model.forward(OBS)
         assert first.policy_version == model.version == 1, "a replica that starts late has the newest weights at once"
         np.testing.assert_array_equal(first.outputs["scaled"], OBS)
@@ -320,6 +322,10 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_ins
             await hurried.forward(OBS)
         await hurried.close()
         assert (await model.forward(OBS)).policy_version == 20
+    numbers = ray.get(hub.snapshot.remote(), timeout=30)
+    assert numbers["forward_batch_size"] > 1, "the replica's engine calls are in the books"
+    assert {"forward_seconds.p50", "forward_wait_seconds.p99"} <= set(numbers)
+    ray.kill(hub)
     ray.kill(store)
 
 

@@ -60,6 +60,7 @@ URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
     "a drawing": 2,
+    "needs Ray and Serve; tests/integration/test_remote_model.py does the same": 2,
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
     "needs a trained champion in ./mlflow.db": 1,
     "one line of a live display": 1,

@@ -1,0 +1,106 @@
+"""Checkpoints of a model that is found by its name: published weights written to MLflow now and then, in a thread.
+
+A folder of one is what acting needs: ``weights.npz``, and ``meta.json`` with policy version and step. Knows nothing of
+Ray; a write that fails is logged, and the next one that is due is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+from brayx.engines.base import load_weights, save_weights
+from brayx.errors import BadWeights, BrayxError, ModelError
+from brayx.tracking import Trial, resolve
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_KEEP = 2
+
+
+class Checkpoints:
+    """Writes weights when that is due; one at a time, and those that come meanwhile are not due.
+
+    Args:
+        trial: where they go; None: nowhere.
+        interval: steps or time since the last one; the first that is offered is always due.
+    """
+
+    def __init__(self, trial: Trial | None, interval: int | timedelta | None) -> None:
+        self._trial = trial
+        self._interval = interval
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="brayx-checkpoints")
+        self._writing: Future[None] | None = None
+        self._last: tuple[int, float] | None = None
+
+    def offer(self, weights: Weights, version: int, step: int) -> bool:
+        """Begins to write ``weights``, which are not changed meanwhile, if that is due; whether it did."""
+        if self._trial is None or (self._writing is not None and not self._writing.done()):
+            return False
+        now = time.monotonic()
+        if self._last is not None:
+            last_step, last_s = self._last
+            if isinstance(self._interval, timedelta):
+                due = now - last_s >= self._interval.total_seconds()
+            else:
+                due = step - last_step >= (self._interval or 0)
+            if not due:
+                return False
+        self._last = (step, now)
+        copied = {name: array.copy() for name, array in weights.items()}
+        self._writing = self._executor.submit(self._write, self._trial, copied, version, step)
+        return True
+
+    def close(self) -> None:
+        """Waits for one that is being written."""
+        self._executor.shutdown(wait=True)
+
+    @staticmethod
+    def _write(trial: Trial, weights: Weights, version: int, step: int) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as folder:
+                save_weights(Path(folder) / "weights.npz", weights)
+                meta = {"counters": {"policy_version": version, "env_steps": step}}
+                (Path(folder) / "meta.json").write_text(json.dumps(meta))
+                trial.save_checkpoint(folder, step)
+            trial.prune_checkpoints(_KEEP)
+        except BrayxError as error:
+            _log.error("a checkpoint of model %r at step %d was not written: %s", trial.name, step, error)
+        except Exception:
+            _log.exception("a checkpoint of model %r at step %d was not written", trial.name, step)
+
+
+def starting_weights(
+    own: Weights | None, trial: Trial | None, checkpoint: str | None, uri: str
+) -> tuple[int, int, Weights]:
+    """Policy version, step and weights to start with: the trial's newest checkpoint, else ``checkpoint``, else ``own``.
+
+    Args:
+        own: the module's.
+        trial: where this model's checkpoints are.
+        checkpoint: folder, or ``models:/name@alias``; its version and step are of another lineage and do not count.
+        uri: tracking URI of such a reference.
+
+    Raises:
+        BadWeights: a checkpoint cannot be read; or there is nothing to start with.
+        TrackingError: the reference names nothing.
+    """
+    folder = trial.latest_checkpoint() if trial is not None else None
+    if folder is not None:
+        try:
+            counters = json.loads((folder / "meta.json").read_text())["counters"]
+            return int(counters["policy_version"]), int(counters["env_steps"]), load_weights(folder / "weights.npz")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
+    if checkpoint is not None:
+        found = resolve(checkpoint, uri) if checkpoint.startswith("models:/") else Path(checkpoint)
+        return 0, 0, load_weights(found / "weights.npz")
+    if own is None:
+        raise BadWeights("there are no weights to start with")
+    return 0, 0, own

@@ -1,0 +1,163 @@
+"""Nested arrays on the wire of a model deployment: JSON for people, safetensors for speed. No pickles; NumPy only.
+
+The binary form is that of the safetensors project (https://github.com/huggingface/safetensors), which many languages
+read: eight bytes with the length of a JSON header, the header, the arrays. Arrays are named by their paths in the
+model's signature.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from brayx.engines.base import LeafSpec, ModelSpec
+from brayx.errors import BadBody, ModelError
+from brayx.types import NestedArray
+
+JSON = "application/json"
+SAFETENSORS = "application/x-safetensors"
+
+_MAX_HEADER_BYTES = 1 << 20
+_DTYPES = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Arrays by name, in the safetensors format.
+
+    Raises:
+        ModelError: a dtype it does not have.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    parts, offset = [], 0
+    for name, array in arrays.items():
+        little = array.dtype.newbyteorder("<")
+        if little not in _NAMES:
+            raise ModelError(f"{name!r} is {array.dtype}, which the binary form does not have")
+        data = np.ascontiguousarray(array, little).tobytes()
+        header[name] = {
+            "dtype": _NAMES[little],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + len(data)],
+        }
+        parts.append(data)
+        offset += len(data)
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    return b"".join([struct.pack("<Q", len(told)), told, *parts])
+
+
+def unpack(body: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What `pack` packed: read-only views of ``body`` by name, and the metadata.
+
+    Raises:
+        BadBody: it is not in that format; says where.
+    """
+    if len(body) < 8:
+        raise BadBody(f"body of {len(body)} bytes, expected safetensors: at least 8")
+    (length,) = struct.unpack_from("<Q", body)
+    if length > min(_MAX_HEADER_BYTES, len(body) - 8):
+        raise BadBody(f"safetensors header of {length} bytes in a body of {len(body)}")
+    try:
+        header = json.loads(body[8 : 8 + length])
+        metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+        entries = {
+            str(name): (
+                _DTYPES[entry["dtype"]],
+                [int(n) for n in entry["shape"]],
+                [int(n) for n in entry["data_offsets"]],
+            )
+            for name, entry in header.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadBody(f"safetensors header: {type(error).__name__}: {error}") from None
+    data, arrays = memoryview(body)[8 + length :], {}
+    for name, (dtype, shape, offsets) in entries.items():
+        if len(offsets) != 2 or min(shape, default=0) < 0:
+            raise BadBody(f"safetensors: {name!r} has shape {shape} and offsets {offsets}")
+        begin, end = offsets
+        if not 0 <= begin <= end <= len(data) or end - begin != math.prod(shape) * dtype.itemsize:
+            raise BadBody(f"safetensors: {name!r} of shape {shape} does not fill bytes {begin} to {end}")
+        arrays[name] = np.frombuffer(data[begin:end], dtype).reshape(shape)
+    return arrays, metadata
+
+
+def columns_of(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The input leaves in the order of the signature.
+
+    Raises:
+        BadBody: one is missing, or there is one that the model does not take.
+    """
+    wanted = [leaf.path for leaf in spec.inputs]
+    if set(wanted) != set(arrays):
+        raise BadBody(f"arrays {sorted(arrays)}, expected {sorted(wanted)}", expected=wanted, got=sorted(arrays))
+    return [arrays[name] for name in wanted]
+
+
+def outputs_of(spec: ModelSpec, leaves: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Output leaves by their paths."""
+    return {leaf.path: array for leaf, array in zip(spec.outputs, leaves, strict=True)}
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        BadBody: it is none.
+    """
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"body is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise BadBody(f"body is a JSON {type(parsed).__name__}, expected an object with 'args'")
+    return parsed
+
+
+def dump(document: Mapping[str, Any]) -> bytes:
+    """A JSON object whose values may be nested arrays.
+
+    Raises:
+        ModelError: NaN or infinity, which JSON does not have.
+    """
+    try:
+        return json.dumps(_plain(document), allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        raise ModelError("the outputs hold NaN or infinity, which JSON cannot carry; the binary form can") from None
+
+
+def describe(spec: ModelSpec, version: int) -> dict[str, Any]:
+    """What a model deployment says of itself."""
+
+    def told(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
+        return [{"path": leaf.path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves]
+
+    return {"inputs": told(spec.inputs), "outputs": told(spec.outputs), "policy_version": version}
+
+
+def _plain(value: NestedArray) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value

@@ -1,0 +1,169 @@
+"""What a model that is found by its name is made of: the module without its weights, an example, options.
+
+Small enough to be given to every process: weights travel through the weight store. The module is pickled, by value if
+it is defined in a notebook or script, so its name is for processes that trust each other. Knows nothing of Serve.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import cloudpickle
+
+from brayx.engines.base import LeafSpec, ModelSpec, layout_of
+from brayx.errors import ModelError, ShapeMismatch, first_line
+from brayx.model.config import ModelConfig
+from brayx.tracking.trial import Trial
+from brayx.types import NestedArray, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+CheckpointInterval = int | timedelta | None
+"""Steps, or time; None: no checkpoints."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a clone started from.
+
+    Attributes:
+        name: of the other model.
+        version: its policy version.
+        step: the step that was published with.
+    """
+
+    name: str
+    version: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model without its weights.
+
+    Attributes:
+        skeleton: the module, pickled, with empty weights.
+        example_args: positional arguments ``[B, ...]`` that it runs on.
+        names: of its positional parameters, as far as they can be given by name.
+        spec: its signature.
+        layout: what its weights must be.
+        config: engine, batcher and replicas.
+        local: forwards run in the process that asks, without a deployment.
+        lineage: what it was cloned from, and that from; the nearest first.
+        trial: where checkpoints go; None: nowhere.
+        checkpoint_interval: when one is due.
+        token: tells models of one name apart.
+    """
+
+    skeleton: bytes
+    example_args: tuple[NestedArray, ...]
+    names: tuple[str, ...]
+    spec: ModelSpec
+    layout: Mapping[str, LeafSpec]
+    config: ModelConfig
+    local: bool
+    lineage: tuple[Origin, ...]
+    trial: Trial | None
+    checkpoint_interval: CheckpointInterval
+    token: str
+
+    def pickled(self) -> bytes:
+        """The recipe for `ray.cloudpickle`."""
+        pickled: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return pickled
+
+    def positional(self, args: tuple[NestedArray, ...], kwargs: Mapping[str, NestedArray]) -> tuple[NestedArray, ...]:
+        """The arguments of a call in the module's order.
+
+        Raises:
+            ShapeMismatch: one is missing, given twice or unknown.
+        """
+        return _positional(self.names, args, kwargs) if kwargs else args
+
+    def module(self, weights: Weights) -> torch.nn.Module:
+        """The module with ``weights``, which are copied.
+
+        Raises:
+            ModelError: its code is not here.
+        """
+        import torch
+
+        try:
+            module: torch.nn.Module = cloudpickle.loads(self.skeleton)
+        except Exception as error:
+            raise ModelError(f"the model's code cannot be loaded here: {first_line(error)}") from error
+        _on_device(module, "cpu")
+        module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+        return module
+
+
+def prepare(
+    module: torch.nn.Module, forward_args: tuple[NestedArray, ...], forward_kwargs: Mapping[str, NestedArray]
+) -> tuple[bytes, tuple[NestedArray, ...], tuple[str, ...], ModelSpec, dict[str, LeafSpec], Weights]:
+    """Skeleton, example, names, signature and layout of a recipe, and the weights the module has now.
+
+    Raises:
+        ModelError: the module fails on its example, or is no module; or it cannot be pickled.
+    """
+    from torch import nn
+
+    from brayx.engines.torch import describe, frozen_copy, module_weights
+
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = tuple(name for name, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds)
+    try:
+        example = _positional(names, tuple(forward_args), forward_kwargs)
+    except ShapeMismatch as error:
+        raise ModelError(f"forward_args and forward_kwargs: {error}") from None
+    spec = describe(frozen_copy(module), example)
+    weights = module_weights(module)
+    bare = copy.deepcopy(module)
+    _on_device(bare, "meta")
+    try:
+        skeleton: bytes = cloudpickle.dumps(bare)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ModelError(f"the model cannot be pickled: {first_line(error)}") from error
+    return skeleton, example, names, spec, layout_of(weights), weights
+
+
+def _positional(
+    names: tuple[str, ...], args: tuple[NestedArray, ...], kwargs: Mapping[str, NestedArray]
+) -> tuple[NestedArray, ...]:
+    following = names[len(args) : len(args) + len(kwargs)]
+    if set(following) != set(kwargs):
+        raise ShapeMismatch(
+            f"arguments by name: expected {', '.join(following) or 'none'} after {len(args)} others, "
+            f"got {', '.join(kwargs)}",
+            expected=list(following),
+            got=list(kwargs),
+        )
+    return (*args, *(kwargs[name] for name in following))
+
+
+def _on_device(module: torch.nn.Module, device: str) -> None:
+    """Moves what is in the state dict, without its values and in place; what is shared stays shared."""
+    import torch
+
+    kept = set(module.state_dict())
+    moved: dict[int, Any] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or (f"{prefix}.{name}" if prefix else name) not in kept:
+                    continue
+                if id(tensor) not in moved:
+                    empty: torch.Tensor = torch.empty_like(tensor.detach(), device=device)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    # The old one is kept too, so that no other tensor gets its id.
+                    moved[id(tensor)] = (tensor, empty)
+                tensors[name] = moved[id(tensor)][1]

@@ -1,0 +1,237 @@
+"""`RemoteModel` on a real Ray and Serve: found by its name, from loops, threads and processes; published to, cloned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.error
+import urllib.request
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray import serve
+
+from brayx import RemoteModel, Services, forward, pinned
+from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch, VersionUnknown, from_wire
+from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
+from brayx.ports import free_port
+from tests.waiting import until, until_awaited
+
+# Workers cannot import this file: what it defines travels by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Scale(torch.nn.Module):
+    """Answers with its one weight, so that a result tells which weights made it."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor([float(factor)]))
+
+    def forward(self, obs, offset):
+        return {"scaled": obs["x"] * self.factor + offset.unsqueeze(-1)}
+
+
+class Broken(torch.nn.Module):
+    """Fits its example, but not in a replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def __deepcopy__(self, memo):
+        return Broken()
+
+    def __setstate__(self, state):
+        raise RuntimeError("not here")
+
+    def forward(self, x):
+        return x * self.weight
+
+
+EXAMPLE = ({"x": np.zeros((1, 3), np.float32)},)
+OFFSET = {"offset": np.zeros(1, np.float32)}
+X = {"x": np.array([1, 2, 3], np.float32)}
+ZERO = np.float32(0)
+
+
+def factor(value):
+    return {"factor": np.array([value], np.float32)}
+
+
+@pytest.fixture(scope="module")
+def serve_instance(ray_cluster):
+    """URL of Serve's ingress."""
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+@pytest.fixture(params=["local", "remote"])
+def model(request, serve_instance):
+    made = RemoteModel(f"scale-{request.param}", Scale(2), EXAMPLE, OFFSET, local_mode=request.param == "local")
+    yield made
+    made.delete()
+
+
+def seen(model, value):
+    """Waits until forwards use the weights ``value``."""
+    until(lambda: model(X, offset=ZERO)["scaled"][0] == value, f"weights {value}")
+
+
+@ray.remote(num_cpus=0)
+class Elsewhere:
+    """Another process, which knows the name only."""
+
+    async def forward(self, name):
+        model = RemoteModel(name)
+        return await model.forward(X, ZERO), model.step
+
+    def publish(self, name, value, step):
+        return RemoteModel(name).publish_weights(factor(value), step)
+
+
+async def test_a_named_model_from_start_to_end(model):
+    # The synchronous call, with a loop running in this thread as in a notebook.
+    np.testing.assert_array_equal(model(X, offset=ZERO)["scaled"], [2, 4, 6])
+    np.testing.assert_array_equal((await model.forward(X, np.float32(1)))["scaled"], [3, 5, 7])
+    assert (model.version, model.step) == (1, 0)
+
+    again = RemoteModel(model.name)
+    assert again.spec == model.spec
+    with pytest.raises(ModelNotFound, match=f"no model '{model.name}s' runs, nearest is '{model.name}'"):
+        RemoteModel(f"{model.name}s")
+
+    batch = {"x": np.arange(600, dtype=np.float32).reshape(200, 3)}
+    outputs = await again.forward(batch, np.arange(200), batch=True)
+    np.testing.assert_array_equal(outputs["scaled"], 2 * batch["x"] + np.arange(200)[:, None])
+
+    results = await asyncio.gather(
+        model.forward({"x": np.zeros(4)}, ZERO),
+        *[model.forward({"x": np.full(3, i)}, ZERO) for i in range(32)],
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], ShapeMismatch)
+    assert "expected [obs/x: [3] float32; offset: [] float32], got [obs/x: [4] float64; offset: [] float32]" in str(
+        results[0]
+    )
+    assert [result["scaled"][0] for result in results[1:]] == [2.0 * i for i in range(32)]
+
+    assert model.publish_weights(factor(5), step=10) == 2
+    assert again.step == 10
+    assert again.publish_weights(Scale(7)) == 3
+    assert (model.version, model.step) == (3, 11)
+    await asyncio.to_thread(seen, model, 7)
+    with pytest.raises(BadWeights, match="'factor' holds 1 values that are NaN"):
+        model.publish_weights(factor(np.nan))
+    with pytest.raises(BadWeights, match=r"expected factor: \[1\] float32, got \[2\] float32"):
+        model.publish_weights({"factor": np.zeros(2, np.float32)})
+    assert model.step == 11
+
+    assert model.get_model().factor.item() == 7
+    assert model.get_model(10).factor.item() == 5
+    with pytest.raises(VersionUnknown, match="keeps nothing of step 4, nearest is 0; there are 0, 10, 11"):
+        model.get_model(4)
+
+    elsewhere = Elsewhere.remote()
+    outputs, step = await elsewhere.forward.remote(model.name)
+    assert (outputs["scaled"].tolist(), step) == ([7, 14, 21], 11)
+    assert await elsewhere.publish.remote(model.name, 9, 12) == 4
+    await asyncio.to_thread(seen, model, 9)
+
+    with Services(models={"policy": model.client()}).use():
+        mine = pinned("policy", 4)
+        model.publish_weights(factor(11), 13)
+        await until_awaited(lambda: model.client().version == 5 or model(X, ZERO)["scaled"][0] == 11)
+        async with asyncio.timeout(20):
+            while (newest := await forward("policy", X, ZERO)).policy_version < 5:
+                pass
+        assert newest.outputs["scaled"][0] == 11
+        assert (await mine.forward(X, ZERO)).outputs["scaled"][0] == 9
+    again.close()
+    np.testing.assert_array_equal((await model.forward(X, ZERO))["scaled"], [11, 22, 33])
+
+
+def test_clones_have_weights_and_a_lineage_of_their_own(model):
+    model.publish_weights(factor(3), step=5)
+    model.publish_weights(factor(4), step=6)
+    clone = model.clone(step=5)
+    grandchild = clone.clone(name=f"{model.name}-grandchild")
+    try:
+        assert clone.name == f"{model.name}-1"
+        clone.publish_weights(factor(30), step=1)
+        seen(clone, 30)
+        assert grandchild(X, ZERO)["scaled"][0] == 3
+        seen(model, 4)
+        [parent] = clone.lineage
+        assert (parent.name, parent.version, parent.step) == (model.name, 2, 5)
+        assert [origin.name for origin in RemoteModel(grandchild.name).lineage] == [clone.name, model.name]
+        with pytest.raises(ConfigError, match="runs already"):
+            model.clone(name=clone.name)
+    finally:
+        grandchild.delete()
+        clone.delete()
+
+
+def test_forwards_over_http(serve_instance):
+    model = RemoteModel("door", Scale(2), EXAMPLE, OFFSET, route_prefix="/door")
+
+    def post(body, kind):
+        request = urllib.request.Request(f"{serve_instance}/door", body, {"content-type": kind})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    with urllib.request.urlopen(f"{serve_instance}/door", timeout=30) as reply:
+        assert [leaf["path"] for leaf in json.load(reply)["inputs"]] == ["obs/x", "offset"]
+    status, body = post(json.dumps({"args": [{"x": [1, 2, 3]}, 1]}).encode(), JSON)
+    assert (status, json.loads(body)) == (200, {"outputs": {"scaled": [3, 5, 7]}, "policy_version": 1})
+    x = np.arange(300, dtype=np.float32).reshape(100, 3)
+    status, body = post(pack({"obs/x": x, "offset": np.zeros(100, np.float32)}), SAFETENSORS)
+    assert status == 200
+    np.testing.assert_array_equal(unpack(body)[0]["scaled"], 2 * x)
+    status, body = post(json.dumps({"args": [{"x": [1, 2, 3]}, 1], "version": 9}).encode(), JSON)
+    assert (status, from_wire(body).code) == (404, "version_unknown")
+    model.delete()
+
+
+def test_what_does_not_start_is_told_and_leaves_nothing(serve_instance):
+    with pytest.raises(ModelError, match="fails on its own forward_args"):
+        RemoteModel("broken", Scale(), (np.zeros((1, 3), np.float32),), OFFSET, local_mode=True)
+    with pytest.raises(ModelError, match="code cannot be loaded here: not here"):
+        RemoteModel("broken", Broken(), (np.zeros((1, 3), np.float32),), local_mode=True)
+    with pytest.raises(ModelNotFound):
+        RemoteModel("broken")
+    with pytest.raises(ConfigError, match=r"max_batch_size is 0: .*at least 1"):
+        RemoteModel("broken", Scale(), EXAMPLE, OFFSET, local_mode=True, max_batch_size=0)
+    with pytest.raises(ConfigError, match="name is 'no/name'"):
+        RemoteModel("no/name")
+
+
+def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_db):
+    def start(**options):
+        return RemoteModel(
+            "kept", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=timedelta(0),
+            tracking=tracking_db, **options,
+        )  # fmt: skip
+
+    model = start()
+    assert model.publish_weights(factor(6), step=40) == 2
+    model.delete()
+    with pytest.raises(ModelNotFound):
+        RemoteModel("kept")
+    again = start()
+    assert again(X, ZERO)["scaled"][0] == 6
+    assert (again.version, again.step) == (3, 40), "versions only grow"
+    over = start(override_model=True)
+    assert over(X, ZERO)["scaled"][0] == 1
+    assert over.step == 0
+    again.close()
+    over.delete()
