@@ -140,7 +140,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
 
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
-    model = await ModelClient.connect(handle, **_batching(config, runtime, "model_call_size", "model_call"))
+    model = await ModelClient.connect(
+        handle, max_calls=config.num_workers, **_batching(config, runtime, "model_call_size", "model_call")
+    )
 
     async def follow() -> None:
         """Keeps the version that the status page shows; forwards carry their own."""

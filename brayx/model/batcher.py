@@ -1,7 +1,8 @@
 """Collects concurrent requests into one call: bounded, with deadlines, fair to callers when there are too many.
 
 Knows nothing of models, engines or Ray: it hands a list of rows to a function and gives each caller its own result.
-There is at most one call at a time, which is what lets rows gather while it runs. A call goes one of three ways:
+There is one call at a time, which is what lets rows gather while it runs; more only where the work is elsewhere and
+asked to be shared (``max_calls``). A call goes one of three ways:
 
 - ``run`` is a coroutine function (the work is elsewhere): it is awaited;
 - calls of that batch size have taken less than ``inline_below_s``: on the event loop itself, because the hop to a
@@ -59,6 +60,7 @@ class Batcher(Generic[Row, Result]):
         deadline_s: a row without a result after this long fails, whether it waits or runs.
         inline_below_s: mean duration under which a call runs on the event loop; 0 for never.
         buckets: sizes that batches are padded up to, by repeating the last row; empty for no padding.
+        max_calls: calls under way at once at most, where ``run`` is a coroutine function.
         on_batch: told of each finished call: rows (without padding), seconds it took, seconds its first row waited.
     """
 
@@ -72,8 +74,11 @@ class Batcher(Generic[Row, Result]):
         deadline_s: float = 10.0,
         inline_below_s: float = 200e-6,
         buckets: Iterable[int] = (),
+        max_calls: int = 1,
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
+        if max_calls < 1 or (max_calls > 1 and not inspect.iscoroutinefunction(run)):
+            raise ValueError("max_calls must be at least 1, and 1 unless run is a coroutine function")
         if max_batch_size == 0 or max_queue < 1 or max_wait_s < 0 or deadline_s <= 0:
             raise ValueError("max_batch_size must not be 0, max_queue at least 1, max_wait_s >= 0, deadline_s > 0")
         if max_batch_size < 0:
@@ -92,8 +97,9 @@ class Batcher(Generic[Row, Result]):
         # What is left of earlier arrivals when they did not make one call: by key, then by caller, each in turn.
         self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
         self._in_lanes = 0
-        self._running: list[_Request[Row]] = []
-        self._call: asyncio.Task[None] | None = None
+        self._calls: dict[asyncio.Task[None], list[_Request[Row]]] = {}
+        self._max_calls = max_calls
+        self._busy = False
         self._flush_handle: asyncio.Handle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._executor: ThreadPoolExecutor | None = None
@@ -152,11 +158,11 @@ class Batcher(Generic[Row, Result]):
         self._waiting.clear()
         self._lanes.clear()
         self._in_lanes = 0
-        if self._call is not None:
-            await asyncio.wait([self._call], timeout=self._deadline_s)
-            if self._call is not None and not self._call.done():
-                self._call.cancel()
-                self._expire(self._running, float("inf"))
+        if self._calls:
+            _, hanging = await asyncio.wait(self._calls, timeout=self._deadline_s)
+            for call in hanging:
+                self._expire(self._calls[call], float("inf"), "in its call")
+                call.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
@@ -177,7 +183,7 @@ class Batcher(Generic[Row, Result]):
         timer = self._deadline_timer
         if timer is None or deadline < timer.when():
             self._set_deadline_timer(deadline)
-        if self._call is None:
+        if not self._busy:
             if self._flush_handle is None:
                 self._schedule()
             elif self._max_wait_s and len(self) >= self._max_batch_size:
@@ -264,8 +270,12 @@ class Batcher(Generic[Row, Result]):
         if not self._run_is_async and self._mean_s.get(len(rows).bit_length(), float("inf")) < self._inline_below_s:
             self._run_inline(batch, rows)
         else:
-            self._running = batch
-            self._call = self._loop.create_task(self._run_away(batch, rows))
+            call = self._loop.create_task(self._run_away(batch, rows))
+            self._calls[call] = batch
+            self._busy = len(self._calls) >= self._max_calls
+            call.add_done_callback(self._on_end)
+            if not self._busy and len(self):
+                self._schedule()
 
     def _run_inline(self, batch: list[_Request[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
@@ -293,11 +303,12 @@ class Batcher(Generic[Row, Result]):
             self._fail(batch, error)
         else:
             self._finish(batch, rows, results, started, seconds)
-        finally:
-            self._running = []
-            self._call = None
-            if len(self) and not self._closed:
-                self._schedule()
+
+    def _on_end(self, call: asyncio.Task[None]) -> None:
+        del self._calls[call]
+        self._busy = False
+        if len(self) and not self._closed and self._flush_handle is None:
+            self._schedule()
 
     def _call_run(self, rows: list[Row], key: Hashable) -> Any:
         return self._run(rows) if key is None else self._run(rows, key)
@@ -342,15 +353,16 @@ class Batcher(Generic[Row, Result]):
         assert self._loop is not None
         # The timer may fire up to the clock's resolution early.
         now = self._loop.time() + 1e-3
-        self._expire(self._requests(), now)
-        self._expire(self._running, now)
-        pending = [r.deadline for r in (*self._requests(), *self._running) if not r.future.done()]
+        running = [request for batch in self._calls.values() for request in batch]
+        self._expire(self._requests(), now, "for its batch")
+        self._expire(running, now, "in its call")
+        pending = [r.deadline for r in (*self._requests(), *running) if not r.future.done()]
         if pending:
             self._set_deadline_timer(min(pending))
 
-    def _expire(self, requests: Iterable[_Request[Row]], now: float) -> None:
+    @staticmethod
+    def _expire(requests: Iterable[_Request[Row]], now: float, where: str) -> None:
         for request in requests:
             if request.deadline <= now and not request.future.done():
-                where = "in its call" if request in self._running else "for its batch"
                 waited = min(now, request.deadline) - request.arrived
                 request.future.set_exception(DeadlineExceeded(f"a forward waited {waited:.3g} s {where}"))

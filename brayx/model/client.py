@@ -42,6 +42,7 @@ class ModelClient:
         max_batch_size: observations in one call at most.
         max_queue: forwards that may wait here; more are refused.
         deadline_s: a forward without a result after this long fails.
+        max_calls: calls under way at once at most; as many as there are replicas keeps all of them at work.
         on_batch: as in `Batcher`, about calls to the deployment.
     """
 
@@ -55,6 +56,7 @@ class ModelClient:
         max_wait_s: float = 0.0,
         max_queue: int = 1024,
         deadline_s: float = 10.0,
+        max_calls: int = 1,
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
         self._handle = handle
@@ -67,6 +69,7 @@ class ModelClient:
             max_wait_s=max_wait_s,
             max_queue=max_queue,
             deadline_s=deadline_s,
+            max_calls=max_calls,
             on_batch=on_batch,
         )
 

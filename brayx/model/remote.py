@@ -388,7 +388,7 @@ class RemoteModel:
                 fetch = functools.partial(fetch_weights, self._store)
                 model = LocalModel(self._engine, versions=self._versions, fetch=fetch, **options)
             else:
-                model = ModelClient(self._handle, self.spec, **options)
+                model = ModelClient(self._handle, self.spec, max_calls=self._recipe.config.num_workers, **options)
             self._models[loop] = model
         return model
 

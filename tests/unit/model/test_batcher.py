@@ -188,7 +188,7 @@ async def test_deadline_holds_against_an_engine_that_hangs(make, engine):
     with pytest.raises(DeadlineExceeded, match="for its batch"):
         await batcher.submit(2)
     engine.gate.set()
-    await batcher._call
+    await asyncio.wait(batcher._calls)
     assert await batcher.submit(3, deadline_s=10) == 6
 
 
@@ -298,6 +298,46 @@ async def test_coroutine_functions_are_awaited_one_at_a_time(make):
     assert most == 1
 
 
+async def test_several_calls_are_under_way_where_asked_for(make):
+    running, most, go_on = 0, [], asyncio.Event()
+
+    async def run(rows):
+        nonlocal running
+        running += 1
+        most.append((running, len(rows)))
+        await go_on.wait()
+        running -= 1
+        return [row * 2 for row in rows]
+
+    batcher = make(run, max_batch_size=2, max_calls=3)
+    submitted = [asyncio.create_task(batcher.submit(i)) for i in range(9)]
+    await turns()
+    assert most == [(1, 2), (2, 2), (3, 2)]
+    assert len(batcher) == 3
+    go_on.set()
+    assert await asyncio.gather(*submitted) == [2 * i for i in range(9)]
+    assert max(most) == (3, 2)
+    await turns()
+    assert not batcher._calls
+    with pytest.raises(ValueError, match="max_calls"):
+        Batcher(list, max_calls=2)
+
+
+async def test_closing_ends_every_call_that_hangs(make):
+    batcher = make(hangs, max_batch_size=1, max_calls=2, deadline_s=0.05)
+    hanging = [asyncio.create_task(batcher.submit(i, deadline_s=60)) for i in range(2)]
+    await turns()
+    async with asyncio.timeout(2):
+        await batcher.close()
+    for caller in hanging:
+        with pytest.raises(DeadlineExceeded, match="in its call"):
+            await caller
+
+
+async def hangs(rows):
+    await asyncio.sleep(60)
+
+
 async def test_buckets_pad_with_the_last_row_and_drop_its_results(make, engine):
     batcher = make(max_batch_size=8, buckets=(4, 8, 100))
     assert await asyncio.gather(*[batcher.submit(i) for i in range(3)]) == [0, 2, 4]
@@ -345,7 +385,7 @@ async def test_nothing_is_left_on_the_loop_when_idle(make, clock):
     await clock.move(5.1)
     assert batcher._deadline_timer is None
     assert batcher._flush_handle is None
-    assert batcher._call is None
+    assert not batcher._calls
 
 
 async def test_on_batch_is_told_of_rows_time_and_wait(make, engine, clock):
