@@ -19,8 +19,9 @@ pytestmark = pytest.mark.chaos
     [
         (["benchmarks.ticks", "--quick", "--rounds", "1", "--markdown"], "| cartpole | tcp "),
         (["benchmarks.layers", "--inside", "--markdown"], "| HTTP door around the table (ASGI) "),
+        (["benchmarks.forward", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| ... during a swap, to that "),
     ],
-    ids=["ticks", "layers"],
+    ids=["ticks", "layers", "forward"],
 )
 def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
     with Command(["python", "-m", *words], tmp_path, runs_in=ROOT) as command, said_on_failure(command):
