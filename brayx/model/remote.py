@@ -11,6 +11,7 @@ import functools
 import re
 import secrets
 import threading
+import weakref
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -369,6 +370,8 @@ class RemoteModel:
         self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
         self._engine = engine
         self._subscriber = WeightSubscriber(self._store, self._versions.load)
+        # A handle that is dropped without `close` follows the store no longer; at the interpreter's end nobody does.
+        weakref.finalize(self, _let_go, self._subscriber).atexit = False
         _background(self._subscriber.start(), ANSWER_S)
 
     def _on_this_loop(self) -> ModelClient | LocalModel:
@@ -391,6 +394,10 @@ class RemoteModel:
                 model = ModelClient(self._handle, self.spec, max_calls=self._recipe.config.num_workers, **options)
             self._models[loop] = model
         return model
+
+
+def _let_go(subscriber: WeightSubscriber) -> None:
+    asyncio.run_coroutine_threadsafe(subscriber.stop(), _the_background().loop)
 
 
 def _arrays(weights: Any) -> Weights:

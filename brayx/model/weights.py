@@ -312,7 +312,7 @@ class WeightSubscriber:
 
     async def _follow(self) -> None:
         away = False
-        while True:
+        while not self._disconnected():
             try:
                 await self._poll(self._poll_s)
                 away = False
@@ -327,6 +327,10 @@ class WeightSubscriber:
                     _log.exception("following the weight store failed, asking again")
                 away = True
                 await asyncio.sleep(0.2)
+
+    def _disconnected(self) -> bool:
+        """Whether this process has left Ray: asking the store would start a cluster of its own then."""
+        return isinstance(self._store, ray.actor.ActorHandle) and not ray.is_initialized()
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + _MARGIN_S):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -235,3 +237,34 @@ def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_d
     assert over.step == 0
     again.close()
     over.delete()
+
+
+def test_a_handle_that_is_dropped_follows_nothing(serve_instance):
+    model = RemoteModel("dropped", Scale(1), EXAMPLE, OFFSET, local_mode=True)
+    handle = RemoteModel("dropped")
+    subscriber = handle._subscriber
+    assert subscriber.running
+    del handle
+    gc.collect()
+    until(lambda: not subscriber.running, "the subscriber ended")
+    model.delete()
+
+
+LEAVES = """
+import logging, os, sys
+import numpy as np, ray, torch
+from brayx import RemoteModel
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
+assert model(np.zeros(2, np.float32)).shape == (1,)
+ray.shutdown()
+from tests.waiting import until
+until(lambda: not model._subscriber.running, "the subscriber ended")
+assert not ray.is_initialized(), "asking the store has started another cluster"
+print("left")
+"""
+
+
+def test_who_leaves_ray_is_not_connected_again():
+    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "left", done.stderr
