@@ -109,6 +109,28 @@ def raw_rate(engine: Engine, bound: Any, example: np.ndarray, sizes: Counter[int
     return rows / sum(count * (took[size] or 0.0) for size, count in sizes.items())
 
 
+def bare(engine: Engine, bound: Any, obs: np.ndarray) -> Callable[[], Awaitable[Any]]:
+    """The least that batches on an event loop: a list of futures, without checks, bounds, deadlines or versions."""
+    loop = asyncio.get_running_loop()
+    waiting: list[asyncio.Future[np.ndarray]] = []
+
+    def flush() -> None:
+        batch = waiting.copy()
+        waiting.clear()
+        [outputs] = engine.run(bound, [np.array([obs] * len(batch))])
+        for index, future in enumerate(batch):
+            future.set_result(outputs[index])
+
+    async def forward() -> np.ndarray:
+        if not waiting:
+            loop.call_soon(flush)
+        future: asyncio.Future[np.ndarray] = loop.create_future()
+        waiting.append(future)
+        return await future
+
+    return forward
+
+
 async def in_process(
     build: Callable[[], tuple[nn.Module, tuple[np.ndarray, ...]]], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
@@ -121,7 +143,7 @@ async def in_process(
     sizes: Counter[int] = Counter()
     model = LocalModel(engine, on_batch=lambda rows, *_: sizes.update([rows]))
     obs = np.ascontiguousarray(example[0])
-    found: dict[str, list[float]] = {name: [] for name in ("rate", "torch", "raw", "one", "raw one")}
+    found: dict[str, list[float]] = {name: [] for name in ("rate", "bare", "torch", "raw", "one", "raw one")}
 
     def eager() -> Any:
         with torch.inference_mode():
@@ -130,6 +152,7 @@ async def in_process(
     for _ in range(rounds):
         sizes.clear()
         found["rate"].append((await loops(lambda: model.forward(obs), SESSIONS, seconds))[0])
+        found["bare"].append((await loops(bare(engine, bound, obs), SESSIONS, seconds))[0])
         found["raw"].append(raw_rate(engine, bound, example, Counter(sizes), seconds))
         found["torch"].append(1 / (median(calls(eager, seconds)) or 1.0))
         found["one"].append(median((await loops(lambda: model.forward(obs), 1, seconds))[1]) or 0.0)
@@ -280,22 +303,22 @@ class Follower:
 
 
 def publishing(
-    megabytes: int, publishes: int, every_s: float, acting: int
+    megabytes: int, publishes: int, every_s: float, *, subscribers: int = SUBSCRIBERS, acting: bool = False
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds from each publish until the last of four processes has the weights; seconds of forwards beside and during
-    swaps in the first process, if it acts."""
+    """Seconds from each publish until the last of so many processes has the weights; and, if the first of them acts
+    meanwhile, the seconds of its forwards beside and during swaps."""
     import ray
 
     from brayx.model.weights import WeightPublisher, create_weight_store
 
-    store = create_weight_store(f"bench-{megabytes}-{acting}")
-    followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(SUBSCRIBERS)]
+    store = create_weight_store(f"bench-{megabytes}-{subscribers}")
+    followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]
     ray.get([follower.start.remote(store, megabytes) for follower in followers])
     publisher = WeightPublisher(store)
     weights = {"weight": np.ones(megabytes * 250_000, np.float32)}
     began: dict[int, float] = {}
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(ray.get, [f.act.remote((publishes + 2) * every_s) for f in followers[:acting]])
+        busy = pool.submit(ray.get, [f.act.remote((publishes + 2) * every_s) for f in followers[: int(acting)]])
         for step in range(publishes):
             time.sleep(every_s)
             now = time.perf_counter()
@@ -337,6 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             median_ratio(found["rate"], found["raw"]),
             f"at least {wanted}",
         )
+        table.add("... to a bare list of futures around it", median_ratio(found["rate"], found["bare"]), "")
         over = median([one - raw for one, raw in zip(found["one"], found["raw one"], strict=True)])
         table.add(
             "... one at a time: µs over the engine's call", 1e6 * (over or 0.0), "at most 60" if build is mlp else ""
@@ -364,13 +388,13 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
             if name != "brayx":
                 table.add(f"... to {name}", median_ratio(rates["brayx"], rates[name]), "at least 5")
         for megabytes, most in zip(MEGABYTES, (30, 300), strict=True):
-            delays, _, _ = publishing(megabytes, 4 * rounds, 4e-3 * megabytes + 0.1, acting=0)
+            delays, _, _ = publishing(megabytes, 4 * rounds, 4e-3 * megabytes + 0.1)
             table.add(
                 f"{megabytes} MB published: ms until {SUBSCRIBERS} act with it, p50",
                 1e3 * percentile(delays, 0.5),
                 f"at most {most}",
             )
-        _, beside, during = publishing(1, 20 * rounds, 0.1, acting=1)
+        _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True)
         table.add("forwards beside swaps: p99 ms", 1e3 * percentile(beside, 0.99), "")
         table.add("... during a swap, to that", percentile(during, 0.99) / percentile(beside, 0.99), "at most 2")
 

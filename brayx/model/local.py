@@ -142,9 +142,11 @@ class LocalModel:
 
     async def forward(self, *args: NestedArray, version: int | None = None) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""
-        row = self._spec.flatten_inputs(args)
-        leaves, made_by = await self._batcher.submit(row, key=None if version is None else await self._ready(version))
-        return Forward(self._spec.unflatten_outputs(leaves), made_by)
+        spec = self._spec
+        row = spec.flatten_inputs(args)
+        key = None if version is None else await self._ready(version)
+        leaves, made_by = await self._batcher.enqueue(row, None, key)
+        return Forward(spec.output_tree.unflatten(leaves), made_by)
 
     async def forward_columns(
         self, columns: Sequence[np.ndarray], *, version: int | None = None
@@ -177,7 +179,7 @@ class LocalModel:
         await self._batcher.close()
 
     async def _forward_with(self, weights: WeightSet, args: tuple[NestedArray, ...], caller: Hashable) -> Forward:
-        leaves, version = await self._batcher.submit(self._spec.flatten_inputs(args), key=weights, caller=caller)
+        leaves, version = await self._batcher.enqueue(self._spec.flatten_inputs(args), None, weights, caller)
         return Forward(self._spec.unflatten_outputs(leaves), version)
 
     async def _ready(self, version: int) -> WeightSet:

@@ -343,15 +343,20 @@ class WeightSubscriber:
         version, step, [reference] = found
         # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
         # waits for one notification. Seen to hang once, on a loaded machine.
-        weights: Any = await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
+        weights = await asyncio.to_thread(self._take, version, reference)
+        self._version = version
+        self._newest = (step, weights)
+
+    def _take(self, version: int, reference: Any) -> Weights:
+        """In a thread: fetches the weights and passes them on."""
+        weights: Weights = ray.get(reference, timeout=_MARGIN_S)
         try:
-            await asyncio.to_thread(self._on_weights, version, weights)
+            self._on_weights(version, weights)
         except BrayxError as error:
             _log.error("weights of version %d were refused: %s", version, error)
         except Exception:
             _log.exception("weights of version %d were not taken", version)
-        self._version = version
-        self._newest = (step, weights)
+        return weights
 
     async def _give_back(self) -> None:
         """The store was restarted and has nothing as new: a view of the old object lives on in this process."""
