@@ -132,6 +132,7 @@ class RemoteModel:
         if store is None:
             if model is None:
                 raise not_found(name)
+            on_gpu = {"gpus_per_worker": gpus_per_worker, **({} if use_onnx else {"device": "cuda"})}
             config = config_of(
                 engine="onnx" if use_onnx else "torch",
                 placement="local" if local_mode else "remote",
@@ -141,7 +142,7 @@ class RemoteModel:
                 num_workers=num_workers,
                 cpus_per_worker=cpus_per_worker,
                 memory_per_worker=memory_per_worker,
-                **({"gpus_per_worker": gpus_per_worker} if gpus_per_worker else {}),
+                **(on_gpu if gpus_per_worker else {}),
             )
             skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
             uri = tracking_uri(tracking)
