@@ -239,8 +239,9 @@ class AgentActor(Actor):
         if state is None or any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
             return None
         chosen = State(state.session, tick=state.tick, input=state.input, output=self._codec.empty())
-        for agent in self._agents:
-            agent.on_deadline(chosen)
+        with self._services.use():
+            for agent in self._agents:
+                agent.on_deadline(chosen)
         return self._codec.encode(chosen.output)
 
     async def missed(self) -> None:
