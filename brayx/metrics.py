@@ -47,7 +47,7 @@ METRICS: dict[str, Metric] = {
         Metric("tick_seconds", "s", Kind.PERCENTILE, "from the request at the replica to its reply"),
         Metric("tick_wait_seconds", "s", Kind.PERCENTILE, "until the session takes the request, of one tick in eight"),
         Metric("sessions_started", "sessions", Kind.SUM, "sessions begun"),
-        Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason"),
+        Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason; moved: goes on elsewhere"),
         Metric("sessions_active", "sessions", Kind.LAST, "sessions running now"),
         Metric("sessions_resumed", "sessions", Kind.SUM, "sessions taken over from another replica's snapshot"),
         Metric("snapshots_failed", "snapshots", Kind.SUM, "snapshots of sessions that could not be taken or kept"),

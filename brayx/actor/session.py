@@ -421,6 +421,8 @@ class SessionTable(Service):
             await self._guard(session, actor.restore(session.id, snapshot.actor), "restore")
         except BaseException as error:
             self._forget(session)
+            if not session.ended:
+                self.recorder.add("sessions_ended", 1.0, label="lost")
             await self._give_back(session.id, "lost")
             self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
             if not isinstance(error, Exception):

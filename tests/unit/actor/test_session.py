@@ -499,9 +499,13 @@ class TestSnapshots:
 
     async def test_one_that_cannot_be_restored_is_lost(self) -> None:
         bench, _ = self.bench()
+        bench.table.recorder = Recorder()
         with pytest.raises(SessionLost, match="cannot read"):
             await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
         assert len(bench.table) == 0
+        numbers = bench.table.recorder.summary()
+        assert numbers["sessions_ended.lost"] == 1
+        assert "sessions_started" not in numbers
 
 
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:
