@@ -46,7 +46,7 @@ METRICS: dict[str, Metric] = {
         Metric("ticks", "ticks", Kind.SUM, "ticks answered"),
         Metric("tick_seconds", "s", Kind.PERCENTILE, "from the request at the replica to its reply"),
         Metric("tick_wait_seconds", "s", Kind.PERCENTILE, "until the session takes the request, of one tick in eight"),
-        Metric("sessions_started", "sessions", Kind.SUM, "sessions begun"),
+        Metric("sessions_started", "sessions", Kind.SUM, "sessions started by their clients; not those resumed"),
         Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason; moved: goes on elsewhere"),
         Metric("sessions_active", "sessions", Kind.LAST, "sessions running now"),
         Metric("sessions_resumed", "sessions", Kind.SUM, "sessions taken over from another replica's snapshot"),

@@ -350,7 +350,7 @@ class AgentActor(Actor):
             except asyncio.CancelledError:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
                 self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
-                if _is_cancelled():
+                if is_cancelled():
                     raise
             except Exception:
                 logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
@@ -361,15 +361,15 @@ class AgentActor(Actor):
             try:
                 await agent.on_session_end(reason)
             except asyncio.CancelledError:
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
             except Exception:
                 logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
 
 
-def _is_cancelled() -> bool:
-    """Whether this task itself is being cancelled, not only something that an agent awaited."""
+def is_cancelled() -> bool:
+    """Whether this task itself is being cancelled, not only something that an actor or agent awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

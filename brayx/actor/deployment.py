@@ -34,13 +34,12 @@ from brayx.actor.doors.native import Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply
-from brayx.actor.session import BETWEEN, SessionTable, Snapshot, may_be_repeat
+from brayx.actor.session import BETWEEN, SessionTable, Snapshot, ending, may_be_repeat
 from brayx.errors import (
     BrayxError,
     ConnectFailed,
     Overloaded,
     QueueFull,
-    ServiceFull,
     SessionLost,
     SessionUnknown,
     TransportError,
@@ -178,7 +177,7 @@ class ActorReplica(GrpcDoor):
             table.submit(request, reply)
         elif kind is StepKind.START:
             if self._draining:
-                self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+                self._refuse(reply, ending())
             elif self._together and game_of(request.session):
                 self._route(self._start_in_game, request, reply, forwarded)
             else:
@@ -272,7 +271,7 @@ class ActorReplica(GrpcDoor):
     async def _start_here(self, request: StepRequest, reply: Reply) -> None:
         """Starts a session whose id, and so whose game, is this replica's already."""
         if self._draining:
-            self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+            self._refuse(reply, ending())
         else:
             self._table.submit(request, reply)
         if request.session not in self._table:

@@ -10,13 +10,12 @@ raises, and what it tells of an exception holds the traceback.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from brayx.actor.service import Service
+from brayx.actor.service import Service, told
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
@@ -30,8 +29,6 @@ from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_SEQ, StepKind, S
 from brayx.gamecore.transports.base import SESSION_KEEPING, ends_session
 from brayx.gamecore.v1 import ERROR_METADATA
 from brayx.gamecore.v1 import gamecore_pb2 as pb
-
-logger = logging.getLogger(__name__)
 
 _KINDS: dict[int, StepKind] = {
     pb.STEP_KIND_CALL: StepKind.CALL,
@@ -64,7 +61,7 @@ class GrpcDoor(Service):
         try:
             return pb.StepReply(body=await self.step(_read(request, self.max_body_bytes)))
         except Exception as error:
-            _refuse(grpc_context, _told(error))
+            _refuse(grpc_context, told(error))
             return pb.StepReply()
 
     async def Play(self, requests: AsyncIterator[pb.StepRequest], grpc_context: Any) -> AsyncIterator[pb.PlayReply]:
@@ -128,7 +125,7 @@ class _Stream:
                 reply = await asyncio.shield(self._opening)
         except Exception as failure:
             self._opening = None
-            error = _told(failure)
+            error = told(failure)
             if isinstance(error, SESSION_KEEPING) and not self._running:
                 self._attach(request)
             elif not self._running or ends_session(error):
@@ -208,14 +205,6 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")
     return StepRequest(kind, session, body, key, time, token, seq)
-
-
-def _told(error: Exception) -> BrayxError:
-    """What the client is told of ``error``."""
-    if isinstance(error, BrayxError):
-        return error
-    logger.error("the gRPC door: a request failed", exc_info=error)
-    return BrayxError(f"the service failed with {type(error).__name__}; its log says more")
 
 
 def _refuse(context: Any, error: BrayxError) -> None:
