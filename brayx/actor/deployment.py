@@ -202,8 +202,12 @@ class ActorReplica(GrpcDoor):
         self._routing.add(task)
         task.add_done_callback(self._routing.discard)
 
-    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
         self._runtime.recorder.add("requests_refused", 1.0, label=error.code)
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self.refused(error)
         reply(error)
 
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:

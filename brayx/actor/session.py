@@ -665,8 +665,12 @@ class SessionTable(Service):
             logger.exception("stateless call: the actor raised")
             self._refuse(reply, AgentError(f"the actor raised in call: {type(error).__name__}: {error}"))
 
-    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
         self.recorder.add("requests_refused", 1.0, label=error.code)
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self.refused(error)
         reply(error)
 
     def gone(self, request: StepRequest) -> BrayxError:

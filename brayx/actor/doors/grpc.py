@@ -59,7 +59,12 @@ class GrpcDoor(Service):
     async def Step(self, request: pb.StepRequest, grpc_context: Any) -> pb.StepReply:
         """Answers one request."""
         try:
-            return pb.StepReply(body=await self.step(_read(request, self.max_body_bytes)))
+            try:
+                asked = _read(request, self.max_body_bytes)
+            except ProtocolError as error:
+                self.refused(error)
+                raise
+            return pb.StepReply(body=await self.step(asked))
         except Exception as error:
             _refuse(grpc_context, told(error))
             return pb.StepReply()
@@ -116,7 +121,11 @@ class _Stream:
     async def answer(self, message: pb.StepRequest) -> pb.PlayReply:
         """The reply to a request; `over` tells whether it is the last one."""
         try:
-            request = self._request(message)
+            try:
+                request = self._request(message)
+            except BrayxError as refusal:
+                self._door.refused(refusal)
+                raise
             if self._running:
                 # Whose stream this is was found out at its first request; another replica wants to know it, too.
                 reply = await self._door.step(request._replace(key=self._key), let_in=True)
