@@ -239,8 +239,9 @@ class AgentActor(Actor):
         if state is None or any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
             return None
         chosen = State(state.session, tick=state.tick, input=state.input, output=self._codec.empty())
-        for agent in self._agents:
-            agent.on_deadline(chosen)
+        with self._services.use():
+            for agent in self._agents:
+                agent.on_deadline(chosen)
         return self._codec.encode(chosen.output)
 
     async def missed(self) -> None:
@@ -349,7 +350,7 @@ class AgentActor(Actor):
             except asyncio.CancelledError:
                 logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
                 self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
-                if _is_cancelled():
+                if is_cancelled():
                     raise
             except Exception:
                 logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
@@ -360,15 +361,15 @@ class AgentActor(Actor):
             try:
                 await agent.on_session_end(reason)
             except asyncio.CancelledError:
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
             except Exception:
                 logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
 
 
-def _is_cancelled() -> bool:
-    """Whether this task itself is being cancelled, not only something that an agent awaited."""
+def is_cancelled() -> bool:
+    """Whether this task itself is being cancelled, not only something that an actor or agent awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

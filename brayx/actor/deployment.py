@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import ray
 from ray import serve
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
@@ -34,13 +34,12 @@ from brayx.actor.doors.native import Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply
-from brayx.actor.session import BETWEEN, SessionTable, Snapshot, may_be_repeat
+from brayx.actor.session import BETWEEN, SessionTable, Snapshot, ending, may_be_repeat
 from brayx.errors import (
     BrayxError,
     ConnectFailed,
     Overloaded,
     QueueFull,
-    ServiceFull,
     SessionLost,
     SessionUnknown,
     TransportError,
@@ -155,6 +154,7 @@ class ActorReplica(GrpcDoor):
         self._renewal = asyncio.create_task(self._renew())
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
+        self._serve_name = here.app_name
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
@@ -177,7 +177,7 @@ class ActorReplica(GrpcDoor):
             table.submit(request, reply)
         elif kind is StepKind.START:
             if self._draining:
-                self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+                self._refuse(reply, ending())
             elif self._together and game_of(request.session):
                 self._route(self._start_in_game, request, reply, forwarded)
             else:
@@ -202,8 +202,12 @@ class ActorReplica(GrpcDoor):
         self._routing.add(task)
         task.add_done_callback(self._routing.discard)
 
-    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
         self._runtime.recorder.add("requests_refused", 1.0, label=error.code)
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self.refused(error)
         reply(error)
 
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
@@ -271,7 +275,7 @@ class ActorReplica(GrpcDoor):
     async def _start_here(self, request: StepRequest, reply: Reply) -> None:
         """Starts a session whose id, and so whose game, is this replica's already."""
         if self._draining:
-            self._refuse(reply, ServiceFull("this replica is ending and takes no new sessions; try again"))
+            self._refuse(reply, ending())
         else:
             self._table.submit(request, reply)
         if request.session not in self._table:
@@ -328,14 +332,18 @@ class ActorReplica(GrpcDoor):
         self._runtime.check()
 
     async def drain(self) -> None:
-        """Takes no new sessions and connections, moves what can be moved, and lets the rest finish for a while."""
+        """Takes no new sessions and connections, moves what can be moved, and lets the rest finish for a while.
+
+        Of an application that is going no replica remains that would take a session: there all may finish.
+        """
         if self._draining:
             return
         self._draining = True
         self._native.shut()
         deadline = time.monotonic() + self._config.drain_timeout_s
         while len(self._table) and time.monotonic() < deadline:
-            await self._table.move(self._park)
+            if not await _is_going(self._serve_name):
+                await self._table.move(self._park)
             await asyncio.sleep(_DRAIN_CHECK_S)
         await self._table.close("drained")
 
@@ -431,6 +439,8 @@ class ActorReplica(GrpcDoor):
                 if lost is None:
                     lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
                 self._table.lose(lost or [])
+                if forgotten := await self._ask("forgotten"):
+                    self._runtime.recorder.add("sessions_ended", float(forgotten), label="lost")
             except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
 
@@ -634,6 +644,17 @@ def _is_told_to_end() -> bool:
         if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
             return True
     return False
+
+
+async def _is_going(application: str) -> bool:
+    """Whether Serve is deleting the application, all its replicas with it; if Serve does not say so, it is not."""
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            of = (await asyncio.to_thread(serve.status)).applications.get(application)
+    except Exception as error:  # the controller is away: it has more ways to say so than are documented
+        logger.warning("Serve did not tell whether the application is going: %s: %s", type(error).__name__, error)
+        return False
+    return of is None or of.status == ApplicationStatus.DELETING
 
 
 def actor_deployment(

@@ -82,6 +82,7 @@ class Directory:
         self._snapshot_bytes = 0
         self._full = False
         self._reasons: OrderedDict[str, str] = OrderedDict()
+        self._forgotten = 0
 
     def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
         """Keeps an owner alive.
@@ -228,6 +229,14 @@ class Directory:
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
 
+    def forgotten(self) -> int:
+        """How many sessions have ended unheard since this was last asked: without an owner, and nobody asked for them.
+
+        No replica has counted their end: who asks does.
+        """
+        count, self._forgotten = self._forgotten, 0
+        return count
+
     def bury(self, owner: str) -> None:
         """A peer could not reach this owner: its lease ends now."""
         if owner in self._seen:
@@ -285,6 +294,7 @@ class Directory:
         limit = self._clock() - self._lease_s - self._grace_s
         for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
             for session in self._sessions.pop(owner, ()):
+                self._forgotten += 1
                 self._owner_of.pop(session, None)
                 self._leave_game(session)
                 self._drop_snapshot(session)

@@ -53,6 +53,9 @@ class Service:
         """
         raise NotImplementedError
 
+    def refused(self, error: BrayxError) -> None:
+        """Counts an error that a door has answered with itself; what `submit` refuses, the service has counted."""
+
     def status(self) -> dict[str, Any]:
         """JSON facts about the replica."""
         raise NotImplementedError

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from brayx.actor.actor import Actor
+from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.eager import Rest, begin
 from brayx.actor.service import Reply, Service
 from brayx.errors import (
@@ -348,11 +348,13 @@ class SessionTable(Service):
             error: BrayxError = SessionExists(f"session {name!r} is already running: stop it first, or use another id")
         elif request.seq not in (None, 0):
             error = ProtocolError(f"a start has seq {request.seq}, expected 0, or none where ticks are not numbered")
-        elif self._closed or len(self._sessions) >= self._max_sessions:
+        elif self._closed:
+            error = ending()
+        elif len(self._sessions) >= self._max_sessions:
             error = ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {self._max_sessions}")
         elif len(self._tasks) >= 2 * self._max_sessions:
-            ending = len(self._tasks) - len(self._sessions)
-            error = ServiceFull(f"{ending} sessions of this replica are ending, at most {self._max_sessions} may")
+            late = len(self._tasks) - len(self._sessions)
+            error = ServiceFull(f"{late} sessions of this replica are ending, at most {self._max_sessions} may")
         else:
             entered = Session(name, self._context.copy(), request.seq is not None)
             self._enter(entered, lambda entry: self._open(entry, request, reply))
@@ -411,6 +413,7 @@ class SessionTable(Service):
             return False
         session.actor = actor
         self._begun(session)
+        self.recorder.add("sessions_started", 1.0)
         reply(answer)
         return True
 
@@ -421,6 +424,8 @@ class SessionTable(Service):
             await self._guard(session, actor.restore(session.id, snapshot.actor), "restore")
         except BaseException as error:
             self._forget(session)
+            if not session.ended:
+                self.recorder.add("sessions_ended", 1.0, label="lost")
             await self._give_back(session.id, "lost")
             self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
             if not isinstance(error, Exception):
@@ -443,7 +448,6 @@ class SessionTable(Service):
         if not session.ended:
             self._ended.pop(session.id, None)
         session.last_seen = time.monotonic()
-        self.recorder.add("sessions_started", 1.0)
         self.recorder.add("sessions_active", len(self._sessions))
 
     async def _serve(self, session: Session) -> None:
@@ -613,7 +617,7 @@ class SessionTable(Service):
             if session.timed_out:
                 late = f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}"
                 return DeadlineExceeded(late, layer="actor")
-            return error if _is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
+            return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
         if isinstance(error, AgentError):
             logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
         elif isinstance(error, Exception) and not isinstance(error, BrayxError):
@@ -661,8 +665,12 @@ class SessionTable(Service):
             logger.exception("stateless call: the actor raised")
             self._refuse(reply, AgentError(f"the actor raised in call: {type(error).__name__}: {error}"))
 
-    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
         self.recorder.add("requests_refused", 1.0, label=error.code)
+
+    def _refuse(self, reply: Reply, error: BrayxError) -> None:
+        self.refused(error)
         reply(error)
 
     def gone(self, request: StepRequest) -> BrayxError:
@@ -829,10 +837,9 @@ def _over(session: str, kind: str, reason: str) -> BrayxError:
     return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
 
 
-def _is_cancelled() -> bool:
-    """Whether this task itself is being cancelled, not only something that the actor awaited."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def ending() -> ServiceFull:
+    """What a start is told that comes to a replica that ends."""
+    return ServiceFull("this replica is ending and takes no new sessions; try again")
 
 
 def _typed(error: BaseException, what: str) -> BrayxError:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from brayx.actor.doors.http import step, write
+from brayx.actor.doors.http import refuse, step, write
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service
 from brayx.errors import ProtocolError
@@ -52,7 +52,7 @@ class DoorApp:
                 await write(send, 200, json.dumps(self._service.status()).encode(), content_type=b"application/json")
             else:
                 error = ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
-                await write(send, 404, error.to_wire(), content_type=b"application/json")
+                await refuse(self._service, send, 404, error)
         elif kind == "websocket":
             if path == SESSION_PATH:
                 await session(self._service, self._max_body_bytes, self._idle_timeout_s, scope, receive, send)

@@ -10,13 +10,12 @@ raises, and what it tells of an exception holds the traceback.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from brayx.actor.service import Service
+from brayx.actor.service import Service, told
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
@@ -30,8 +29,6 @@ from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_SEQ, StepKind, S
 from brayx.gamecore.transports.base import SESSION_KEEPING, ends_session
 from brayx.gamecore.v1 import ERROR_METADATA
 from brayx.gamecore.v1 import gamecore_pb2 as pb
-
-logger = logging.getLogger(__name__)
 
 _KINDS: dict[int, StepKind] = {
     pb.STEP_KIND_CALL: StepKind.CALL,
@@ -62,9 +59,14 @@ class GrpcDoor(Service):
     async def Step(self, request: pb.StepRequest, grpc_context: Any) -> pb.StepReply:
         """Answers one request."""
         try:
-            return pb.StepReply(body=await self.step(_read(request, self.max_body_bytes)))
+            try:
+                asked = _read(request, self.max_body_bytes)
+            except ProtocolError as error:
+                self.refused(error)
+                raise
+            return pb.StepReply(body=await self.step(asked))
         except Exception as error:
-            _refuse(grpc_context, _told(error))
+            _refuse(grpc_context, told(error))
             return pb.StepReply()
 
     async def Play(self, requests: AsyncIterator[pb.StepRequest], grpc_context: Any) -> AsyncIterator[pb.PlayReply]:
@@ -119,7 +121,11 @@ class _Stream:
     async def answer(self, message: pb.StepRequest) -> pb.PlayReply:
         """The reply to a request; `over` tells whether it is the last one."""
         try:
-            request = self._request(message)
+            try:
+                request = self._request(message)
+            except BrayxError as refusal:
+                self._door.refused(refusal)
+                raise
             if self._running:
                 # Whose stream this is was found out at its first request; another replica wants to know it, too.
                 reply = await self._door.step(request._replace(key=self._key), let_in=True)
@@ -128,7 +134,7 @@ class _Stream:
                 reply = await asyncio.shield(self._opening)
         except Exception as failure:
             self._opening = None
-            error = _told(failure)
+            error = told(failure)
             if isinstance(error, SESSION_KEEPING) and not self._running:
                 self._attach(request)
             elif not self._running or ends_session(error):
@@ -208,14 +214,6 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")
     return StepRequest(kind, session, body, key, time, token, seq)
-
-
-def _told(error: Exception) -> BrayxError:
-    """What the client is told of ``error``."""
-    if isinstance(error, BrayxError):
-        return error
-    logger.error("the gRPC door: a request failed", exc_info=error)
-    return BrayxError(f"the service failed with {type(error).__name__}; its log says more")
 
 
 def _refuse(context: Any, error: BrayxError) -> None:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from brayx.actor.service import told
-from brayx.errors import BodyTooLarge, DeadlineExceeded, Overloaded, ProtocolError
+from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, Overloaded, ProtocolError
 from brayx.gamecore.protocol import STEP_PATH, parse_request
 
 if TYPE_CHECKING:
@@ -27,16 +27,20 @@ class _ClientGone(Exception):
 
 async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers one ``POST /step``."""
+    if scope["method"] != "POST":
+        await refuse(service, send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}"))
+        return
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     try:
-        if scope["method"] != "POST":
-            await write(send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}").to_wire())
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
         request = parse_request(headers, body)
-        reply = await service.step(request)
     except _ClientGone:
         return
+    except BrayxError as refusal:
+        await refuse(service, send, refusal.http_status, refusal)
+        return
+    try:
+        reply = await service.step(request)
     except Exception as failure:
         error = told(failure)
         await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
@@ -69,6 +73,12 @@ async def _read(receive: Receive, content_length: str, limit: int) -> bytes:
     except TimeoutError:
         raise DeadlineExceeded(f"the body was not whole after {_STALL_S:g} s", layer="door") from None
     return b"".join(parts)
+
+
+async def refuse(service: Service, send: Send, status: int, error: BrayxError) -> None:
+    """Answers with an error of the door's own, and has it counted."""
+    service.refused(error)
+    await write(send, status, error.to_wire())
 
 
 async def write(

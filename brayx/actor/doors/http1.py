@@ -94,23 +94,29 @@ class WebSocket(WebSocketsSansIOProtocol):
         self._gone = gone
         self._early = b""
 
-    def begin(self, transport: asyncio.Transport, opening: bytes, early: bytes) -> None:
+    def begin(self, transport: asyncio.Transport, opening: bytes, early: bytes) -> BrayxError | None:
         """Takes a connection over.
 
         Args:
             transport: its transport.
             opening: the request that asks for a WebSocket, whole.
             early: what came with it.
+
+        Returns:
+            What the client was told if it is no such request.
         """
         self._early = early
         self.connection_made(transport)
         transport.pause_reading()
         super().data_received(opening)
         if not self.handshake_initiated and not transport.is_closing():
-            refusal = ProtocolError("this is not the opening of a WebSocket").to_wire()
+            refusal = ProtocolError("this is not the opening of a WebSocket")
+            told = refusal.to_wire()
             head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            transport.write(head % (_JSON, len(refusal)) + refusal)
+            transport.write(head % (_JSON, len(told)) + told)
             transport.close()
+            return refusal
+        return None
 
     async def send(self, message: ASGISendEvent) -> None:
         opening = not self.handshake_complete
@@ -290,6 +296,7 @@ class HttpConnection(Connection):
                 if request is None:
                     self._other(url, keep)
                 elif isinstance(request, BrayxError):
+                    self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), keep)
                 elif self._left is not None and url.startswith(_LEFT_STEP):
@@ -347,6 +354,7 @@ class HttpConnection(Connection):
             self._write(200, json.dumps(self.service.status()).encode(), keep)
         else:
             error = ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
+            self.service.refused(error)
             self._write(404, error.to_wire(), keep)
 
     def _write(self, status: int, body: bytes, keep: bool, content_type: bytes = _JSON, *, retry: bool = False) -> None:
@@ -361,7 +369,8 @@ class HttpConnection(Connection):
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers what cannot be read any further, and closes."""
-        self._write(status or error.http_status, error.to_wire(), False)
+        self.service.refused(error)
+        self._write(status or error.http_status, error.to_wire(), False, retry=isinstance(error, Overloaded))
 
     def _hand_over(self, data: bytes, early: int) -> None:
         """Makes the connection a WebSocket's; it stays counted. The last ``early`` bytes came after the opening."""
@@ -372,15 +381,12 @@ class HttpConnection(Connection):
         self._head.clear()
         protocol = self._websockets.protocol(partial(self.listener.drop, self))
         self.transport.set_protocol(protocol)
-        protocol.begin(self.transport, data[:opening], data[opening:])
+        refusal = protocol.begin(self.transport, data[:opening], data[opening:])
+        if refusal is not None:
+            self.service.refused(refusal)
 
     def refuse(self) -> None:
-        self._write(
-            503,
-            TooManyConnections(f"this door holds {self.limits.max_connections} connections").to_wire(),
-            False,
-            retry=True,
-        )
+        self._fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
 
     def expire(self, what: str) -> None:
         if self.stalled_since is not None and not self.in_flight:

@@ -38,9 +38,10 @@ class TcpConnection(Connection):
                 else:
                     assert isinstance(request, ProtocolError)
                     self.in_flight += 1
+                    self.service.refused(request)
                     self._reply(session, sent_at, 1, request)
         except MalformedFrame as error:
-            self.write(encode_error(b"", error, ~NO_REQUEST))
+            self._fail(error)
             self.close()
             return
         if reader.in_frame:
@@ -64,11 +65,15 @@ class TcpConnection(Connection):
         if not self._reading:
             self.regulate()
 
+    def _fail(self, error: BrayxError) -> None:
+        """Tells an error that is of the connection."""
+        self.service.refused(error)
+        self.write(encode_error(b"", error, ~NO_REQUEST))
+
     def refuse(self) -> None:
-        most = self.limits.max_connections
-        self.write(encode_error(b"", TooManyConnections(f"this door holds {most} connections"), ~NO_REQUEST))
+        self._fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
 
     def expire(self, what: str) -> None:
         if self.stalled_since is not None:
-            self.write(encode_error(b"", ProtocolError(what), ~NO_REQUEST))
+            self._fail(ProtocolError(what))
         self.close()

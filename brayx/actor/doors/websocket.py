@@ -108,6 +108,7 @@ class _Connection:
             self._numbers = parse_seq(self._fields["seq"])
             named = [(b"session", session.encode("ascii"))]
         except ProtocolError as error:
+            self._service.refused(error)
             refusal = error
         if refusal is None and not self._enveloped:
             refusal = await self._begin()
@@ -138,6 +139,7 @@ class _Connection:
             error = BodyTooLarge(
                 f"message has {len(data)} bytes, at most {self._max_body_bytes} are allowed", limit=self._max_body_bytes
             )
+            self._service.refused(error)
             await self._fail(error, text=text, over=False)
             return
         if not self._enveloped:
@@ -152,6 +154,7 @@ class _Connection:
             if kind is None:
                 raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
         except ProtocolError as error:
+            self._service.refused(error)
             await self._fail(error, text=text, over=False)
             return
         await self._step(kind, body, text=text, seq=seq)
@@ -162,7 +165,9 @@ class _Connection:
         try:
             if kind is StepKind.START:
                 if self._running:
-                    raise SessionError("this connection's session is running: one connection is one session")
+                    running = SessionError("this connection's session is running: one connection is one session")
+                    self._service.refused(running)
+                    raise running
                 self._wait_no_more()
                 seq = self._numbers
             self._stopping = kind is StepKind.STOP

@@ -8,8 +8,9 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from brayx.actor.actor import AgentActor, AgentActorFactory, Codec
-from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agent import Agent, Services, State, record
 from brayx.errors import AgentError, BadBody, DeadlineExceeded
+from brayx.metrics import Kind
 from brayx.metrics import Recorder as MetricsRecorder
 
 
@@ -354,6 +355,20 @@ async def test_a_missed_tick_is_in_no_episode_and_the_agents_choice_is_encoded()
         await actor.tick(b"%d" % tick)
     await actor.on_end("idle")
     assert log == [([0, 1], ["tick", "tick"], False, ""), ([3, 4], ["tick", "tick"], True, "idle"), "idle"]
+
+
+async def test_a_choice_at_the_deadline_may_be_counted() -> None:
+    class Counted(Choosy):
+        def on_deadline(self, state: State) -> None:
+            record("choices", 1.0, kind=Kind.SUM)
+            super().on_deadline(state)
+
+    counted = MetricsRecorder()
+    actor = AgentActorFactory({"a": Counted}, {}, Services(recorder=counted))()
+    await actor.start("s", b"")
+    await actor.tick(b"1")
+    assert json.loads(actor.fallback() or b"") == {"instead of": 1}
+    assert counted.summary() == {"choices": 1.0}
 
 
 async def test_agents_without_a_choice_of_their_own_have_no_fallback() -> None:

@@ -243,6 +243,7 @@ class TestSnapshots:
         directory.park("s", "a", snapshot(exact=True))
         clock.now = 700.0
         directory.renew("b", "http://b", [])
+        assert [directory.forgotten(), directory.forgotten()] == [1, 0], "their end is counted, once"
         assert directory.locate("s", "b") is None
 
 

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import contextvars
 import json
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 
 from brayx.actor.actor import AgentActorFactory
-from brayx.actor.agent import Services
+from brayx.actor.agent import Agent, Services, State
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorReplica, ActorRuntime, Peers
 from brayx.actor.directory import Directory, Location
@@ -61,6 +63,8 @@ class Replica(ActorReplica):
         self._owner = name
         self._together = share == "game"
         self._draining = False
+        self._serve_name = "application"
+        self._native: Any = SimpleNamespace(shut=lambda: None)
         self._routing = set()
         self._known = OrderedDict()
         self._context = contextvars.copy_context()
@@ -297,3 +301,78 @@ class TestPassedOn:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "owner_died"
         assert not b._known
+
+
+class Mover(Agent):
+    """Can be moved, and keeps what it is told."""
+
+    told: list[Any]
+
+    async def on_tick(self, state: State) -> None:
+        state.output = {}
+
+    async def on_episode(self, episode: list[State], done: bool) -> None:
+        self.told.append((len(episode), done, episode[-1].end))
+
+    async def on_session_end(self, reason: str) -> None:
+        self.told.append(reason)
+
+    def snapshot(self) -> bytes:
+        return b"all of it"
+
+    def restore(self, snapshot: bytes) -> None:
+        assert snapshot == b"all of it"
+
+
+@pytest.mark.parametrize("status", ["DELETING", "none", "DEPLOYING", "away"])
+async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application_stays(
+    replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    def of_serve() -> Any:
+        if status == "away":
+            raise ConnectionError("no controller")
+        return SimpleNamespace(applications={} if status == "none" else {"application": SimpleNamespace(status=status)})
+
+    monkeypatch.setattr(serve, "status", of_serve)  # Serve is not there to ask
+    told: list[Any] = []
+    agents = {"agent": type("Mover", (Mover,), {"told": told})}
+    (a,) = await replicas("a", "none")
+    a._table._make_actor = AgentActorFactory(agents, {"mode": "serve"}, Services())
+    a._config = ActorConfig(agents=["agent"], drain_timeout_s=0.3)
+    await a.ask("start", "s")
+    for _ in range(3):
+        await a.ask("tick", "s")
+    await a.drain()
+    ended = {name: count for name, count in a._runtime.recorder.summary().items() if name.startswith("sessions_ended")}
+    if status in ("DELETING", "none"):
+        assert told == [(3, True, "drained"), "drained"], "nobody is left to go on with it"
+        assert "park" not in asked.calls
+        assert ended == {"sessions_ended.drained": 1}
+    else:
+        assert told == [(3, False, "")]
+        assert isinstance(asked.directory.locate("s", "b"), Snapshot)
+        assert ended == {"sessions_ended.moved": 1}
+
+
+async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
+    replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brayx.actor.deployment.RENEW_S", 0.0)
+    (a,) = await replicas("a")
+    address = "http://{}:{}".format(*a.listener.address)
+
+    async def there() -> str:
+        return address
+
+    a._native = SimpleNamespace(open_to_peers=there)
+    now = time.monotonic()
+    asked.directory._clock = lambda: now
+    asked.directory.claim("s", "a")
+    asked.directory.park("s", "a", Snapshot(1, 1, None, b"", exact=True))
+    now += 700.0
+    renewal = asyncio.create_task(a._renew())
+    await until(lambda: "sessions_ended.lost" in a._runtime.recorder.summary())
+    calls = len(asked.calls)
+    await until(lambda: len(asked.calls) > calls + 4)
+    renewal.cancel()
+    assert a._runtime.recorder.summary()["sessions_ended.lost"] == 1

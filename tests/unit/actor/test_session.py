@@ -290,7 +290,7 @@ async def test_close_tells_every_session_and_takes_no_more() -> None:
     await bench.ask("start", "b")
     await bench.table.close()
     assert [actor.reasons for actor in bench.actors] == [["drained"], ["drained"]]
-    with pytest.raises(ServiceFull):
+    with pytest.raises(ServiceFull, match="is ending"):
         await bench.ask("start", "c")
 
 
@@ -471,8 +471,11 @@ class TestSnapshots:
 
     async def test_a_session_that_was_moved_goes_on_as_if_nothing_were(self) -> None:
         bench, _ = self.bench()
+        bench.table.recorder = Recorder()
         tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
         assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
+        numbers = bench.table.recorder.summary()
+        assert (numbers["sessions_resumed"], numbers.get("sessions_started", 0)) == (1, 0)
 
     async def test_sessions_are_moved_between_two_requests_and_not_told_that_they_ended(self) -> None:
         bench, _ = self.bench()
@@ -499,9 +502,13 @@ class TestSnapshots:
 
     async def test_one_that_cannot_be_restored_is_lost(self) -> None:
         bench, _ = self.bench()
+        bench.table.recorder = Recorder()
         with pytest.raises(SessionLost, match="cannot read"):
             await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
         assert len(bench.table) == 0
+        numbers = bench.table.recorder.summary()
+        assert numbers["sessions_ended.lost"] == 1
+        assert "sessions_started" not in numbers
 
 
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:

@@ -22,6 +22,7 @@ from brayx.errors import BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest
+from brayx.metrics import Recorder
 from tests.unit.gamecore.echo_server import serving
 from tests.waiting import until, until_awaited
 
@@ -182,6 +183,43 @@ def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: 
         assert connection.recv(timeout=5) == b"R4"
         assert closing(connection) == (4408, "no session for 0.2 s")
     assert table.ends == [("s", "stop"), ("s", "stop")]
+
+
+def refusals(table: SessionTable) -> dict[str, float]:
+    """How often a table's replica has answered with which error, as it has counted them."""
+    assert isinstance(table.recorder, Recorder)
+    numbers = table.recorder.summary().items()
+    return {name.removeprefix("requests_refused."): count for name, count in numbers if "requests_refused" in name}
+
+
+def test_what_the_doors_refuse_is_counted_once_and_what_the_service_refuses_is_not_counted_again() -> None:
+    table = TableService()
+    with serving(DoorApp(table, max_body_bytes=8)) as address:
+        for path, body, headers, status in (
+            ("step", None, {}, 405),
+            ("nothing", b"", {}, 404),
+            ("step", b"", {"step_kind": "jump"}, 400),
+            ("step", bytes(9), {}, 413),
+            ("step", b"", {"step_kind": "tick", "session": "nobody"}, 404),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", body, headers), timeout=5)
+            assert refused.value.code == status
+        assert refusals(table) == {"bad_request": 3, "body_too_large": 1, "session_unknown": 1}
+        with connect(f"ws://{address}/session?session=s", subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
+            for message in (b"?", bytes(10), b"S", b"S"):
+                connection.send(message)
+                connection.recv(timeout=5)
+            for query in ("seq=x", "session=s"):
+                with connect(f"ws://{address}/session?{query}") as other:
+                    other.recv(timeout=5)
+    assert refusals(table) == {
+        "bad_request": 5,
+        "body_too_large": 2,
+        "session_unknown": 1,
+        "session_error": 1,
+        "session_exists": 1,
+    }
 
 
 class Gated(TableService):

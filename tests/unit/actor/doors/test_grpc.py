@@ -25,7 +25,7 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.v1 import ERROR_METADATA
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
-from tests.unit.actor.doors.test_asgi import Echo
+from tests.unit.actor.doors.test_asgi import Echo, refusals
 from tests.unit.gamecore.grpc_server import serving
 from tests.waiting import until
 
@@ -127,13 +127,17 @@ def test_an_error_is_a_status_and_a_document(stub: GamecoreStub) -> None:
         ({"body": bytes(MAX_BODY_BYTES + 1)}, "body_too_large", str(MAX_BODY_BYTES + 1)),
     ],
 )
-def test_a_malformed_request_is_told_what_is_wrong(
-    stub: GamecoreStub, fields: dict[str, Any], code: str, says: str
+def test_a_malformed_request_is_told_what_is_wrong_and_counted_once(
+    door: TableDoor, stub: GamecoreStub, fields: dict[str, Any], code: str, says: str
 ) -> None:
     status, _, error = refusal(stub, **fields)
     assert status is grpc.StatusCode.INVALID_ARGUMENT
     assert error.code == code
     assert says in error.message
+    assert refusals(door) == {code: 1}
+    refused = list(stub.Play(iter([pb.StepRequest(**{"kind": TICK, **fields})]), timeout=WAIT_S))
+    assert [from_wire(reply.error).code for reply in refused] == [code]
+    assert refusals(door) == {code: 2}
 
 
 def test_every_error_has_a_status_that_grpc_knows() -> None:

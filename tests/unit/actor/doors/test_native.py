@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
 from brayx.ports import free_port
-from tests.unit.actor.doors.test_asgi import TableService
+from tests.unit.actor.doors.test_asgi import TableService, refusals
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -232,6 +233,41 @@ def test_connections_past_the_limit_are_told_and_closed() -> None:
             assert said.startswith(b"HTTP/1.1 503 ")
             assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "too_many_connections"
         until(lambda: not len(service.http), "that closed connections are not counted")
+
+
+def test_what_the_native_doors_refuse_is_counted_once() -> None:
+    upgrade = b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+    sent: list[tuple[bytes, str]] = [
+        (b"rubbish\r\n\r\n", "bad_request"),
+        (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "header_too_large"),
+        (post("tick", "nobody", more="connection: close\r\n"), "session_unknown"),
+        (post("", "", bytes(65), more="connection: close\r\n"), "body_too_large"),
+        (post("jump", "s", more="connection: close\r\n"), "bad_request"),
+        (b"GET /nothing HTTP/1.1\r\nconnection: close\r\n\r\n", "bad_request"),
+        (b"GET /step HTTP/1.1\r\nhost: x\r\n" + upgrade, "bad_request"),
+        (b"GET /session HTTP/1.1\r\n" + 200 * b"x: 1\r\n" + upgrade, "bad_request"),
+        (b"POST /step HTTP/1.1\r\ncontent-length: 10\r\n\r\nabc", "deadline_exceeded"),
+    ]
+    too_large = encode_request(StepRequest(StepKind.CALL, "", bytes(65)), 1)
+    framed = [(bytes(20), "bad_request"), (too_large, "body_too_large"), (b"\xff" * 48, "bad_request")]
+    expected: Counter[str] = Counter()
+    with native(max_body_bytes=64, max_connections=1, stall_s=0.3, idle_s=0.6) as service:
+        for listener, those in ((service.http, sent), (service.tcp, framed)):
+            for data, code in those:
+                with connect(listener) as connection:
+                    connection.sendall(data)
+                    said = read_all(connection)
+                assert code.encode() in said, (data[:40], said)
+                expected[code] += 1
+                assert refusals(service.table) == expected, (data[:40], said)
+                until(lambda door=listener: not len(door), "the connection was gone")  # type: ignore[misc]
+            with connect(listener) as first:
+                until(lambda door=listener: len(door) == 1, "the only place was taken")  # type: ignore[misc]
+                with connect(listener) as second:
+                    assert b"too_many_connections" in read_all(second)
+                expected["too_many_connections"] += 1
+                assert read_all(first) == b"", "an idle connection has asked for nothing"
+        assert refusals(service.table) == expected
 
 
 def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:
