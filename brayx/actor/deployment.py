@@ -30,7 +30,7 @@ from brayx.actor.directory import MAX_SNAPSHOT_BYTES, RENEW_S, DirectoryRecoveri
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnection, WebSockets
-from brayx.actor.doors.native import Limits, Listener, check_shared_port
+from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply
@@ -149,7 +149,11 @@ class ActorReplica(GrpcDoor):
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._peers = Peers()
         self._native = NativePorts(self, self._app, config, directory)
-        await self._native.open()
+        try:
+            await self._native.open()
+        except BaseException:
+            await self._native.close()  # Serve may try again in this process
+            raise
         self._address = await self._native.open_to_peers()
         await self._ask("renew", self._owner, self._address, [])
         self._renewal = asyncio.create_task(self._renew())
@@ -573,6 +577,7 @@ class NativePorts:
         self._replica = replica
         self._websockets = WebSockets(app, self._limits)
         self._listeners: list[Listener] = []
+        self._held: list[HeldPort] = []
         self._peers: dict[str, Listener] = {}
         self.urls: dict[str, str] = {}
         """URL of each native door that is open."""
@@ -587,9 +592,12 @@ class NativePorts:
         """Opens the ports that are configured.
 
         Raises:
-            StartupError: one is taken.
+            StartupError: one is taken. Those opened before it stay open until `close`.
         """
         config = self._config
+        for port in (config.native_port, config.tcp_port):
+            if port is not None:
+                self._held.append(await asyncio.to_thread(HeldPort, port, self._application))
         if config.native_port is not None:
             check = asyncio.to_thread(check_shared_port, config.native_host, config.native_port, self._application)
             await check
@@ -618,10 +626,13 @@ class NativePorts:
         """Takes no more gamecores' connections."""
         for listener in self._listeners:
             listener.shut()
+        for held in self._held:
+            held.release()
 
     async def close(self) -> None:
         """Closes all listeners and connections."""
         self._websockets.close()
+        self.shut()
         for listener in [*self._listeners, *self._peers.values()]:
             await listener.close()
 
