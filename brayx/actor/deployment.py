@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import logging
 import time
 import uuid
@@ -58,6 +59,8 @@ logger = logging.getLogger(__name__)
 _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
 _PROBE_TIMEOUT_S = 2.0
+_DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.EHOSTDOWN)
+"""Not ENETUNREACH, which is this node's own network: whom nobody hears of is dead when its lease ends."""
 _IDLE_PEER_CONNECTIONS = 64
 _PEERS_IDLE_S = 300.0
 _MAX_ROUTING = 4096
@@ -448,11 +451,17 @@ class ActorReplica(GrpcDoor):
             answer = await transport.step(request, self._config.tick_timeout_s + 1.0)
         except TransportError as error:
             await transport.close()
-            if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
+            sent = not isinstance(error, ConnectFailed)
+            if _tells_of_death(await _cannot_connect(location.address) if sent else error.__cause__):
                 await self._peers.drop(location.address)
                 await self._ask("bury", location.owner)
                 return await self._after_burial(request)
-            raise
+            # Not as it is: the codes of transports are those of the client's own connection.
+            raise Overloaded(
+                f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
+                f"the request {'may have been' if sent else 'was not'} applied; try again",
+                layer="peer",
+            ) from error
         except BrayxError as error:
             answer = error
         except BaseException:
@@ -544,16 +553,21 @@ class Peers:
             await self.drop(address)
 
 
-async def _is_reachable(address: str) -> bool:
-    """Whether a peer takes connections: one that broke says nothing of whether the process behind it lives."""
+async def _cannot_connect(address: str) -> OSError | None:
+    """Why a peer takes no connection; None: it does. One that broke says nothing of whether its process lives."""
     url = urlsplit(address)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(url.hostname, url.port)
-    except (OSError, TimeoutError):
-        return False
+    except OSError as error:
+        return error
     writer.close()
-    return True
+    return None
+
+
+def _tells_of_death(error: BaseException | None) -> bool:
+    """Whether a connection failed for what is the other side's: not for descriptors, ports or memory wanting here."""
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _DEAD)
 
 
 class NativePorts:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import json
+import os
+import resource
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
@@ -297,3 +299,39 @@ class TestPassedOn:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "owner_died"
         assert not b._known
+
+    async def test_a_replica_out_of_descriptors_does_not_take_its_peers_for_dead(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, allowed[1]))
+        try:
+            with pytest.raises(Overloaded, match="was not applied") as told:
+                await b.ask("tick", "s", body(0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        assert told.value.details["layer"] == "peer"
+        assert "bury" not in asked.calls
+        assert await b.ask("tick", "s", body(1)) == body(1)
+
+    @pytest.mark.parametrize("answer", [b"", b"not HTTP at all, and for long enough to tell"])
+    async def test_an_owner_that_lives_and_does_not_answer_is_told_as_overload(
+        self, replicas: Open, asked: Asked, answer: bytes
+    ) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if await reader.read(1):
+                writer.write(answer)
+                await writer.drain()
+            writer.close()
+
+        (b,) = await replicas("b", share="none")
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
+            with pytest.raises(Overloaded, match="may have been applied") as told:
+                await b.ask("tick", "s", body(0))
+        assert told.value.details["layer"] == "peer"
+        assert "bury" not in asked.calls
