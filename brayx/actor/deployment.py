@@ -461,6 +461,7 @@ class ActorReplica(GrpcDoor):
                 f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
                 f"the request {'may have been' if sent else 'was not'} applied; try again",
                 layer="peer",
+                maybe_applied=sent,
             ) from error
         except BrayxError as error:
             answer = error

@@ -356,6 +356,18 @@ def test_two_applications_are_told_that_they_have_the_same_tcp_port(
         service.run(opened.close())
 
 
+@pytest.mark.parametrize(("idle_timeout_s", "closed_after_s"), [(60.0, 300.0), (600.0, 600.0)])
+def test_an_idle_connection_is_closed_when_the_protocol_says(
+    service: Native, idle_timeout_s: float, closed_after_s: float
+) -> None:
+    replica: Any = service.table
+    config = ActorConfig(agents=["a"], idle_timeout_s=idle_timeout_s)
+    ports = NativePorts(replica, DoorApp(service.table), config, "mine")
+    assert ports._limits.idle_s == closed_after_s
+    protocol = Path(__file__).parents[4] / "docs/protocol.md"
+    assert "without a request for 300 s, or for `idle_timeout_s` if that is longer, is closed" in protocol.read_text()
+
+
 def test_replicas_share_a_port_and_others_cannot_take_it(service: Native) -> None:
     port = free_port()
 
