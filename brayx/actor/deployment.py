@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import errno
 import logging
+import secrets
 import time
 import uuid
 from collections import OrderedDict
@@ -30,7 +31,15 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.directory import MAX_SNAPSHOT_BYTES, RENEW_S, DirectoryRecovering, Location, create_directory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnection, WebSockets
+from brayx.actor.doors.http1 import (
+    FORWARDED_PREFIX,
+    LEFT_PREFIX,
+    PEER,
+    SECRET_HEADER,
+    ForPeers,
+    HttpConnection,
+    WebSockets,
+)
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
@@ -150,7 +159,9 @@ class ActorReplica(GrpcDoor):
             keep=self._keep,
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
-        self._peers = Peers()
+        self._secret = secrets.token_hex(32)
+        self._peers = Peers(self.secret)
+        await self._agree_on_secret(fresh=True)
         self._native = NativePorts(self, self._app, config, directory)
         try:
             await self._native.open()
@@ -317,6 +328,16 @@ class ActorReplica(GrpcDoor):
         """A peer tells that the connection of a session is gone that runs here."""
         await self._table.disconnect(session, for_good=for_good)
 
+    def secret(self) -> str:
+        """What the application's replicas prove to each other with that they are replicas."""
+        return self._secret
+
+    async def _agree_on_secret(self, *, fresh: bool = False) -> None:
+        agreed = await self._ask("secret", self._secret, fresh)
+        if agreed != self._secret:
+            self._secret = agreed
+            await self._peers.close()  # their connections have the one before
+
     def status(self) -> dict[str, Any]:
         """Facts for the status page."""
         return {
@@ -436,6 +457,7 @@ class ActorReplica(GrpcDoor):
                 self._address = await self._native.open_to_peers()
                 lost = await self._ask("renew", self._owner, self._address)
                 if lost is None:
+                    await self._agree_on_secret()
                     lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
                 self._table.lose(lost or [])
             except (BrayxError, RayTaskError, OSError) as error:
@@ -460,11 +482,18 @@ class ActorReplica(GrpcDoor):
             raise Overloaded(
                 f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
                 f"the request {'may have been' if sent else 'was not'} applied; try again",
-                layer="peer",
+                layer=PEER,
                 maybe_applied=sent,
             ) from error
         except BrayxError as error:
             answer = error
+            if isinstance(error, Unauthorized) and error.details.get("layer") == PEER:
+                await transport.close()
+                raise Overloaded(
+                    "this replica and its peer have not agreed on a secret yet; try again",
+                    layer=PEER,
+                    maybe_applied=False,
+                ) from error
         except BaseException:
             await transport.close()
             raise
@@ -511,10 +540,12 @@ class Peers:
     """Idle connections to other replicas, by address.
 
     Args:
+        secret: what to prove with that this is a replica.
         max_idle: connections kept open to each of them.
     """
 
-    def __init__(self, max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
+    def __init__(self, secret: Callable[[], str], max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
+        self._secret = secret
         self._max_idle = max_idle
         self._idle: dict[str, list[AsyncHttpTransport]] = {}
 
@@ -525,7 +556,10 @@ class Peers:
     def take(self, address: str) -> AsyncHttpTransport:
         """An idle connection, or a new one."""
         idle = self._idle.get(address)
-        return idle.pop() if idle else AsyncHttpTransport(Endpoint.parse(f"{address}{FORWARDED_PREFIX}"))
+        return idle.pop() if idle else self._open(f"{address}{FORWARDED_PREFIX}")
+
+    def _open(self, url: str) -> AsyncHttpTransport:
+        return AsyncHttpTransport(Endpoint.parse(url), {SECRET_HEADER: self._secret()})
 
     async def put_back(self, address: str, transport: AsyncHttpTransport) -> None:
         """Keeps a connection for the next request, or closes it if enough are kept."""
@@ -537,7 +571,7 @@ class Peers:
 
     async def leave(self, address: str, session: str, *, for_good: bool) -> None:
         """Tells a replica that the connection of a session of its own is gone."""
-        transport = AsyncHttpTransport(Endpoint.parse(f"{address}{LEFT_PREFIX}"))
+        transport = self._open(f"{address}{LEFT_PREFIX}")
         try:
             await transport.step(StepRequest(StepKind.CALL, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
         finally:
@@ -597,9 +631,9 @@ class NativePorts:
         self.urls: dict[str, str] = {}
         """URL of each native door that is open."""
 
-    def _http(self, *, peers: bool = False) -> Listener:
+    def _http(self, peers: ForPeers | None = None) -> Listener:
         def make(listener: Listener) -> HttpConnection:
-            return HttpConnection(listener, self._websockets, left=self._replica.left if peers else None)
+            return HttpConnection(listener, self._websockets, peers)
 
         return Listener(self._replica, make, self._limits)
 
@@ -632,7 +666,9 @@ class NativePorts:
         nodes = await asyncio.to_thread(ray.nodes)
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         if host not in self._peers:
-            listener = self._http(peers=True)
+            # On loopback it is one more door beside the native ports; elsewhere it would be open where none should be.
+            peers = ForPeers(self._replica.left, self._replica.secret, closed=host != "127.0.0.1")
+            listener = self._http(peers)
             await listener.open(host, 0)
             self._peers[host] = listener
         return f"http://{host}:{self._peers[host].address[1]}"

@@ -21,7 +21,7 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorReplica, ActorRuntime, Peers
 from brayx.actor.directory import Directory, Location
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.games import Games
 from brayx.actor.session import SessionTable, Snapshot
@@ -74,14 +74,17 @@ class Replica(ActorReplica):
         self._table = SessionTable(
             make, max_sessions=max_sessions, claim=self._claim, release=self._release, recorder=self._runtime.recorder
         )
-        self._peers = Peers()
+        self._secret = "between us"
+        self._peers = Peers(self.secret)
 
     def __del__(self) -> None:
         """Not Serve's hook."""
 
     async def open(self) -> None:
         websockets = WebSockets(DoorApp(self), Limits())
-        self.listener = Listener(self, lambda door: HttpConnection(door, websockets, self.left), Limits())
+        self.listener = Listener(
+            self, lambda door: HttpConnection(door, websockets, ForPeers(self.left, self.secret)), Limits()
+        )
         await self.listener.open("127.0.0.1", 0)
         await self._ask("renew", self._owner, "http://{}:{}".format(*self.listener.address), [])
 
@@ -335,3 +338,26 @@ class TestPassedOn:
                 await b.ask("tick", "s", body(0))
         assert told.value.details == {"layer": "peer", "maybe_applied": True}
         assert "bury" not in asked.calls
+
+    async def test_replicas_that_do_not_know_one_secret_do_not_serve_each_other(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        b._secret = "another"
+        with pytest.raises(Overloaded, match="secret") as told:
+            await b.ask("tick", "s", body(0))
+        assert told.value.details == {"layer": "peer", "maybe_applied": False}
+        assert "bury" not in asked.calls
+        await a._agree_on_secret()
+        await b._agree_on_secret(fresh=True)
+        assert await b.ask("tick", "s", body(1)) == body(1)
+        asked.directory = Directory(recovery_s=0.5)
+        asked.directory.renew("a", asked.directory._address.get("a", "http://a"), ["s"])
+        asked.calls.clear()
+        c = asyncio.create_task(b._agree_on_secret(fresh=True))  # as a replica that starts just then
+        await until(lambda: "secret" in asked.calls)
+        assert not asked.directory._secret
+        await a._agree_on_secret()
+        await c
+        assert a.secret() == b.secret() == "between us"
