@@ -81,7 +81,8 @@ class ActorConfig(BaseModel):
     tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's reply, with ``serialize: proto``."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A session without a request for this long is ended, with reason ``idle``; a connection without one is closed."""
+    """A session without a request for this long is ended, with reason ``idle``. A connection to a native port without
+    one is closed after as long, after 300 s at least."""
     tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Deadline of one tick inside the actor; past it the session ends."""
     tick_deadline_ms: Annotated[float, Field(gt=0)] | None = None

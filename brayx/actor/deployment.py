@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import logging
+import secrets
 import time
 import uuid
 from collections import OrderedDict
@@ -29,8 +31,16 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.directory import MAX_SNAPSHOT_BYTES, RENEW_S, DirectoryRecovering, Location, create_directory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.doors.http1 import FORWARDED_PREFIX, LEFT_PREFIX, HttpConnection, WebSockets
-from brayx.actor.doors.native import Limits, Listener, check_shared_port
+from brayx.actor.doors.http1 import (
+    FORWARDED_PREFIX,
+    LEFT_PREFIX,
+    PEER,
+    SECRET_HEADER,
+    ForPeers,
+    HttpConnection,
+    WebSockets,
+)
+from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.export import Exporter
 from brayx.actor.service import Reply
@@ -57,6 +67,8 @@ logger = logging.getLogger(__name__)
 _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
 _PROBE_TIMEOUT_S = 2.0
+_DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.EHOSTDOWN)
+"""Not ENETUNREACH, which is this node's own network: whom nobody hears of is dead when its lease ends."""
 _IDLE_PEER_CONNECTIONS = 64
 _PEERS_IDLE_S = 300.0
 _MAX_ROUTING = 4096
@@ -146,9 +158,15 @@ class ActorReplica(GrpcDoor):
             keep=self._keep,
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
-        self._peers = Peers()
+        self._secret = secrets.token_hex(32)
+        self._peers = Peers(self.secret)
+        await self._agree_on_secret(fresh=True)
         self._native = NativePorts(self, self._app, config, directory)
-        await self._native.open()
+        try:
+            await self._native.open()
+        except BaseException:
+            await self._native.close()  # Serve may try again in this process
+            raise
         self._address = await self._native.open_to_peers()
         await self._ask("renew", self._owner, self._address, [])
         self._renewal = asyncio.create_task(self._renew())
@@ -314,6 +332,16 @@ class ActorReplica(GrpcDoor):
         """A peer tells that the connection of a session is gone that runs here."""
         await self._table.disconnect(session, for_good=for_good)
 
+    def secret(self) -> str:
+        """What the application's replicas prove to each other with that they are replicas."""
+        return self._secret
+
+    async def _agree_on_secret(self, *, fresh: bool = False) -> None:
+        agreed = await self._ask("secret", self._secret, fresh)
+        if agreed != self._secret:
+            self._secret = agreed
+            await self._peers.close()  # their connections have the one before
+
     def status(self) -> dict[str, Any]:
         """Facts for the status page."""
         return {
@@ -437,6 +465,7 @@ class ActorReplica(GrpcDoor):
                 self._address = await self._native.open_to_peers()
                 lost = await self._ask("renew", self._owner, self._address)
                 if lost is None:
+                    await self._agree_on_secret()
                     lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
                 self._table.lose(lost or [])
                 if forgotten := await self._ask("forgotten"):
@@ -454,13 +483,27 @@ class ActorReplica(GrpcDoor):
             answer = await transport.step(request, self._config.tick_timeout_s + 1.0)
         except TransportError as error:
             await transport.close()
-            if isinstance(error, ConnectFailed) or not await _is_reachable(location.address):
+            sent = not isinstance(error, ConnectFailed)
+            if _tells_of_death(await _cannot_connect(location.address) if sent else error.__cause__):
                 await self._peers.drop(location.address)
                 await self._ask("bury", location.owner)
                 return await self._after_burial(request)
-            raise
+            # Not as it is: the codes of transports are those of the client's own connection.
+            raise Overloaded(
+                f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
+                f"the request {'may have been' if sent else 'was not'} applied; try again",
+                layer=PEER,
+                maybe_applied=sent,
+            ) from error
         except BrayxError as error:
             answer = error
+            if isinstance(error, Unauthorized) and error.details.get("layer") == PEER:
+                await transport.close()
+                raise Overloaded(
+                    "this replica and its peer have not agreed on a secret yet; try again",
+                    layer=PEER,
+                    maybe_applied=False,
+                ) from error
         except BaseException:
             await transport.close()
             raise
@@ -507,10 +550,12 @@ class Peers:
     """Idle connections to other replicas, by address.
 
     Args:
+        secret: what to prove with that this is a replica.
         max_idle: connections kept open to each of them.
     """
 
-    def __init__(self, max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
+    def __init__(self, secret: Callable[[], str], max_idle: int = _IDLE_PEER_CONNECTIONS) -> None:
+        self._secret = secret
         self._max_idle = max_idle
         self._idle: dict[str, list[AsyncHttpTransport]] = {}
 
@@ -521,7 +566,10 @@ class Peers:
     def take(self, address: str) -> AsyncHttpTransport:
         """An idle connection, or a new one."""
         idle = self._idle.get(address)
-        return idle.pop() if idle else AsyncHttpTransport(Endpoint.parse(f"{address}{FORWARDED_PREFIX}"))
+        return idle.pop() if idle else self._open(f"{address}{FORWARDED_PREFIX}")
+
+    def _open(self, url: str) -> AsyncHttpTransport:
+        return AsyncHttpTransport(Endpoint.parse(url), {SECRET_HEADER: self._secret()})
 
     async def put_back(self, address: str, transport: AsyncHttpTransport) -> None:
         """Keeps a connection for the next request, or closes it if enough are kept."""
@@ -533,7 +581,7 @@ class Peers:
 
     async def leave(self, address: str, session: str, *, for_good: bool) -> None:
         """Tells a replica that the connection of a session of its own is gone."""
-        transport = AsyncHttpTransport(Endpoint.parse(f"{address}{LEFT_PREFIX}"))
+        transport = self._open(f"{address}{LEFT_PREFIX}")
         try:
             await transport.step(StepRequest(StepKind.CALL, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
         finally:
@@ -550,16 +598,21 @@ class Peers:
             await self.drop(address)
 
 
-async def _is_reachable(address: str) -> bool:
-    """Whether a peer takes connections: one that broke says nothing of whether the process behind it lives."""
+async def _cannot_connect(address: str) -> OSError | None:
+    """Why a peer takes no connection; None: it does. One that broke says nothing of whether its process lives."""
     url = urlsplit(address)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(url.hostname, url.port)
-    except (OSError, TimeoutError):
-        return False
+    except OSError as error:
+        return error
     writer.close()
-    return True
+    return None
+
+
+def _tells_of_death(error: BaseException | None) -> bool:
+    """Whether a connection failed for what is the other side's: not for descriptors, ports or memory wanting here."""
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _DEAD)
 
 
 class NativePorts:
@@ -583,13 +636,14 @@ class NativePorts:
         self._replica = replica
         self._websockets = WebSockets(app, self._limits)
         self._listeners: list[Listener] = []
+        self._held: list[HeldPort] = []
         self._peers: dict[str, Listener] = {}
         self.urls: dict[str, str] = {}
         """URL of each native door that is open."""
 
-    def _http(self, *, peers: bool = False) -> Listener:
+    def _http(self, peers: ForPeers | None = None) -> Listener:
         def make(listener: Listener) -> HttpConnection:
-            return HttpConnection(listener, self._websockets, left=self._replica.left if peers else None)
+            return HttpConnection(listener, self._websockets, peers)
 
         return Listener(self._replica, make, self._limits)
 
@@ -597,9 +651,12 @@ class NativePorts:
         """Opens the ports that are configured.
 
         Raises:
-            StartupError: one is taken.
+            StartupError: one is taken. Those opened before it stay open until `close`.
         """
         config = self._config
+        for port in (config.native_port, config.tcp_port):
+            if port is not None:
+                self._held.append(await asyncio.to_thread(HeldPort, port, self._application))
         if config.native_port is not None:
             check = asyncio.to_thread(check_shared_port, config.native_host, config.native_port, self._application)
             await check
@@ -619,7 +676,9 @@ class NativePorts:
         nodes = await asyncio.to_thread(ray.nodes)
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         if host not in self._peers:
-            listener = self._http(peers=True)
+            # On loopback it is one more door beside the native ports; elsewhere it would be open where none should be.
+            peers = ForPeers(self._replica.left, self._replica.secret, closed=host != "127.0.0.1")
+            listener = self._http(peers)
             await listener.open(host, 0)
             self._peers[host] = listener
         return f"http://{host}:{self._peers[host].address[1]}"
@@ -628,10 +687,13 @@ class NativePorts:
         """Takes no more gamecores' connections."""
         for listener in self._listeners:
             listener.shut()
+        for held in self._held:
+            held.release()
 
     async def close(self) -> None:
         """Closes all listeners and connections."""
         self._websockets.close()
+        self.shut()
         for listener in [*self._listeners, *self._peers.values()]:
             await listener.close()
 

@@ -83,6 +83,7 @@ class Directory:
         self._full = False
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._forgotten = 0
+        self._secret = ""
 
     def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
         """Keeps an owner alive.
@@ -111,6 +112,22 @@ class Directory:
             else:
                 self._take(session, owner)
         return lost
+
+    def secret(self, offer: str, fresh: bool = False) -> str:
+        """What the owners prove to each other with that they are owners: the first offer, for as long as this lives.
+
+        Args:
+            offer: a secret of the owner that asks; after a restart of this directory, the one that it had.
+            fresh: the owner has just made it up.
+
+        Raises:
+            DirectoryRecovering: owners that have one may not have offered it yet.
+        """
+        if not self._secret:
+            if fresh:
+                self._check_recovered()
+            self._secret = offer
+        return self._secret
 
     def claim(self, session: str, owner: str, together: bool = False) -> Location | None:
         """Makes a session an owner's.

@@ -170,6 +170,7 @@ class _Outage:
         remaining = self._deadline - clock.monotonic()
         if remaining <= 0:
             raise error
+        self.maybe_applied = self.maybe_applied or error.details.get("maybe_applied") is True
         if isinstance(error, TransportError) and not isinstance(error, ConnectFailed):
             self.maybe_applied = True
         elif self._longest_s == 0.0:

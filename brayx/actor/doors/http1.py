@@ -7,11 +7,13 @@ request of a connection is under way at a time, further ones on it wait their tu
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -31,6 +33,7 @@ from brayx.errors import (
     Overloaded,
     ProtocolError,
     TooManyConnections,
+    Unauthorized,
 )
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
 
@@ -45,7 +48,12 @@ FORWARDED_PREFIX = "/-/peer"
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
 """Where a replica tells a peer that the connection of one of its sessions is gone; for good if there is a body."""
+SECRET_HEADER = "peer-secret"
+"""Where a replica proves to a peer that it is one."""
 Left = Callable[[str, bool], Awaitable[None]]
+_SECRET = SECRET_HEADER.encode()
+PEER = "peer"
+"""Layer of the errors on the way from replica to replica."""
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -148,14 +156,29 @@ class WebSocket(WebSocketsSansIOProtocol):
         self._gone()
 
 
-class HttpConnection(Connection):
-    """One client's connection."""
+@dataclass(frozen=True)
+class ForPeers:
+    """What makes a listener one for peers.
 
-    def __init__(self, listener: Listener, websockets: WebSockets, left: Left | None = None) -> None:
-        """``left``: told of sessions whose connection broke; given for peers' connections alone."""
+    Attributes:
+        left: told of sessions whose connection broke.
+        secret: what a request must prove itself with to be a peer's.
+        closed: to anybody else; or a door as any for those.
+    """
+
+    left: Left
+    secret: Callable[[], str]
+    closed: bool = True
+
+
+class HttpConnection(Connection):
+    """One client's connection; with ``peers`` perhaps a peer's."""
+
+    def __init__(self, listener: Listener, websockets: WebSockets, peers: ForPeers | None = None) -> None:
         super().__init__(listener)
         self._websockets = websockets
-        self._left = left
+        self._peers = peers
+        self._proved = False
         self._telling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[bytes, StepRequest | BrayxError | None, bool]] = deque()
@@ -172,6 +195,7 @@ class HttpConnection(Connection):
         self._header_bytes = 0
         self._refused: BrayxError | None = None
         self._upgrade = False
+        self._proved = False
 
     # What httptools calls
 
@@ -195,6 +219,8 @@ class HttpConnection(Connection):
                 self.write(_CONTINUE)
         elif name == b"upgrade":
             self._upgrade = value.lower() == b"websocket"
+        elif name == _SECRET and self._peers is not None:
+            self._proved = hmac.compare_digest(value, self._peers.secret().encode())
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -237,7 +263,10 @@ class HttpConnection(Connection):
     def _request(self) -> StepRequest | BrayxError | None:
         """What the message asks; None: nothing for the service."""
         path = self._url.partition(b"?")[0]
-        if path != _STEP and (self._left is None or path not in (_FORWARDED_STEP, _LEFT_STEP)):
+        of_peers = self._peers is not None and path in (_FORWARDED_STEP, _LEFT_STEP)
+        if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
+            return _not_a_peer()
+        if path != _STEP and not of_peers:
             return None
         if self._refused is not None:
             return self._refused
@@ -261,7 +290,9 @@ class HttpConnection(Connection):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if not self._upgrade or self._url.partition(b"?")[0] != SESSION_PATH.encode():
+            if self._peers is not None and self._peers.closed and not self._proved:
+                self._fail(_not_a_peer())
+            elif not self._upgrade or self._url.partition(b"?")[0] != SESSION_PATH.encode():
                 self._fail(ProtocolError(f"only {SESSION_PATH} is a WebSocket"), 426)
             elif self.in_flight or self._queue:
                 self._fail(ProtocolError("a WebSocket is asked for once all requests before it are answered"), 426)
@@ -299,13 +330,13 @@ class HttpConnection(Connection):
                     self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), keep)
-                elif self._left is not None and url.startswith(_LEFT_STEP):
+                elif self._peers is not None and url.startswith(_LEFT_STEP):
                     self.in_flight = 1
-                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._left, request))
+                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._peers.left, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
-                    forwarded = self._left is not None and url.startswith(_FORWARDED_STEP)
+                    forwarded = self._peers is not None and url.startswith(_FORWARDED_STEP)
                     reply = self._reply_keeping if keep else self._reply_closing
                     self.service.submit(request, reply, forwarded=forwarded)
         finally:
@@ -392,6 +423,10 @@ class HttpConnection(Connection):
         if self.stalled_since is not None and not self.in_flight:
             self._fail(DeadlineExceeded(what, layer="door"), 408)
         self.close()
+
+
+def _not_a_peer() -> Unauthorized:
+    return Unauthorized("this port is for replicas of one application, which know a secret", layer=PEER)
 
 
 class _Refused(Exception):

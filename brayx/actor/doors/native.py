@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import logging
+import os
 import socket
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from brayx.errors import StartupError
@@ -31,6 +35,8 @@ _BACKLOG = 1024
 _GATHERED_BYTES = 64 * 1024
 """What a connection gathers until the end of the loop's turn; more is sent at once: its client's pace counts then."""
 _PROBE_TIMEOUT_S = 1.0
+_HOLD_TIMEOUT_S = 1.0
+_HOLD_RETRY_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,70 @@ class Listener:
                     connection.expire(f"a request was not whole after {limits.stall_s:g} s")
                 elif stalled is None and waiting is not None and now - waiting > limits.idle_s:
                     connection.expire(f"no request for {limits.idle_s:g} s")
+
+
+class HeldPort:
+    """This process's part of a port that the replicas of one application share, on any address of this machine.
+
+    ``SO_REUSEPORT`` would let two applications of one user share it, and clients of one would reach the other; TCP
+    framing has no way to ask who is there. So the replicas of the application whose name a file holds lock that file
+    together, for as long as they listen. The locks end with the processes, whatever ends those.
+
+    Args:
+        port: its number.
+        application: who may share it.
+        folder: where the files are; processes of one user on one machine must mean the same.
+
+    Raises:
+        StartupError: another application holds it.
+    """
+
+    def __init__(self, port: int, application: str, folder: Path | None = None) -> None:
+        folder = folder or Path(tempfile.gettempdir()) / f"brayx-ports-{os.geteuid()}"  # other users' have their own
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StartupError(f"who holds port {port} cannot be told: {error}", port=port) from error
+        deadline = time.monotonic() + _HOLD_TIMEOUT_S
+        try:
+            while not self._take(application):  # others that are looking, too, may hold it for a moment
+                if time.monotonic() > deadline:
+                    raise StartupError(
+                        f"native port {port} is taken by the actor {self._holder()!r}: set this actor's native_port "
+                        f"and tcp_port to others, or to null for none",
+                        port=port,
+                    )
+                time.sleep(_HOLD_RETRY_S)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the port up; again does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _take(self, application: str) -> bool:
+        if self._lock(fcntl.LOCK_EX):  # nobody listens: the name is of one who did
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, application.encode(), 0)
+        # Going from one lock to the other lets go of it for a moment: the name is looked at in any case.
+        if self._lock(fcntl.LOCK_SH) and self._holder() == application:
+            return True
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
+
+    def _lock(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _holder(self) -> str:
+        return os.pread(self._file, 4096, 0).decode(errors="replace")
 
 
 def check_shared_port(host: str, port: int, application: str) -> None:

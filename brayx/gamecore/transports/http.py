@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http1 import Reply, RequestEncoder
@@ -16,17 +18,17 @@ class HttpTransport(StreamTransport):
 
 
 class AsyncHttpTransport(AsyncStreamTransport):
-    """The asyncio HTTP transport; see `AsyncTransport`. Belongs to one event loop."""
+    """The asyncio HTTP transport; see `AsyncTransport`. Belongs to one event loop. ``headers``: of every request."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint, _Http(endpoint))
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(endpoint, _Http(endpoint, headers))
 
 
 class _Http:
     layer = "http"
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._encoder = RequestEncoder(endpoint)
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        self._encoder = RequestEncoder(endpoint, headers)
 
     def begin(self, request: StepRequest) -> tuple[bytes, Reply]:
         return self._encoder.encode(request), Reply()

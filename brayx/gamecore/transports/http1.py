@@ -7,6 +7,7 @@ Reads what a game client meets: ``Content-Length`` and chunked replies, replies 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from brayx.errors import ProtocolError, TransportError, from_wire
 from brayx.gamecore.protocol import STEP_PATH, StepRequest, request_headers
@@ -20,8 +21,11 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,15}").fullmatch
 class RequestEncoder:
     """Writes requests; remembers the head of the last one, as the ticks of a session have all the same but ``seq``."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        """``headers``: more of them, for every request."""
         self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+        for name, value in (headers or {}).items():
+            self._start += f"{name}: {header_value(name, value)}\r\n"
         self._fields: tuple[str, ...] = ()
         self._head = b""
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from brayx.actor.deployment import ActorReplica, Peers
 from brayx.actor.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.session import Snapshot
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Recorder
 from tests.unit.actor.doors.test_asgi import TableService
+
+
+def secret() -> str:
+    return "between us"
 
 
 class _Closing:
@@ -28,13 +35,13 @@ def is_open(transport: AsyncHttpTransport) -> bool:
 
 
 async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_closed() -> None:
-    peers, table = Peers(max_idle=2), TableService()
+    peers, table = Peers(secret, max_idle=2), TableService()
 
     async def left(session: str, for_good: bool) -> None:
         await table.disconnect(session, for_good=for_good)
 
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, left), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         address = "http://{}:{}".format(*listener.address)
@@ -60,11 +67,11 @@ async def test_a_peer_is_told_of_a_session_whose_connection_is_gone() -> None:
 
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, left), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         for for_good in (False, True):
-            await Peers().leave("http://{}:{}".format(*listener.address), "s", for_good=for_good)
+            await Peers(secret).leave("http://{}:{}".format(*listener.address), "s", for_good=for_good)
     assert heard == [("s", False), ("s", True)]
 
 
@@ -85,3 +92,49 @@ def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
         assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
     assert kept == [True, True], "what would be refused is not sent"
     assert recorder.summary()["snapshots_failed"] == 2
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(
+    "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
+)
+@pytest.mark.parametrize("asked", ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step"])
+async def test_a_port_for_peers_answers_nobody_without_their_secret(asked: str, shown: str, closed: bool) -> None:
+    heard: list[str] = []
+
+    async def left(session: str, for_good: bool) -> None:
+        heard.append(session)
+
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret, closed)), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        reader, writer = await asyncio.open_connection(*listener.address)
+        upgrade = "upgrade: websocket\r\nconnection: upgrade\r\n" if "session" in asked else ""
+        writer.write(f"{asked} HTTP/1.1\r\nhost: x\r\n{shown}{upgrade}content-length: 0\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            status = int((await reader.readline()).split()[1])
+        writer.close()
+    let_in = "between us" in shown or (not closed and "/-/" not in asked)
+    assert (status != 401) == let_in
+    assert bool(heard) == (let_in and "left" in asked)
+
+
+async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -> None:
+    async def left(session: str, for_good: bool) -> None:
+        pass
+
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        reader, writer = await asyncio.open_connection(*listener.address)
+        for shown, status in (("peer-secret: between us\r\n", 200), ("", 401)):
+            writer.write(f"GET / HTTP/1.1\r\nhost: x\r\n{shown}\r\n".encode())
+            async with asyncio.timeout(10):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+            assert int(head.split()[1]) == status
+        writer.close()

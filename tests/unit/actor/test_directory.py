@@ -333,3 +333,18 @@ class TestGames:
         directory.bury("a")
         with pytest.raises(DirectoryRecovering):
             directory.claim("g-agent-x", "b", True)
+
+
+def test_the_first_secret_offered_is_everybodys_and_survives_a_restart() -> None:
+    first = Directory()
+    assert first.secret("one", True) == "one"
+    assert first.secret("other", True) == "one"
+    now = [0.0]
+    restarted = Directory(recovery_s=3.0, clock=lambda: now[0])
+    with pytest.raises(DirectoryRecovering):
+        restarted.secret("new", True)
+    assert restarted.secret("one") == "one"
+    assert restarted.secret("new", True) == "one"
+    lonely = Directory(recovery_s=3.0, clock=lambda: now[0])
+    now[0] = 3.0
+    assert lonely.secret("new", True) == "new"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -222,6 +223,19 @@ async def test_overload_passes(make: Callable[..., Play], service: Service) -> N
     assert not service.errors[StepKind.TICK]
     service.errors[StepKind.STOP] = [Overloaded("the directory did not answer")]
     assert await play.stop() == b"stopped"
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_stop_that_a_peer_may_have_applied_is_done_when_its_session_is_gone(
+    make: Callable[..., Play], service: Service, applied: bool
+) -> None:
+    play = make()
+    await play.start()
+    unreached = Overloaded("its replica could not be asked", layer="peer", maybe_applied=applied)
+    service.errors[StepKind.STOP] = [unreached, SessionUnknown("it has ended")]
+    with contextlib.nullcontext() if applied else pytest.raises(SessionUnknown):
+        await play.stop()
+    assert not service.errors[StepKind.STOP]
 
 
 async def test_overload_does_not_pass(make: Callable[..., Play], service: Service) -> None:

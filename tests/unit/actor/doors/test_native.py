@@ -6,21 +6,28 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import NativePorts
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
-from brayx.actor.doors.native import Limits, Listener, check_shared_port
+from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
@@ -308,6 +315,93 @@ def test_a_port_that_another_application_has_is_refused(service: Native) -> None
     with pytest.raises(StartupError, match=f"native port {port} of 127.0.0.1 is taken"):
         check_shared_port(host, port, "mine")
     check_shared_port("127.0.0.1", free_port(), "mine")
+
+
+def test_a_port_is_held_by_one_application_and_free_once_its_last_replica_lets_go(tmp_path: Path) -> None:
+    folder = tmp_path / "ports"
+    replicas = [HeldPort(8101, "a", folder) for _ in range(2)]
+    with pytest.raises(StartupError, match="native port 8101 is taken by the actor 'a'"):
+        HeldPort(8101, "b", folder)
+    HeldPort(8102, "b", folder).release()
+    replicas[0].release()
+    later = HeldPort(8101, "a", folder)  # as in a rolling redeploy
+    replicas[1].release()
+    with pytest.raises(StartupError, match="'a'"):
+        HeldPort(8101, "b", folder)
+    later.release()
+    later.release()
+    HeldPort(8101, "b", folder).release()
+
+
+def test_a_port_is_free_once_the_process_that_held_it_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from brayx.actor.doors.native import HeldPort\n"
+        "held = HeldPort(8101, 'a', pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StartupError, match="'a'"):
+            HeldPort(8101, "b", tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(WAIT_S)
+    HeldPort(8101, "b", tmp_path).release()
+
+
+def test_of_applications_that_start_at_once_one_gets_the_port_with_all_its_replicas(tmp_path: Path) -> None:
+    (tmp_path / "8101").write_text("of another time")
+    begin, held, refused = threading.Barrier(8), [], []
+
+    def start(application: str) -> None:
+        begin.wait(WAIT_S)
+        try:
+            held.append((application, HeldPort(8101, application, tmp_path)))
+        except StartupError:
+            refused.append(application)
+
+    threads = [threading.Thread(target=start, args=("ab"[number % 2],)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(held) == len(refused) == 4
+    assert {application for application, _ in held} | {*refused} == {"a", "b"}
+    for _, port in held:
+        port.release()
+
+
+def test_two_applications_are_told_that_they_have_the_same_tcp_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Native
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = ActorConfig(agents=["a"], native_port=None, tcp_port=free_port())
+
+    def ports(application: str) -> NativePorts:
+        replica: Any = service.table
+        return NativePorts(replica, DoorApp(service.table), config, application)
+
+    first, second, other = ports("mine"), ports("mine"), ports("another")
+    service.run(first.open())
+    service.run(second.open())
+    with pytest.raises(StartupError, match=f"native port {config.tcp_port} is taken by the actor 'mine'"):
+        service.run(other.open())
+    first.shut()
+    service.run(second.close())
+    service.run(other.open())
+    for opened in (first, other):
+        service.run(opened.close())
+
+
+@pytest.mark.parametrize(("idle_timeout_s", "closed_after_s"), [(60.0, 300.0), (600.0, 600.0)])
+def test_an_idle_connection_is_closed_when_the_protocol_says(
+    service: Native, idle_timeout_s: float, closed_after_s: float
+) -> None:
+    replica: Any = service.table
+    config = ActorConfig(agents=["a"], idle_timeout_s=idle_timeout_s)
+    ports = NativePorts(replica, DoorApp(service.table), config, "mine")
+    assert ports._limits.idle_s == closed_after_s
+    protocol = Path(__file__).parents[4] / "docs/protocol.md"
+    assert "without a request for 300 s, or for `idle_timeout_s` if that is longer, is closed" in protocol.read_text()
 
 
 def test_replicas_share_a_port_and_others_cannot_take_it(service: Native) -> None:
