@@ -601,6 +601,46 @@ def test_a_resumed_session_goes_on_at_its_tick(run: Run) -> None:
     assert kinds == [b"start", b"tick#0", b"tick#1", b"tick#7", b"stop", b"tick#7", b"stop"]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_resume_notice_that_is_lost_with_its_connection(run: Run, kind: str) -> None:
+    """The repeated tick is refused with the number that is expected, and the session goes on from there."""
+    kinds = []
+
+    def lose(sock: socket.socket) -> None:
+        for number in range(4):
+            (session, what, _, _, body), at = read_frame(sock)
+            kinds.append(what)
+            if number < 3:
+                sock.sendall(encode_reply(session, body, at))
+
+    def refuse(sock: socket.socket) -> None:
+        for number in range(3):
+            (session, what, _, _, body), at = read_frame(sock)
+            kinds.append(what)
+            error = OutOfSequence("the next tick is 1", expected=1, got=2)
+            sock.sendall(encode_reply(session, body, at) if number else encode_error(session, error, at))
+
+    def tick(body: bytes) -> bytes:
+        if kind == "sync":
+            return client.step("tick", body)
+        client.send("tick", "s", body)
+        return answer(*client.poll_for(1).values())
+
+    with scripted(lose, refuse) as (address, _):
+        client = run(kind, f"tcp://{address}", *[1] * (kind == "async"), "reconnect_ms", 5000)
+        if kind == "sync":
+            client.start("s")
+        else:
+            client.send("start", "s", b"")
+            client.poll_for(1)
+        assert [tick(b"a"), tick(b"b")] == [b"a", b"b"]
+        with pytest.raises(Refused, match="out_of_sequence") as refused:
+            tick(b"c")
+        assert json.loads(refused.value.details) == {"expected": 1, "got": 2}
+        assert [tick(b"d"), tick(b"e")] == [b"d", b"e"]
+    assert kinds == [b"start", b"tick#0", b"tick#1", b"tick#2", b"tick#2", b"tick#1", b"tick#2"]
+
+
 def test_only_a_repeated_stop_takes_unknown_for_done(run: Run) -> None:
     def script(sock: socket.socket) -> None:
         (session, *_), at = read_frame(sock)

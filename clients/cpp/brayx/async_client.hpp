@@ -312,9 +312,9 @@ class AsyncClient {
         }
         const std::optional<Error>& error = result.error;
         bool ended = request.kind == Kind::call || (error && error->ends_session());
-        if (error && error->code() == "session_resumed") {
-            lane->second.next_tick = error->detail("tick").value_or(lane->second.next_tick);
-        }
+        if (error && error->code() == "session_resumed") go_on_from(lane->second, error->detail("tick"));
+        // The notice that it was resumed may have been lost with its connection: then this is all that tells.
+        if (error && error->code() == "out_of_sequence") go_on_from(lane->second, error->detail("expected"));
         if (request.kind == Kind::start) {
             lane->second.running = !error;
             ended = error.has_value();
@@ -325,6 +325,10 @@ class AsyncClient {
         }
         if (ended) lanes_.erase(lane);
         ready_.push_back({std::move(request.done), std::move(result)});
+    }
+
+    static void go_on_from(Lane& lane, std::optional<std::int64_t> number) {
+        if (number && *number >= 0) lane.next_tick = *number;
     }
 
     void fail(Lanes::iterator lane, const Error& error) { finish(lane, Result{{}, error}); }
