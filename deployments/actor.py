@@ -261,7 +261,11 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
         if config.placement == "remote"
     }
     build = functools.partial(build_runtime, spec)
-    return actor_deployment(build, spec.actor, name=name, directory=directory, handles=handles)
+    # A training's own gamecores carry no keys: those are for who is served.
+    asks_for_keys = spec.config["mode"] != "train"
+    return actor_deployment(
+        build, spec.actor, name=name, directory=directory, handles=handles, asks_for_keys=asks_for_keys
+    )
 
 
 def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:

@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
     evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
+    add_options(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
     export = commands.add_parser("export", help="a model as files for other runtimes, compared with torch")
@@ -212,6 +213,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         door=arguments.door,
         seed=arguments.seed,
         timeout_s=arguments.timeout_s,
+        keys_file=arguments.keys_file,
+        key=arguments.key,
     )
     print(result)
     return 0

@@ -49,7 +49,8 @@ def demo(arguments: argparse.Namespace) -> int:
         (model,) = job.models
         trained = {model: f"models:/{result.pool_name}/{result.version}"}
         deploy(serving_application(job, uri, models=trained), actor)
-        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED)
+        keys_file = job.actors[actor].keys_file
+        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED, keys_file=keys_file)
     curve = Path(CURVE_FILE).absolute()
     draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)
     passed = played.mean >= PASSING_RETURN

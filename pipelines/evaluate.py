@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from brayx.errors import BrayxError, StartupError
+from brayx.gamecore.auth import credentials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,6 +56,8 @@ def evaluate(
     door: str = "http",
     seed: int = 0,
     timeout_s: float = 180.0,
+    keys_file: str | None = None,
+    key: str | None = None,
 ) -> Evaluation:
     """Plays ``games`` games of a Gymnasium environment against the service at ``url``.
 
@@ -66,16 +69,25 @@ def evaluate(
         door: ``http`` or ``ws``.
         seed: of the first process's first game.
         timeout_s: deadline for the next game to end, counted anew from each that has.
+        keys_file: of the keys that the service asks for; None: the environment's, if it has any.
+        key: which of them; None: the first.
 
     Raises:
+        ConfigError: there is no such key.
         StartupError: a gamecore failed (the message holds the last line it wrote), or no game ended in time.
     """
+    credentials(keys_file, key)
+    keys = [
+        *(["--keys-file", keys_file] if keys_file is not None else []),
+        *(["--key", key] if key is not None else []),
+    ]
     processes = min(processes, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
     commands = [
         [
             *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, "--door", door),
             *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
+            *keys,
         ]
         for index, share in enumerate(shares)
     ]

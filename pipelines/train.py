@@ -212,6 +212,8 @@ def train_on(
         try:
             served.callback(stop_directory, names["sessions"])
             served.callback(lambda: _undeploy(actor, 4.0 if finished else 2.0, progress.say))
+            if job.actors[actor].keys_file is not None:
+                progress.say(f"{actor}.keys_file: keys are asked for when the job is served, not while it trains")
             _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
             doors = _wait_for_weights(cluster.url, learner, config.model, progress)
             urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}

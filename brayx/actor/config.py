@@ -109,7 +109,7 @@ class ActorConfig(BaseModel):
     """Limit on a request's body."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
-    the environment's, if it has any."""
+    the environment's, if it has any. Not asked for while a job trains."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []

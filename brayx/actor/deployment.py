@@ -123,16 +123,22 @@ class ActorReplica(GrpcDoor):
         config: the actor component's options.
         directory: name of the session directory shared by the deployment's replicas.
         handles: Serve handles for the builder, by name.
+        asks_for_keys: as of `actor_deployment`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
-        self, build: RuntimeBuilder, config: ActorConfig, directory: str, handles: Mapping[str, Any]
+        self,
+        build: RuntimeBuilder,
+        config: ActorConfig,
+        directory: str,
+        handles: Mapping[str, Any],
+        asks_for_keys: bool = True,
     ) -> None:
         self.max_body_bytes = config.max_body_bytes
         self.idle_timeout_s = config.idle_timeout_s
         self._config = config
         self._application = directory
-        self._keys = Keys.configured(config.keys_file, config.key_window_s)
+        self._keys = Keys.configured(config.keys_file, config.key_window_s) if asks_for_keys else None
         self._owner = uuid.uuid4().hex
         self._together = config.share == "game"
         self._draining = False
@@ -726,6 +732,7 @@ def actor_deployment(
     name: str,
     directory: str,
     handles: Mapping[str, serve.Application] | None = None,
+    asks_for_keys: bool = True,
 ) -> serve.Application:
     """The Serve application whose replicas answer sessions.
 
@@ -735,6 +742,7 @@ def actor_deployment(
         name: of the deployment.
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
+        asks_for_keys: for those of ``config`` or the environment; False: everybody may come in, whatever they say.
     """
     chosen = {
         field: free_port(config.native_host) for field in ("native_port", "tcp_port") if getattr(config, field) == 0
@@ -754,5 +762,5 @@ def actor_deployment(
         graceful_shutdown_timeout_s=config.drain_timeout_s + _LAST_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}))
+    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}), asks_for_keys)
     return application

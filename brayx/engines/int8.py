@@ -26,7 +26,7 @@ from brayx.types import NestedArray
 _ROWS = 256
 """Rows of noise to calibrate on when there are no samples."""
 _BATCH = 32
-_MARGIN = 1.25
+_MARGIN = 2.0
 """Floats are calibrated on once more, so much larger: samples are few, and what is beyond their range is cut off."""
 _OPERATORS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 
@@ -73,7 +73,12 @@ class Int8Engine(FrozenOnnxEngine):
                 # Unsigned activations, signed weights: what x86 multiplies fastest. The rest stays float, as it is not
                 # where the time goes, and each quantised step costs exactness.
                 quantize_static(
-                    model, path, _Samples(feed), activation_type=QuantType.QUInt8, op_types_to_quantize=_OPERATORS
+                    model,
+                    path,
+                    _Samples(feed),
+                    activation_type=QuantType.QUInt8,
+                    op_types_to_quantize=_OPERATORS,
+                    per_channel=True,
                 )
             except Exception as error:
                 raise ModelError(f"the model cannot be quantised: {first_line(error)}") from error

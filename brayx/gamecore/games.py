@@ -28,8 +28,10 @@ from brayx.errors import (
     BrayxError,
     ConfigError,
     DeadlineExceeded,
+    OutOfSequence,
     Overloaded,
     SessionLost,
+    SessionResumed,
     SessionUnknown,
     TransportError,
 )
@@ -38,7 +40,14 @@ from brayx.gamecore.transports import Endpoint
 
 Ended = Literal["terminated", "truncated", "stopped"]
 
-RETRIED = (SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
+RESUMED = (SessionResumed, OutOfSequence)
+"""What says that a session goes on from an earlier tick, and that this request was not applied; the second one where
+the first was lost with its connection."""
+
+MOST_RESUMED = 3
+"""How often in a row one request may be told so before its game is given up."""
+
+RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
 """What ends one game only: errors that another session may not meet."""
 
 GRACE_S = 5.0
@@ -114,6 +123,34 @@ def play_games(
         if games is not None:
             results.append(result)
     return results
+
+
+def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
+    """The reply to a tick or a stop, given once more when its session goes on from a snapshot: with what the game
+    shows now.
+
+    Raises:
+        BrayxError: as ``request``.
+    """
+    for _ in range(MOST_RESUMED):
+        try:
+            return request(body)
+        except RESUMED:
+            pass
+    return request(body)
+
+
+def reconnecting(options: argparse.Namespace) -> float | None:
+    """``reconnect_s`` for a client, of the command's option."""
+    seconds: float = options.reconnect
+    return seconds or None
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text}, expected seconds, 0 or more")
+    return value
 
 
 class _Patience:
@@ -282,6 +319,11 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
     parser.add_argument("--max-ticks", type=int, default=None, help="cut games off after so many ticks of an agent")
     parser.add_argument("--timeout-s", type=float, default=30.0, help="of one request")
+    parser.add_argument(
+        "--reconnect", type=_seconds, default=0.0, metavar="SECONDS",
+        help="number the ticks, and go on with a game for so long after its connection broke or its session began to "
+        "move (default: 0, its end)",
+    )  # fmt: skip
     parser.add_argument("--give-up-after-s", type=float, default=60.0, help="how long errors may follow each other")
     add_options(parser)
     parser.add_argument("--quiet", action="store_true", help="print the summary only")

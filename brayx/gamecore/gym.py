@@ -10,7 +10,8 @@ The gym profile, as JSON bodies:
 A stop with neither flag is of a game that was broken off because the gamecore was told to end. Arrays are nested
 lists, dictionary and tuple observations objects and lists. A game that an error of the service ends
 is given up, told on standard error in one line, and a new one is started, with a growing pause while errors follow
-each other. Knows nothing of the agent, of Ray or of torch.
+each other. With ``--reconnect`` a game outlives its connection, and its session's move to another replica; one whose
+session goes on from a snapshot gives the tick again. Knows nothing of the agent, of Ray or of torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import Ended, action_reader, encode, jsonable
+from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send
 
 Env = gymnasium.Env[Any, Any]
 
@@ -87,7 +88,7 @@ def play_game(
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False
     while not (terminated or truncated):
-        action = action_of(tick(encode({"obs": jsonable(obs), "reward": reward})))
+        action = action_of(send(tick, encode({"obs": jsonable(obs), "reward": reward})))
         obs, given, terminated, truncated, _ = step(action)
         reward = float(given)
         total += reward
@@ -98,7 +99,7 @@ def play_game(
     # A game that was broken off ended in neither way, and its return says nothing about the agent.
     cut = bool(truncated) and not stopped
     last = {"obs": jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
-    client.stop(encode(last))
+    send(client.stop, encode(last))
     return GameResult(total, length, "stopped" if stopped else "terminated" if terminated else "truncated")
 
 
@@ -113,6 +114,7 @@ def run_games(
     on_game: Callable[[GameResult], None] = lambda result: None,
     env_kwargs: dict[str, Any] | None = None,
     timeout_s: float = 30.0,
+    reconnect_s: float | None = None,
     give_up_after_s: float = 60.0,
     should_stop: Callable[[], bool] = lambda: False,
     key: str = "",
@@ -127,7 +129,7 @@ def run_games(
         on_game: called after each game.
         timeout_s: of one request.
         give_up_after_s: for how long errors may follow each other without one whole game between them.
-        key, secret: as of `Client`.
+        reconnect_s, key, secret: as of `Client`.
 
     With ``games`` None nothing is kept, as there may be millions: the list is empty, and `on_game` tells them all.
 
@@ -137,7 +139,8 @@ def run_games(
     """
     env = make_env(env_id, **(env_kwargs or {}))
     try:
-        with Client(playing.door_url(url, door), timeout_s=timeout_s, key=key, secret=secret) as client:
+        url = playing.door_url(url, door)
+        with Client(url, timeout_s=timeout_s, reconnect_s=reconnect_s, key=key, secret=secret) as client:
             return playing.play_games(
                 lambda seed: play_game(env, client, seed=seed, max_ticks=max_ticks, should_stop=should_stop),
                 client.close,
@@ -172,6 +175,7 @@ def main(argv: list[str] | None = None) -> int:
             max_ticks=options.max_ticks,
             on_game=on_game,
             timeout_s=options.timeout_s,
+            reconnect_s=playing.reconnecting(options),
             give_up_after_s=options.give_up_after_s,
             should_stop=should_stop,
             **credentials(options.keys_file, options.key),

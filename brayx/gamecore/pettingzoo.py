@@ -23,7 +23,7 @@ import difflib
 import os
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -33,7 +33,7 @@ from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import Ended, action_reader, encode, jsonable
+from brayx.gamecore.games import MOST_RESUMED, RESUMED, Ended, action_reader, encode, jsonable
 from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
@@ -160,6 +160,7 @@ def run_games(
     on_game: Callable[[GameResult], None] = lambda result: None,
     env_kwargs: dict[str, Any] | None = None,
     timeout_s: float = 30.0,
+    reconnect_s: float | None = None,
     give_up_after_s: float = 60.0,
     should_stop: Callable[[], bool] = lambda: False,
     key: str = "",
@@ -172,7 +173,7 @@ def run_games(
     """
     url = playing.door_url(url, door)
     env = make_env(env_id, api, **(env_kwargs or {}))
-    clients = Clients(lambda: AsyncClient(url, timeout_s=timeout_s, key=key, secret=secret))
+    clients = Clients(lambda: AsyncClient(url, timeout_s=timeout_s, reconnect_s=reconnect_s, key=key, secret=secret))
     try:
         with asyncio.Runner() as runner:
             try:
@@ -246,7 +247,7 @@ class _Sessions:
         document = {"obs": jsonable(obs), "reward": float(reward)}
         if "action_mask" in info:
             document["action_mask"] = jsonable(info["action_mask"])
-        action = player.action_of(await player.client.tick(encode(document)))
+        action = player.action_of(await _send(player.client.tick, encode(document)))
         self._returns[str(agent)] += float(reward)
         self._length += 1
         player.ticks += 1
@@ -257,7 +258,8 @@ class _Sessions:
         """Ends the agent's session, with what its last action led to."""
         player = self._players[agent]
         document = {"obs": jsonable(obs), "reward": float(reward)}
-        await player.client.stop(encode({**document, "terminated": bool(terminated), "truncated": bool(truncated)}))
+        last = {**document, "terminated": bool(terminated), "truncated": bool(truncated)}
+        await _send(player.client.stop, encode(last))
         self._returns[str(agent)] += float(reward)
         self._truncated |= bool(truncated)
         self._clients.give_back(self._players.pop(agent).client)
@@ -349,6 +351,16 @@ async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answe
     return answers
 
 
+async def _send(request: Callable[[bytes], Awaitable[bytes]], body: bytes) -> bytes:
+    """`brayx.gamecore.games.send`, awaited."""
+    for _ in range(MOST_RESUMED):
+        try:
+            return await request(body)
+        except RESUMED:
+            pass
+    return await request(body)
+
+
 async def _part(client: AsyncClient) -> None:
     try:
         if client.session is not None:
@@ -427,6 +439,7 @@ def main(argv: list[str] | None = None) -> int:
             max_ticks=options.max_ticks,
             on_game=on_game,
             timeout_s=options.timeout_s,
+            reconnect_s=playing.reconnecting(options),
             give_up_after_s=options.give_up_after_s,
             should_stop=should_stop,
             **credentials(options.keys_file, options.key),

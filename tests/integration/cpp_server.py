@@ -16,10 +16,10 @@ from brayx.actor.actor import Actor
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.service import Reply, Service
-from brayx.actor.session import SessionTable
-from brayx.errors import BadBody, Unauthorized
+from brayx.actor.session import BETWEEN, SessionTable
+from brayx.errors import BadBody, Overloaded, Unauthorized
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_reply
 
 Value = TypeVar("Value")
@@ -91,6 +91,9 @@ class Server(Service):
         make_actor: what answers a session; a `Ledger` if none is given.
         keys: what requests must be signed with.
         **table: options of the `SessionTable`.
+
+    Attributes:
+        moving: so many ticks and stops from now are refused, as a replica refuses them while their session moves.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Server(Service):
         self.applied: dict[str, list[bytes]] = {}
         self.ends: list[tuple[str, str]] = []
         self.accepted = 0
+        self.moving = 0
         self.port = 0
         self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends))
         self._keys = keys
@@ -139,6 +143,10 @@ class Server(Service):
             except Unauthorized as error:
                 reply(error)
                 return
+        if self.moving and request.kind in (StepKind.TICK, StepKind.STOP):
+            self.moving -= 1
+            reply(Overloaded("the session is between two replicas; try again", layer=BETWEEN))
+            return
         self.table.submit(request, reply)
 
 

@@ -34,6 +34,7 @@ from brayx.errors import (
     AgentError,
     BrayxError,
     OutOfSequence,
+    Overloaded,
     SessionLost,
     SessionResumed,
     SessionUnknown,
@@ -565,6 +566,75 @@ def test_a_start_is_repeated_only_if_nothing_was_sent(run: Run, service: Both) -
     assert answer(other.hear()) == b""
 
 
+def test_a_tick_and_a_stop_that_meet_a_move_are_tried_again(run: Run, service: Both) -> None:
+    server, _ = service
+    client = run("sync", server.url, "reconnect_ms", 20_000)
+    client.start("s")
+    server.moving = 3
+    assert client.step("tick", b"a") == b"a"
+    assert client.step("tick", b"b") == b"b"
+    server.moving = 2
+    assert client.step("stop", b"c") == b"c"
+    assert (server.moving, server.applied["s"], server.ends) == (0, [b"a", b"b"], [("s", "stop")])
+    assert server.accepted == 1
+
+
+def test_other_sessions_go_on_while_one_moves(run: Run, service: Both) -> None:
+    server, _ = service
+    client = run("async", server.url, 1, "reconnect_ms", 20_000)
+    for session in "ab":
+        client.send("start", session, b"")
+    client.poll_for(2)
+    server.moving = 3
+    moved = client.send("tick", "a", b"moves")
+    until(lambda: client.poll(10) == {} and server.moving == 0)
+    stayed = client.send("tick", "b", b"stays")
+    assert client.poll_for(2) == {moved: f"ok {b'moves'.hex()}", stayed: f"ok {b'stays'.hex()}"}
+
+
+def test_trying_a_moved_session_again_has_an_end(run: Run, service: Both) -> None:
+    server, _ = service
+    never, briefly = run("sync", server.url, "numbered", 1), run("sync", server.url, "reconnect_ms", 300)
+    server.moving = 10**9
+    for client in (never, briefly):
+        client.start()
+        with pytest.raises(Refused, match="overloaded: the session is between") as refused:
+            client.step("tick", b"x")
+        assert json.loads(refused.value.details) == {"layer": "between"}
+        assert 10**9 - server.moving == 1 if client is never else 10**9 - server.moving > 2
+    server.moving = 0
+    assert briefly.step("tick", b"x") == b"x"
+    assert briefly.state[2] == "1"
+    assert server.accepted == 2
+
+
+def test_a_connection_that_breaks_while_its_session_moves(run: Run, service: Both) -> None:
+    server, proxy = service
+    client = run("sync", proxy.url, "reconnect_ms", 20_000)
+    client.start("s")
+    server.moving = 10**9
+    client.say("tick", hexed(b"x"))
+    until(lambda: server.moving < 10**9 - 2)
+    proxy.cut()
+    until(lambda: server.accepted == 2)
+    server.moving = 0
+    assert answer(client.hear()) == b"x"
+    assert server.applied["s"] == [b"x"]
+
+
+def test_a_stop_that_was_only_refused_does_not_take_unknown_for_done(run: Run) -> None:
+    def script(sock: socket.socket) -> None:
+        for error in (None, Overloaded("moving", layer="between"), SessionUnknown("gone")):
+            (session, *_), at = read_frame(sock)
+            sock.sendall(encode_reply(session, b"", at) if error is None else encode_error(session, error, at))
+
+    with scripted(script) as (address, _):
+        client = run("sync", f"tcp://{address}", "reconnect_ms", 20_000)
+        client.start("s")
+        with pytest.raises(Refused, match="session_unknown: gone"):
+            client.step("stop")
+
+
 def read_frame(sock: socket.socket) -> tuple[list[bytes], int]:
     """The fields and the time of one request."""
     files = sock.makefile("rb")
@@ -599,6 +669,46 @@ def test_a_resumed_session_goes_on_at_its_tick(run: Run) -> None:
         assert client.step("tick", b"e") == b"e"
         assert client.step("stop", b"f") == b"f"
     assert kinds == [b"start", b"tick#0", b"tick#1", b"tick#7", b"stop", b"tick#7", b"stop"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_resume_notice_that_is_lost_with_its_connection(run: Run, kind: str) -> None:
+    """The repeated tick is refused with the number that is expected, and the session goes on from there."""
+    kinds = []
+
+    def lose(sock: socket.socket) -> None:
+        for number in range(4):
+            (session, what, _, _, body), at = read_frame(sock)
+            kinds.append(what)
+            if number < 3:
+                sock.sendall(encode_reply(session, body, at))
+
+    def refuse(sock: socket.socket) -> None:
+        for number in range(3):
+            (session, what, _, _, body), at = read_frame(sock)
+            kinds.append(what)
+            error = OutOfSequence("the next tick is 1", expected=1, got=2)
+            sock.sendall(encode_reply(session, body, at) if number else encode_error(session, error, at))
+
+    def tick(body: bytes) -> bytes:
+        if kind == "sync":
+            return client.step("tick", body)
+        client.send("tick", "s", body)
+        return answer(*client.poll_for(1).values())
+
+    with scripted(lose, refuse) as (address, _):
+        client = run(kind, f"tcp://{address}", *[1] * (kind == "async"), "reconnect_ms", 5000)
+        if kind == "sync":
+            client.start("s")
+        else:
+            client.send("start", "s", b"")
+            client.poll_for(1)
+        assert [tick(b"a"), tick(b"b")] == [b"a", b"b"]
+        with pytest.raises(Refused, match="out_of_sequence") as refused:
+            tick(b"c")
+        assert json.loads(refused.value.details) == {"expected": 1, "got": 2}
+        assert [tick(b"d"), tick(b"e")] == [b"d", b"e"]
+    assert kinds == [b"start", b"tick#0", b"tick#1", b"tick#2", b"tick#2", b"tick#1", b"tick#2"]
 
 
 def test_only_a_repeated_stop_takes_unknown_for_done(run: Run) -> None:

@@ -279,7 +279,9 @@ class HeldPort:
     """
 
     def __init__(self, port: int, application: str, folder: Path | None = None) -> None:
-        folder = folder or Path(tempfile.gettempdir()) / f"brayx-ports-{os.geteuid()}"  # other users' have their own
+        # Not a job's own TMPDIR, where other applications would not look; other users have a folder of their own.
+        shared = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        folder = folder or Path(shared) / f"brayx-ports-{os.geteuid()}"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)

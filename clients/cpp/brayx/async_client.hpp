@@ -36,7 +36,8 @@ struct Options {
     std::chrono::milliseconds connect_timeout{5'000};
     // How long to go on connecting when a connection breaks, on top of `timeout`; 0: not at all. A start or a call is
     // repeated only if nothing of it was sent; a tick always, since with this ticks are numbered; a stop always, and
-    // a repeated stop of a session that is gone has succeeded, with an empty reply.
+    // a repeated stop of a session that is gone has succeeded, with an empty reply. For so long, too, a tick or a stop
+    // is repeated that is answered with `overloaded`: a session that moves to another replica is so for a moment.
     std::chrono::milliseconds reconnect{0};
     // Number the ticks, so that each is applied once however often it is sent; `reconnect` does so by itself.
     bool numbered = false;
@@ -171,9 +172,12 @@ class AsyncClient {
         std::int64_t time = 0;
         bool on_wire = false;  // over to the connection as it is now
         bool was_sent = false;  // over to some connection, once
-        bool resent = false;
+        bool maybe_applied = false;  // a connection broke with it
         net::TimePoint sent_at{}, deadline{};
-        std::optional<net::TimePoint> retry_until;  // set when its connection first broke
+        std::optional<net::TimePoint> retry_until;  // set when it first did not get through
+        std::optional<Error> refused;  // overloaded; it is sent again at `retry_at`
+        net::TimePoint retry_at{};
+        std::chrono::milliseconds backoff = kFirstBackoff;
     };
 
     struct Connection;
@@ -297,7 +301,7 @@ class AsyncClient {
         }
         detail::append_request(lane->second.connection->out, lane->first, kind, options_.key, token, body,
                                request.time);
-        request.resent = request.was_sent;
+        request.refused.reset();
         request.on_wire = request.was_sent = true;
         request.sent_at = now;
     }
@@ -307,14 +311,15 @@ class AsyncClient {
         Request request = std::move(*lane->second.request);
         lane->second.request.reset();
         --lane->second.connection->waiting;
-        if (request.kind == Kind::stop && request.resent && result.error && result.error->code() == "session_unknown") {
-            result.error.reset();  // the stop that was sent first has done it
+        const bool repeated_stop = request.kind == Kind::stop && request.maybe_applied;
+        if (repeated_stop && result.error && result.error->code() == "session_unknown") {
+            result.error.reset();  // one that was sent before has done it
         }
         const std::optional<Error>& error = result.error;
         bool ended = request.kind == Kind::call || (error && error->ends_session());
-        if (error && error->code() == "session_resumed") {
-            lane->second.next_tick = error->detail("tick").value_or(lane->second.next_tick);
-        }
+        if (error && error->code() == "session_resumed") go_on_from(lane->second, error->detail("tick"));
+        // The notice that it was resumed may have been lost with its connection: then this is all that tells.
+        if (error && error->code() == "out_of_sequence") go_on_from(lane->second, error->detail("expected"));
         if (request.kind == Kind::start) {
             lane->second.running = !error;
             ended = error.has_value();
@@ -325,6 +330,10 @@ class AsyncClient {
         }
         if (ended) lanes_.erase(lane);
         ready_.push_back({std::move(request.done), std::move(result)});
+    }
+
+    static void go_on_from(Lane& lane, std::optional<std::int64_t> number) {
+        if (number && *number >= 0) lane.next_tick = *number;
     }
 
     void fail(Lanes::iterator lane, const Error& error) { finish(lane, Result{{}, error}); }
@@ -342,6 +351,7 @@ class AsyncClient {
 
     void turn(net::TimePoint until) {
         net::TimePoint now = net::Clock::now();
+        retry(now);
         for (Connection& connection : connections_) {
             if (connection.state == State::closed && connection.waiting > 0 && now >= connection.retry_at) {
                 connect(connection);
@@ -351,7 +361,7 @@ class AsyncClient {
         watched_.clear();
         owners_.clear();
         if (!ready_.empty() || in_flight_ == 0) until = now;
-        until = std::min(until, next_expiry_);
+        until = std::min({until, next_expiry_, next_retry_});
         for (Connection& connection : connections_) {
             if (connection.state == State::closed) {
                 if (connection.waiting > 0) until = std::min(until, connection.retry_at);
@@ -481,6 +491,7 @@ class AsyncClient {
             Result result;
             if (reply.is_error) {
                 result.error = error_from_wire(reply.body);
+                if (send_again_later(*lane->second.request, *result.error)) return;
             } else {
                 result.body = reply.body;
             }
@@ -495,6 +506,44 @@ class AsyncClient {
         }
     }
 
+    // Whether a refused request waits for another try.
+    bool send_again_later(Request& request, const Error& error) {
+        const bool repeatable = request.kind == Kind::tick || request.kind == Kind::stop;
+        if (!repeatable || options_.reconnect.count() == 0 || error.code() != "overloaded") return false;
+        const net::TimePoint now = net::Clock::now();
+        begin_retrying(request, now);
+        if (now >= *request.retry_until) return false;
+        request.on_wire = false;
+        request.refused = error;
+        request.retry_at = now + request.backoff;
+        request.backoff = std::min(2 * request.backoff, kMaxBackoff);
+        next_retry_ = std::min(next_retry_, request.retry_at);
+        return true;
+    }
+
+    // What has failed before keeps its window, whose end `expire` sees to.
+    void begin_retrying(Request& request, net::TimePoint now) {
+        if (!request.retry_until) {
+            request.retry_until = now + options_.reconnect;
+            request.deadline += options_.reconnect;
+        }
+        next_expiry_ = std::min(next_expiry_, *request.retry_until);
+    }
+
+    // Sends those again that were refused and have waited.
+    void retry(net::TimePoint now) {
+        if (now < next_retry_) return;
+        next_retry_ = net::TimePoint::max();
+        for (auto lane = lanes_.begin(); lane != lanes_.end(); ++lane) {
+            if (!lane->second.request || !lane->second.request->refused) continue;
+            if (now >= lane->second.request->retry_at) {
+                put(lane, lane->second.request->body, now);
+            } else {
+                next_retry_ = std::min(next_retry_, lane->second.request->retry_at);
+            }
+        }
+    }
+
     // The connection ended: requests that may be repeated wait for the next one, the others fail, with what was `told`.
     void broken(Connection& connection, const Error* told = nullptr) {
         connection.reset();
@@ -503,17 +552,15 @@ class AsyncClient {
         if (connection.waiting == 0) return;
         each_waiting(connection, [&](Lanes::iterator lane) {
             Request& request = *lane->second.request;
+            request.maybe_applied = request.maybe_applied || request.on_wire;
             request.on_wire = false;
+            request.refused.reset();  // it goes out with the next connection
             const bool repeatable = !request.was_sent || request.kind == Kind::tick || request.kind == Kind::stop;
             if (!repeatable || options_.reconnect.count() == 0) {
                 fail(lane, told != nullptr ? *told : lost(lane));
                 return;
             }
-            if (!request.retry_until) {  // what has broken before keeps its window, whose end `expire` sees to
-                request.retry_until = now + options_.reconnect;
-                request.deadline += options_.reconnect;
-            }
-            next_expiry_ = std::min(next_expiry_, *request.retry_until);
+            begin_retrying(request, now);
         });
         if (connection.waiting > 0) {
             connection.retry_at = now + connection.backoff;
@@ -541,7 +588,8 @@ class AsyncClient {
             if (now < due) {
                 next_expiry_ = std::min(next_expiry_, due);
             } else {
-                give_up(here, now < request.deadline ? lost(here) : late(here));
+                const std::optional<Error> refused = request.refused;
+                give_up(here, refused ? *refused : now < request.deadline ? lost(here) : late(here));
             }
         }
         for (Connection& connection : connections_) {
@@ -557,7 +605,7 @@ class AsyncClient {
         const Request& request = *lane->second.request;
         if (request.on_wire) connection.abandoned.emplace(lane->first, request.time);
         // Nothing came since the request was sent: perhaps nobody is there any more.
-        const bool silent = !request.on_wire || connection.heard_at < request.sent_at;
+        const bool silent = !request.refused && (!request.on_wire || connection.heard_at < request.sent_at);
         fail(lane, error);
         if (connection.waiting == 0 && silent) connection.reset();
     }
@@ -620,6 +668,7 @@ class AsyncClient {
     Lanes lanes_;
     std::deque<Ready> ready_;
     net::TimePoint next_expiry_ = net::TimePoint::max();  // no request is due before
+    net::TimePoint next_retry_ = net::TimePoint::max();  // nor is one sent again
     std::vector<net::Watched> watched_;
     std::vector<Connection*> owners_;
 };

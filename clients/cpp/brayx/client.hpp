@@ -29,7 +29,8 @@ class Client {
     // Sends one observation and gives the action.
     //
     // session_resumed tells, once, that this tick was not applied and that the session goes on at `next_tick()`, from
-    // a snapshot. After deadline_exceeded or connection_lost a numbered tick may be called again with the same body.
+    // a snapshot; out_of_sequence the same, when that notice was lost with its connection. After deadline_exceeded or
+    // connection_lost a numbered tick may be called again with the same body.
     std::string tick(std::string_view body) {
         engine_.tick(session_, body, keep());
         return wait();

@@ -307,6 +307,63 @@ class TestPassedOn:
         assert lost.value.details["reason"] == "owner_died"
         assert not b._known
 
+    async def test_a_replica_out_of_descriptors_does_not_take_its_peers_for_dead(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, allowed[1]))
+        try:
+            with pytest.raises(Overloaded, match="was not applied") as told:
+                await b.ask("tick", "s", body(0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        assert told.value.details == {"layer": "peer", "maybe_applied": False}
+        assert "bury" not in asked.calls
+        assert await b.ask("tick", "s", body(1)) == body(1)
+
+    @pytest.mark.parametrize("answer", [b"", b"not HTTP at all, and for long enough to tell"])
+    async def test_an_owner_that_lives_and_does_not_answer_is_told_as_overload(
+        self, replicas: Open, asked: Asked, answer: bytes
+    ) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if await reader.read(1):
+                writer.write(answer)
+                await writer.drain()
+            writer.close()
+
+        (b,) = await replicas("b", share="none")
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
+            with pytest.raises(Overloaded, match="may have been applied") as told:
+                await b.ask("tick", "s", body(0))
+        assert told.value.details == {"layer": "peer", "maybe_applied": True}
+        assert "bury" not in asked.calls
+
+    async def test_replicas_that_do_not_know_one_secret_do_not_serve_each_other(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        await a.ask("start", "s")
+        b._secret = "another"
+        with pytest.raises(Overloaded, match="secret") as told:
+            await b.ask("tick", "s", body(0))
+        assert told.value.details == {"layer": "peer", "maybe_applied": False}
+        assert "bury" not in asked.calls
+        await a._agree_on_secret()
+        await b._agree_on_secret(fresh=True)
+        assert await b.ask("tick", "s", body(1)) == body(1)
+        asked.directory = Directory(recovery_s=60.0)  # as after a restart
+        b._secret = "of a replica that starts just then"
+        with pytest.raises(DirectoryRecovering):
+            await b._agree_on_secret(fresh=True)
+        await a._agree_on_secret()
+        await b._agree_on_secret(fresh=True)
+        assert a.secret() == b.secret() == "between us"
+
 
 class Mover(Agent):
     """Can be moved, and keeps what it is told."""
@@ -381,60 +438,3 @@ async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
     await until(lambda: len(asked.calls) > calls + 4)
     renewal.cancel()
     assert a._runtime.recorder.summary()["sessions_ended.lost"] == 1
-
-    async def test_a_replica_out_of_descriptors_does_not_take_its_peers_for_dead(
-        self, replicas: Open, asked: Asked
-    ) -> None:
-        a, b = await replicas("ab", share="none")
-        await a.ask("start", "s")
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, allowed[1]))
-        try:
-            with pytest.raises(Overloaded, match="was not applied") as told:
-                await b.ask("tick", "s", body(0))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
-        assert told.value.details == {"layer": "peer", "maybe_applied": False}
-        assert "bury" not in asked.calls
-        assert await b.ask("tick", "s", body(1)) == body(1)
-
-    @pytest.mark.parametrize("answer", [b"", b"not HTTP at all, and for long enough to tell"])
-    async def test_an_owner_that_lives_and_does_not_answer_is_told_as_overload(
-        self, replicas: Open, asked: Asked, answer: bytes
-    ) -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await reader.read(1):
-                writer.write(answer)
-                await writer.drain()
-            writer.close()
-
-        (b,) = await replicas("b", share="none")
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match="may have been applied") as told:
-                await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "peer", "maybe_applied": True}
-        assert "bury" not in asked.calls
-
-    async def test_replicas_that_do_not_know_one_secret_do_not_serve_each_other(
-        self, replicas: Open, asked: Asked
-    ) -> None:
-        a, b = await replicas("ab", share="none")
-        await a.ask("start", "s")
-        b._secret = "another"
-        with pytest.raises(Overloaded, match="secret") as told:
-            await b.ask("tick", "s", body(0))
-        assert told.value.details == {"layer": "peer", "maybe_applied": False}
-        assert "bury" not in asked.calls
-        await a._agree_on_secret()
-        await b._agree_on_secret(fresh=True)
-        assert await b.ask("tick", "s", body(1)) == body(1)
-        asked.directory = Directory(recovery_s=60.0)  # as after a restart
-        b._secret = "of a replica that starts just then"
-        with pytest.raises(DirectoryRecovering):
-            await b._agree_on_secret(fresh=True)
-        await a._agree_on_secret()
-        await b._agree_on_secret(fresh=True)
-        assert a.secret() == b.secret() == "between us"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import ActorReplica
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, ModelError
-from deployments.actor import WeightSource
+from deployments.actor import WeightSource, actor_spec, application
+from deployments.job import JobConfig
+
+ROOT = Path(__file__).parents[3]
 
 
 def checkpoint(folder: Path, meta: str | None) -> WeightSource:
@@ -36,3 +43,40 @@ def test_what_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_there_is_nothing_to_read() -> None:
     assert WeightSource(store="weights").read() is None
+
+
+class Built(Exception):
+    """Ends a replica's start where the rest needs Ray."""
+
+
+class Starting(ActorReplica):
+    def __del__(self) -> None:  # type: ignore[override]  # it has nothing to end
+        pass
+
+
+@pytest.mark.parametrize("mode", ["train", "serve"])
+@pytest.mark.parametrize("where", ["file", "environment"])
+async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["train", "serve"], where: str
+) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("arena: sixteen or more of them\n")
+    file.chmod(0o600)
+    overrides = [f"actor.keys_file={file}"] if where == "file" else []
+    if where == "environment":
+        monkeypatch.setenv("BRAYX_KEYS_FILE", str(file))
+    # Whatever the YAML says of the mode, a training trains, and what is served is served.
+    other = {"train": "serve", "serve": "train"}[mode]
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml", [*overrides, f"mode={other}"])
+    spec = actor_spec(job, "actor", mode=mode, weights={"model": WeightSource()})
+    bound: Any = application(spec, name="actor", directory="sessions")._bound_deployment
+
+    async def build(handles: Mapping[str, Any]) -> Any:
+        raise Built
+
+    _, config, *rest = bound.init_args
+    assert isinstance(config, ActorConfig)
+    replica = Starting.__new__(Starting)
+    with pytest.raises(Built):
+        await ActorReplica.__init__(replica, build, config, *rest, **bound.init_kwargs)
+    assert (replica._keys is not None) == (mode == "serve")

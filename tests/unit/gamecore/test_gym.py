@@ -16,9 +16,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed
+from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionResumed
 from brayx.gamecore import Client, StepKind, gym
-from tests.unit.gamecore.echo_server import EchoApp, serving
+from brayx.gamecore.games import MOST_RESUMED
+from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
+from tests.unit.gamecore.relay import When, relaying
 from tests.waiting import until
 
 NO_OP = b'{"action":0}'
@@ -191,6 +193,73 @@ def test_a_failed_game_is_told_and_another_started(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all("agent_error: the agent raised ValueError" in line for line in lines)
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_game_outlives_its_connection(
+    app: EchoApp, scheme: str, when: When, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_tcp(app.answered) if scheme == "tcp" else serving(app) as service, relaying(service) as relay:
+
+        def answer(body: bytes) -> bytes:
+            if len(app.applied) in (2, 5):
+                relay.break_next(when)
+            return NO_OP
+
+        app.answer = answer
+        command = ["CartPole-v1", "--url", f"{scheme}://{relay.address}", "--games", "1", "--max-ticks", "7", "--quiet"]
+        assert gym.main([*command, "--reconnect", "20"]) == 0
+        assert capsys.readouterr().err == ""
+        assert relay.connections > 1
+        assert [seq for _, seq, _ in app.applied] == list(range(7))
+        assert [request.kind for request in app.requests].count(StepKind.START) == 1
+        assert not app.running
+
+        app.applied.clear()
+        assert gym.main(command) == 0
+        assert "game ended by connection_lost" in capsys.readouterr().err, "without the option nothing changes"
+        assert {seq for _, seq, _ in app.applied} == {None}
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon"])
+def test_no_time_to_reconnect_in(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gym.main(["CartPole-v1", "--url", "http://127.0.0.1:1", "--reconnect", seconds])
+    assert "--reconnect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "notice lost"])
+def test_a_game_goes_on_from_a_snapshot(app: EchoApp, address: str, told: bool) -> None:
+    env = CountingEnv(action_space=gymnasium.spaces.Discrete(2))
+    resumed = False
+
+    def answer(body: bytes) -> bytes:
+        nonlocal resumed
+        if len(app.applied) == 2 and not resumed:
+            resumed = True
+            (session,) = app.running
+            app.kept[session] = (0, b"")
+            if told:
+                raise SessionResumed("it goes on from a snapshot", tick=1)
+            raise OutOfSequence("tick 2 is out of sequence, expected 1", expected=1, got=2)
+        return NO_OP
+
+    app.answer = answer
+    with Client(f"http://{address}", reconnect_s=20.0) as client:
+        assert gym.play_game(env, client) == gym.GameResult(6.0, 3, "terminated")
+    assert [(seq, json.loads(body)["obs"]) for _, seq, body in app.applied] == [(0, [0.0]), (1, [1.0]), (1, [2.0])]
+    assert not app.running
+
+
+def test_a_session_that_always_resumes_ends_its_game(app: EchoApp, address: str) -> None:
+    def answer(body: bytes) -> bytes:
+        raise SessionResumed("it goes on from a snapshot", tick=0)
+
+    app.answer = answer
+    with pytest.raises(SessionResumed):
+        gym.run_games("CartPole-v1", f"http://{address}", games=1, give_up_after_s=0.0)
+    assert [request.kind for request in app.requests].count(StepKind.TICK) == MOST_RESUMED + 1
 
 
 def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:

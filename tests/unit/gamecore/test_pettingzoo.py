@@ -20,10 +20,11 @@ from brayx.actor.actor import Actor, AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.session import SessionTable
-from brayx.errors import AgentError, BadBody, BrayxError, ConfigError
+from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, SessionResumed
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
 from tests.unit.gamecore.echo_server import EchoApp, serving
+from tests.unit.gamecore.relay import relaying
 from tests.unit.gamecore.zoo import Race, Secrets, Turns, Whispers
 
 TURNS = "tests.unit.gamecore.zoo:turns"
@@ -327,6 +328,36 @@ def test_without_the_package() -> None:
 
 
 # The command
+
+
+@pytest.mark.parametrize("env", [TURNS, RACE])
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_a_game_outlives_its_connection_and_a_resumed_session(
+    app: EchoApp, address: str, env: str, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with relaying(address) as relay:
+        resumed = False
+
+        def answer(body: bytes) -> bytes:
+            nonlocal resumed
+            if len(app.applied) == 2:
+                relay.break_next("after")
+            if len(app.applied) == 4 and not resumed:
+                resumed = True
+                raise SessionResumed("it goes on from a snapshot", tick=app.requests[-1].seq)
+            return b'{"action":1}'
+
+        app.answer = answer
+        command = [env, "--url", f"{scheme}://{relay.address}", "--games", "1", "--quiet"]
+        assert pettingzoo.main([*command, "--reconnect", "20"]) == 0
+        assert capsys.readouterr().err == ""
+        assert resumed
+        starts = [request.session for request in app.requests if request.kind is StepKind.START]
+        assert len(starts) == len(set(starts)) == len({session for session, *_ in app.applied})
+        for session in starts:
+            numbers = [seq for of, seq, _ in app.applied if of == session]
+            assert numbers == list(range(len(numbers)))
+        assert not app.running
 
 
 def test_the_command_plays_what_lies_where_it_is_started(app: EchoApp, address: str, tmp_path: Path) -> None:

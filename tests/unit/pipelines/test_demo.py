@@ -61,10 +61,10 @@ def played(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "evaluate", evaluate)
     monkeypatch.chdir(tmp_path)
 
-    def run(tracking=None):
+    def run(tracking=None, overrides=()):
         arguments = argparse.Namespace(
             config=str(TEMPLATES / "cartpole.yaml"),
-            overrides=[],
+            overrides=overrides,
             tracking=tracking,
             ingress="serve",
             address="",
@@ -85,6 +85,11 @@ def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):
     training = [int(words[words.index("--seed") + 1]) for words in _commands(gamecores, {"ws": "ws://x"})]
     assert len(training) == 8
     assert not {seed + 10_000 * index for index in range(4)} & set(training)
+
+
+def test_the_final_games_carry_the_jobs_keys(played, tracking_db):
+    assert played(tracking_db)["keys_file"] is None
+    assert played(tracking_db, ["actor.keys_file=/etc/keys.txt"])["keys_file"] == "/etc/keys.txt"
 
 
 def serves(capsys):

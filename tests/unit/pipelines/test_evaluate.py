@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from brayx.errors import BrayxError, StartupError
-from pipelines.evaluate import Evaluation, draw_curve, play
+from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.gamecore.auth import Keys
+from brayx.gamecore.protocol import StepRequest
+from pipelines.evaluate import Evaluation, draw_curve, evaluate, play
+from tests.unit.gamecore.echo_server import EchoApp, serving
+
+ROOT = Path(__file__).parents[3]
 
 SLOW = """
 import array, fcntl, pathlib, sys, termios, time
@@ -71,3 +78,30 @@ def test_the_curve_is_a_picture_with_its_points() -> None:
 def test_no_points_no_picture() -> None:
     with pytest.raises(BrayxError, match="no finished game"):
         draw_curve([], title="x")
+
+
+class Locked(EchoApp):
+    """A service behind keys."""
+
+    def step(self, request: StepRequest) -> bytes:
+        Keys({"arena": b"sixteen or more of them"}).check(request, time.time())
+        return super().step(request)
+
+
+def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("other: also sixteen or more\narena: sixteen or more of them\n")
+    file.chmod(0o600)
+    with serving(Locked(lambda body: b'{"action":0}')) as address:
+        url = f"http://{address}"
+        result = evaluate(url, "CartPole-v1", games=2, processes=2, keys_file=str(file), key="arena")
+        assert len(result.returns) == 2
+        with pytest.raises(StartupError, match="key"):
+            evaluate(url, "CartPole-v1", games=1)
+        with pytest.raises(ConfigError, match="there is no key 'nobody'"):
+            evaluate(url, "CartPole-v1", games=1, keys_file=str(file), key="nobody")
+        words = ["evaluate", "CartPole-v1", "--url", url, "--games", "1", "--keys-file", str(file), "--key", "arena"]
+        command = [sys.executable, "-m", "pipelines.cli", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert "over 1 games" in done.stdout
