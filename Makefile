@@ -1,5 +1,6 @@
 # make        says what there is
-# PYTHON=...  which interpreter makes the environment; ARGS=... further arguments of the command that is run
+# PYTHON=...  which interpreter makes the environment; TORCH_INDEX=... where else pip looks for torch
+# ARGS=...    further arguments of the command that is run
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +30,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' requirements.lock)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -206,6 +206,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipelines.evaluate import evaluate
 
+    def on_game(number: int, game_return: float) -> None:
+        print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
+
     result = evaluate(
         arguments.url,
         arguments.env_id,
@@ -215,6 +218,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout_s,
         keys_file=arguments.keys_file,
         key=arguments.key,
+        on_game=on_game,
     )
     print(result)
     return 0

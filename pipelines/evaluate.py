@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -16,12 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from brayx.errors import BrayxError, StartupError
+from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import credentials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_CONNECT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def evaluate(
     timeout_s: float = 180.0,
     keys_file: str | None = None,
     key: str | None = None,
+    on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> Evaluation:
     """Plays ``games`` games of a Gymnasium environment against the service at ``url``.
 
@@ -71,12 +76,15 @@ def evaluate(
         timeout_s: deadline for the next game to end, counted anew from each that has.
         keys_file: of the keys that the service asks for; None: the environment's, if it has any.
         key: which of them; None: the first.
+        on_game: called with the number of games ended so far, from 1, and the last one's return.
 
     Raises:
-        ConfigError: there is no such key.
-        StartupError: a gamecore failed (the message holds the last line it wrote), or no game ended in time.
+        ConfigError: there is no such key, or the URL cannot be used.
+        StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
+            game ended in time.
     """
     credentials(keys_file, key)
+    _check_listening(url)
     keys = [
         *(["--keys-file", keys_file] if keys_file is not None else []),
         *(["--key", key] if key is not None else []),
@@ -91,11 +99,28 @@ def evaluate(
         ]
         for index, share in enumerate(shares)
     ]
-    return Evaluation(play(commands, timeout_s=timeout_s))
+    return Evaluation(play(commands, timeout_s=timeout_s, on_game=on_game))
+
+
+def _check_listening(url: str) -> None:
+    """Tells at once what gamecores, which may be there before their service, would take a minute to tell."""
+    parts = urlsplit(url)
+    try:
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme in ("https", "wss") else 80))
+    except ValueError as error:
+        raise ConfigError(f"the URL {url!r} cannot be used: {error}") from error
+    try:
+        socket.create_connection(address, _CONNECT_S).close()
+    except OSError as error:
+        raise StartupError(f"nothing listens at {url}: {error.strerror or error}; is `serve run` up?") from error
 
 
 def play(
-    commands: Sequence[Sequence[str]], *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    commands: Sequence[Sequence[str]],
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> list[float]:
     """Runs gamecores side by side to their ends, and gives the returns of their games in the order of their ends.
 
@@ -103,6 +128,7 @@ def play(
         commands: that write a line of JSON with a ``return`` when a game has ended.
         timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
         clock: seconds, for tests.
+        on_game: as of `evaluate`.
 
     Raises:
         StartupError: as `evaluate`.
@@ -123,7 +149,9 @@ def play(
                         selector.unregister(player.output)
                         player.finish(max(0.0, deadline - clock()))
                     elif ended:
-                        returns += ended
+                        for game_return in ended:
+                            returns.append(game_return)
+                            on_game(len(returns), game_return)
                         deadline = clock() + timeout_s
                 if selector.get_map() and clock() > deadline:
                     raise subprocess.TimeoutExpired("", timeout_s)

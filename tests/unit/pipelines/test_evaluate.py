@@ -13,6 +13,7 @@ import pytest
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepRequest
+from brayx.ports import free_port
 from pipelines.evaluate import Evaluation, draw_curve, evaluate, play
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
@@ -80,6 +81,14 @@ def test_no_points_no_picture() -> None:
         draw_curve([], title="x")
 
 
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_a_url_where_nothing_listens_is_told_before_any_gamecore_is_started(scheme: str) -> None:
+    with pytest.raises(StartupError, match=r"nothing listens at \w+://127\.0\.0\.1"):
+        evaluate(f"{scheme}://127.0.0.1:{free_port()}", "no such environment", games=1)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        evaluate("http://127.0.0.1:port", "no such environment", games=1)
+
+
 class Locked(EchoApp):
     """A service behind keys."""
 
@@ -96,6 +105,10 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
         url = f"http://{address}"
         result = evaluate(url, "CartPole-v1", games=2, processes=2, keys_file=str(file), key="arena")
         assert len(result.returns) == 2
+        told: list[tuple[int, float]] = []
+        words = {"keys_file": str(file), "key": "arena"}
+        again = evaluate(url, "CartPole-v1", games=2, on_game=lambda *game: told.append(game), **words)
+        assert told == list(enumerate(again.returns, 1))
         with pytest.raises(StartupError, match="key"):
             evaluate(url, "CartPole-v1", games=1)
         with pytest.raises(ConfigError, match="there is no key 'nobody'"):
