@@ -327,7 +327,10 @@ class HttpConnection(Connection):
                 if request is None:
                     self._other(url, keep)
                 elif isinstance(request, BrayxError):
-                    self.service.refused(request)
+                    if (
+                        request.details.get("layer") != PEER
+                    ):  # a replica tells its own client something else, and counts that
+                        self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), keep)
                 elif self._peers is not None and url.startswith(_LEFT_STEP):

@@ -39,6 +39,7 @@ async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Replic
         made = [Replica(name, asked, getattr(request, "param", "none"), 8) for name in "ab"]
         for replica in made:
             replica._keys = Keys({"studio": SECRET})
+            replica.closed = False
             await replica.open()
             stack.push_async_callback(replica.close)
         yield made[0], made[1]

@@ -59,6 +59,9 @@ class Asked:
 class Replica(ActorReplica):
     """A replica without Serve around it: its table, its peers' door, and the way to others."""
 
+    closed = True
+    """Its door, to whoever is no peer."""
+
     def __init__(self, name: str, asked: Asked, share: str, max_sessions: int) -> None:  # not Serve's, so no coroutine
         self._config = ActorConfig(agents=["agent"], share=share)  # type: ignore[arg-type]
         self._keys = None
@@ -86,9 +89,8 @@ class Replica(ActorReplica):
 
     async def open(self) -> None:
         websockets = WebSockets(DoorApp(self), Limits())
-        self.listener = Listener(
-            self, lambda door: HttpConnection(door, websockets, ForPeers(self.left, self.secret)), Limits()
-        )
+        peers = ForPeers(self.left, self.secret, self.closed)
+        self.listener = Listener(self, lambda door: HttpConnection(door, websockets, peers), Limits())
         await self.listener.open("127.0.0.1", 0)
         await self._ask("renew", self._owner, "http://{}:{}".format(*self.listener.address), [])
 
