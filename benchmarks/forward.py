@@ -25,11 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
-from rich.console import Console
-from rich.markdown import Markdown
 from torch import nn
 
-from benchmarks.tables import Table, machine, median, median_ratio, percentile
+from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.engines import build_engine
 from brayx.engines.base import Engine
 from brayx.model.config import ModelConfig
@@ -379,10 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.local:
         _over_ray(table, options.rounds, options.seconds)
     text = table.markdown()
-    if options.markdown:
-        print(f"{about}\n\n{text}")
-    else:
-        Console().print(about, Markdown(text))
+    show(about, text, markdown=options.markdown)
     return 0
 
 

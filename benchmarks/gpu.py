@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.markdown import Markdown
 from torch import nn
 
-from benchmarks.tables import Table, machine, percentile
+from benchmarks.tables import Table, machine, percentile, show
 from brayx.engines.torch import TorchEngine, example_leaves
 from brayx.nets.mlp import ActorCritic
 
@@ -114,10 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = measure(arguments.runs, arguments.seconds, arguments.compile).markdown()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     about = f"{gpu}; {about}; {torch.get_num_threads()} threads, torch {torch.__version__}; medians"
-    if arguments.markdown:
-        print(f"{about}\n\n{text}")
-    else:
-        Console().print(about, Markdown(text))
+    show(about, text, markdown=arguments.markdown)
     return 0
 
 

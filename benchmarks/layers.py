@@ -22,12 +22,10 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from rich.console import Console
-from rich.markdown import Markdown
 
 from benchmarks.load import CARTPOLE_BODY, load
 from benchmarks.servers import TEMPLATE, Server
-from benchmarks.tables import Table, machine, median
+from benchmarks.tables import Table, machine, median, show
 from brayx import sample_categorical
 from brayx.actor.actor import Codec
 from brayx.actor.doors.asgi import DoorApp
@@ -188,10 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             known[name] = median(samples) or float("nan")
             table.add(name, 1e6 * known[name], 1e6 * (known[name] - known[inner]))
     text = table.markdown()
-    if options.markdown:
-        print(f"{about}\n\n{text}")
-    else:
-        Console().print(about, Markdown(text))
+    show(about, text, markdown=options.markdown)
     return 0
 
 

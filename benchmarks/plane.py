@@ -21,12 +21,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from rich.console import Console
-from rich.markdown import Markdown
 
 from benchmarks.load import ECHO_BODY
 from benchmarks.servers import Server
-from benchmarks.tables import Table, machine, median, median_ratio
+from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.ticks import compiled
 from brayx.gamecore.client import Client
 
@@ -124,10 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.add("tcp, asyncio streams, without sessions: the same", median_ratio(bare_many, bare_few))
     table.add("HTTP between replicas: own tick, p50 ms", 1e3 * (median(own) or 0.0))
     table.add("a tick that is passed on, p50 ms", 1e3 * (median(passed) or 0.0))
-    if options.markdown:
-        print(f"{about}\n\n{table.markdown()}")
-    else:
-        Console().print(about, Markdown(table.markdown()))
+    show(about, table.markdown(), markdown=options.markdown)
     return 0
 
 

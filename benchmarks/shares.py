@@ -17,12 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markdown import Markdown
-
 from benchmarks.plane import listeners
 from benchmarks.servers import Server
-from benchmarks.tables import Table, machine
+from benchmarks.tables import Table, machine, show
 from benchmarks.ticks import Case, compiled
 
 LAYERS = {
@@ -102,10 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table([f"part of the replica's loop ({options.agent})", ">native HTTP, %", ">TCP, %"])
     for layer in [*LAYERS, LOOP]:
         table.add(layer, *(100 * found[door].get(layer, 0.0) for door in ("http", "tcp")))
-    if options.markdown:
-        print(f"{about}\n\n{table.markdown()}")
-    else:
-        Console().print(about, Markdown(table.markdown()))
+    show(about, table.markdown(), markdown=options.markdown)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Numbers into tables: percentiles, medians over rounds, ratios to a yardstick, markdown.
 
-Pure functions; knows nothing of what was measured.
+Pure functions, but for `show`; knows nothing of what was measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 Cell = float | int | str | None
 Run = TypeVar("Run")
@@ -113,3 +116,11 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     return f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load {load} before the run"
+
+
+def show(about: str, text: str, *, markdown: bool) -> None:
+    """Prints ``about`` a run and its tables, ``text`` in markdown: as it is if ``markdown``, else drawn."""
+    if markdown:
+        print(f"{about}\n\n{text}")
+    else:
+        Console().print(about, Markdown(text))

@@ -23,10 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from benchmarks.servers import Server
-from benchmarks.tables import Table, each, machine, median, median_ratio
+from benchmarks.tables import Table, each, machine, median, median_ratio, show
 
 BARE = {"http": "Starlette on uvicorn", "ws": "Starlette on uvicorn", "tcp": "asyncio streams, a task a request"}
 UVLOOP = "the same on uvloop"
@@ -204,10 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s a case, medians"
     results = run(options, lambda text: console.print(text, style="dim"))
     text = table(results).markdown()
-    if options.markdown:
-        print(f"{about}\n\n{text}")
-    else:
-        Console().print(about, Markdown(text))
+    show(about, text, markdown=options.markdown)
     if options.json is not None:
         rows = [
             {**asdict(case), "rounds": [None if r is None else asdict(r) for r in rounds]}

@@ -21,10 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from benchmarks.servers import TEMPLATE
-from benchmarks.tables import Table, each, machine, median, median_ratio
+from benchmarks.tables import Table, each, machine, median, median_ratio, show
 
 TARGET = 475.0
 WINDOW_GAMES = 100
@@ -253,10 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs.append(run_sb3(seed, options.steps) if variant == "sb3" else run_brayx(variant, seed, options.steps))
             console.print(f"seed {seed}, {VARIANTS[variant]}: {runs[-1]}", style="dim")
     text = table(outcomes).markdown()
-    if options.markdown:
-        print(f"{about}\n\n{text}")
-    else:
-        Console().print(about, Markdown(text))
+    show(about, text, markdown=options.markdown)
     if options.json is not None:
         rows = {variant: [None if run is None else asdict(run) for run in runs] for variant, runs in outcomes.items()}
         options.json.write_text(json.dumps({"about": about, "seeds": options.seeds, "runs": rows}, indent=1))

@@ -28,10 +28,10 @@ from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
 from brayx.components import load
-from brayx.engines import build_engine, refuse_frozen
+from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
-from brayx.model.build import build_model
+from brayx.model.build import build_model, engine_of
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application, read_checkpoint
@@ -185,16 +185,7 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
     if source.store:
         refuse_frozen(config.engine)
     checkpoint = source.read()
-    engine = await asyncio.to_thread(
-        build_engine,
-        config.engine,
-        module,
-        example,
-        threads=config.threads,
-        device=config.device,
-        compiled=config.compile,
-        weights=None if checkpoint is None else checkpoint[1],
-    )
+    engine = await asyncio.to_thread(engine_of, config, module, example, checkpoint[1] if checkpoint else None)
     store = get_weight_store(source.store, NAMESPACE) if source.store else None
     model = LocalModel(
         engine,

@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.components import load
+from brayx.engines import build_engine
 from brayx.errors import BrayxError, ConfigError, ModelError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from brayx.engines.base import Engine
+    from brayx.model.config import ModelConfig
+    from brayx.types import Weights
 
 
 def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -45,3 +50,27 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
     ):
         raise ConfigError(f"{module}.build_model must return (module, tuple of example arguments), got {built!r:.200}")
     return built[0], tuple(built[1])
+
+
+def engine_of(
+    config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], weights: Weights | None = None
+) -> Engine:
+    """The engine that a model component's options ask for.
+
+    Args:
+        config: its options.
+        module, example_args: what `build_model` gave.
+        weights: to begin with, instead of the module's own; a frozen engine keeps them.
+
+    Raises:
+        ConfigError, BadWeights, ModelError, EngineMismatch: as `build_engine`.
+    """
+    return build_engine(
+        config.engine,
+        module,
+        example_args,
+        threads=config.threads,
+        device=config.device,
+        compiled=config.compile,
+        weights=weights,
+    )

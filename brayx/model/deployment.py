@@ -16,11 +16,12 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from brayx.engines import build_engine, refuse_frozen
+from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec, load_weights
 from brayx.errors import ModelError
 from brayx.hub import HubClient, get_hub
 from brayx.model import http
+from brayx.model.build import engine_of
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel
@@ -63,15 +64,7 @@ class ModelReplica:
         self._recorder = HubClient(get_hub(*hub)) if hub is not None else None
         module, example_args = build()
         version, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
-        engine = build_engine(
-            config.engine,
-            module,
-            example_args,
-            threads=config.threads,
-            device=config.device,
-            compiled=config.compile,
-            weights=weights,
-        )
+        engine = engine_of(config, module, example_args, weights)
         self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
