@@ -159,6 +159,21 @@ async def in_process(
     return found
 
 
+async def as_columns(size: int, rounds: int, seconds: float) -> list[float]:
+    """An engine's call of so many observations of the MLP, to a forward of them as arrays; one a round."""
+    module, (example,) = mlp()
+    engine = build_engine("onnx", module, (example,))
+    bound = engine.bind(engine.initial)
+    model = LocalModel(engine, max_batch_size=size)
+    columns = [np.repeat(example, size, 0)]
+    found = []
+    for _ in range(rounds):
+        one = median((await loops(lambda: model.forward_columns(columns), 1, seconds))[1]) or 1.0
+        found.append((median(calls(lambda: engine.run(bound, columns), seconds)) or 0.0) / one)
+    await model.close()
+    return found
+
+
 async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
     """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; and of the engine's calls likewise."""
     module, (example,) = mlp()
@@ -273,8 +288,8 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
 class Follower:
     """A process that acts with what is published, and notes when it could."""
 
-    async def start(self, store: Any, megabytes: int) -> None:
-        """Follows the store."""
+    async def start(self, store: Any, megabytes: int, follow: bool = True) -> None:
+        """Builds the model, and follows the store."""
         from brayx.model.weights import WeightSubscriber
 
         module, example = large(megabytes)
@@ -288,7 +303,8 @@ class Follower:
             self._visible[version] = (began, time.perf_counter())
 
         self._subscriber = WeightSubscriber(store, load)
-        await self._subscriber.start()
+        if follow:
+            await self._subscriber.start()
 
     async def act(self, seconds: float) -> None:
         """16 closed loops that act meanwhile."""
@@ -308,17 +324,24 @@ class Follower:
 
 
 def publishing(
-    megabytes: int, publishes: int, every_s: float, *, subscribers: int = SUBSCRIBERS, acting: bool = False
+    megabytes: int,
+    publishes: int,
+    every_s: float,
+    *,
+    subscribers: int = SUBSCRIBERS,
+    acting: bool = False,
+    apart: bool = False,
 ) -> tuple[list[float], list[float], list[float]]:
     """Seconds from each publish until the last of so many processes has the weights; and, if the first of them acts
-    meanwhile, the seconds of its forwards beside and during swaps."""
+    meanwhile, the seconds of its forwards beside and during swaps. Who acts ``apart`` follows nothing: the swaps are
+    another one's."""
     import ray
 
     from brayx.model.weights import WeightPublisher, create_weight_store
 
-    store = create_weight_store(f"bench-{megabytes}-{subscribers}")
+    store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}")
     followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]
-    ray.get([follower.start.remote(store, megabytes) for follower in followers])
+    ray.get([follower.start.remote(store, megabytes, index >= apart) for index, follower in enumerate(followers)])
     publisher = WeightPublisher(store)
     weights = {"weight": np.ones(megabytes * 250_000, np.float32)}
     began: dict[int, float] = {}
@@ -331,11 +354,13 @@ def publishing(
         busy.result()
         time.sleep(every_s)
     found = ray.get([follower.found.remote() for follower in followers])
+    forwards = found[0][1]
+    found = found[int(apart) :]
     for actor in (*followers, store):
         ray.kill(actor)
     everywhere = set.intersection(*[set(visible) for visible, _ in found])
     delays = [max(visible[version][1] for visible, _ in found) - began[version] for version in sorted(everywhere)][1:]
-    visible, forwards = found[0]
+    visible = found[0][0]
     swaps = [(began[version], visible[version][1]) for version in sorted(visible)]
     beside: list[float] = []
     during: list[float] = []
@@ -370,6 +395,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         table.add(
             "... one at a time: µs over the engine's call", 1e6 * (over or 0.0), "at most 60" if build is mlp else ""
         )
+    for size in (64, 512):
+        found_ratios = uvloop.run(as_columns(size, options.rounds, options.seconds))
+        table.add(f"64x64 MLP, {size} at once as arrays: to the engine alone", median(found_ratios), "0.5")
     same, other, raw_same, raw_other = uvloop.run(many_versions(options.rounds, options.seconds))
     table.add(f"{VERSIONS} versions in turn: rate to that of one", median_ratio(other, same), "as the next")
     table.add("... the engine alone, likewise", median_ratio(raw_other, raw_same), "")
@@ -400,6 +428,10 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
         _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True)
         table.add("forwards beside swaps: p99 ms", 1e3 * percentile(beside, 0.99), "")
         table.add("... during a swap, to that", percentile(during, 0.99) / percentile(beside, 0.99), "at most 2")
+        _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=2, acting=True, apart=True)
+        table.add(
+            "... during another process's swap, likewise", percentile(during, 0.99) / percentile(beside, 0.99), ""
+        )
 
 
 if __name__ == "__main__":

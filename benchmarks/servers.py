@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -31,6 +32,8 @@ from typing import Any, Self
 
 TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
 _END_S = 10.0
+WORKERS_NICE = 15
+"""What Ray adds to the nice value of its workers unless told otherwise."""
 
 
 class Server:
@@ -148,6 +151,7 @@ def _bare() -> None:
         except WebSocketDisconnect:
             return
 
+    os.nice(WORKERS_NICE)  # before its threads begin: as a replica is, or the load would push the one aside more often
     app = Starlette(routes=[Route("/step", step, methods=["POST"]), WebSocketRoute("/session", session)])
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))

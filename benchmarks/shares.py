@@ -27,7 +27,7 @@ LAYERS = {
     "door: frames, HTTP": ("brayx/actor/doors/", "brayx/gamecore/"),
     "engine": ("brayx/engines/", "onnxruntime/"),
     "batcher, model": ("brayx/model/",),
-    "metrics": ("brayx/metrics.py", "brayx/actor/export.py", "brayx/hub.py"),
+    "metrics": ("brayx/metrics.py", "brayx/prometheus.py", "brayx/hub.py"),
     "JSON": ("(json/",),
     "actor, agent, sampling": ("brayx/actor/actor.py", "brayx/actor/agent.py", "gym_agent.py", "brayx/actor/decode.py"),
     "session table": ("brayx/actor/session.py", "brayx/actor/eager.py", "brayx/actor/deployment.py"),

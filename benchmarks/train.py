@@ -1,7 +1,12 @@
-"""brayx's whole training loop beside Stable-Baselines3's PPO: CartPole-v1, same hyperparameters, same run.
+"""brayx's whole training loop beside Stable-Baselines3's PPO, on CartPole-v1, in the same run; and what it is made of.
 
-    python benchmarks/train.py --seeds 0 1 2      # the table of docs/benchmarks.md
-    python benchmarks/train.py --quick            # does it run at all
+    python -m benchmarks.train --seeds 0 1 2      # the tables of docs/benchmarks.md
+    python -m benchmarks.train --quick            # does it run at all
+    python -m benchmarks.train --parts            # only what the loop is made of: environments, collecting, updates
+
+``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset; ``train`` and ``process`` play through a
+service's door with Stable-Baselines3's hyperparameters. ``pendulum`` and ``pong`` are the same command on other games,
+and have nothing beside them; ``pong`` needs the extra `atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
@@ -11,6 +16,7 @@ games is 475 or more, at least 100 games being finished.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -19,9 +25,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from benchmarks.parts import parts
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
 
@@ -29,11 +37,18 @@ TARGET = 475.0
 WINDOW_GAMES = 100
 YARDSTICK = "Stable-Baselines3"
 VARIANTS = {
+    "ppo": "brayx, one process",
     "train": "brayx, Ray Train",
     "process": "brayx, in process",
     "sb3": YARDSTICK,
 }
+GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
+"""Environment and env steps of a run."""
+_PPO_STEPS = 200_000
+"""Of a run in one process, at least: what its preset's schedules are made for; they take seconds."""
 _TIMEOUT_S = 900.0
+_EVALUATED = 100
+"""Episodes that a finished policy is measured by."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +187,76 @@ def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
         return outcome(_points(database), started_s, ended_s) if done is not None else None
 
 
+def run_ppo(seed: int, steps: int) -> Outcome | None:
+    """One `python -m pipelines.ppo` from nothing, with its tuned preset and no early stop."""
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
+        database = Path(folder) / "mlflow.db"
+        started_s = time.time()
+        words = ["--env", "CartPole-v1", "--distributed", "false", "--preset", "tuned", "--tracking", str(database)]
+        words += [
+            "--seed",
+            str(seed),
+            "--timesteps",
+            str(max(steps, _PPO_STEPS)),
+            "--course",
+            str(Path(folder) / "course.json"),
+        ]
+        done = _process(["-m", "pipelines.ppo", *words])
+        ended_s = time.time()
+        if done is None:
+            return None
+        course = json.loads((Path(folder) / "course.json").read_text())
+        return outcome([Point(*point) for point in course], started_s, ended_s)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one run of a game with nothing beside it came to.
+
+    Attributes:
+        steps_per_s: while collecting and learning.
+        seconds: from the process's start until it had learned.
+        final_return: mean of the last 100 training episodes.
+        evaluated: mean over `_EVALUATED` greedy episodes; None where they were not played.
+    """
+
+    steps_per_s: float
+    seconds: float
+    final_return: float | None
+    evaluated: float | None
+
+
+def run_game(game: str, seed: int, steps: int | None) -> Played | None:
+    """One `python -m pipelines.ppo` with its tuned preset; its own number of steps if None."""
+    env, usual = GAMES[game]
+    evaluated = _EVALUATED if game == "pendulum" else 0
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
+        words = ["--env", env, "--distributed", "false", "--preset", "tuned", "--tracking", f"{folder}/mlflow.db"]
+        words += ["--seed", str(seed), "--timesteps", str(steps or usual), "--eval-episodes", str(evaluated)]
+        done = _process(["-m", "pipelines.ppo", *words])
+    if done is None:
+        return None
+    told = json.loads(done.splitlines()[-1])
+    return Played(told["steps_per_s"], told["seconds"], told["return_mean"], told.get("eval_return_mean"))
+
+
+def games_table(played: dict[str, list[Played | None]]) -> Table:
+    """Medians over seeds, and the worst of them where it is a promise that each seed holds."""
+    out = Table(["game", ">env steps/s", ">seconds", ">return in training", ">greedy, median", ">greedy, worst seed"])
+    for game, runs in played.items():
+        greedy = each(runs, lambda run: run.evaluated)
+        known = [value for value in greedy if value is not None]
+        out.add(
+            GAMES[game][0],
+            median(each(runs, lambda run: run.steps_per_s)),
+            median(each(runs, lambda run: run.seconds)),
+            median(each(runs, lambda run: run.final_return)),
+            median(greedy),
+            min(known) if len(known) == len(runs) and known else None,
+        )
+    return out
+
+
 def run_sb3(seed: int, steps: int) -> Outcome | None:
     """One run of Stable-Baselines3."""
     started_s = time.time()
@@ -225,12 +310,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument("--steps", type=int, default=100_000, help="env steps of a run (default: %(default)s)")
     parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="(default: all)")
+    parser.add_argument("--games", nargs="*", choices=list(GAMES), default=["pendulum"], help="(default: pendulum)")
+    parser.add_argument("--parts", action="store_true", help="measure only what the loop is made of")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
     options = parser.parse_args(argv)
+    options.game_steps = 4_000 if options.quick else None
     if options.quick:
         options.seeds, options.steps = options.seeds[:1], 4_000
+    if options.parts:
+        options.variant, options.games = [], []
     if options.steps < 1:
         parser.error("--steps must be positive")
     return options
@@ -246,17 +336,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}")
         options.variant = [variant for variant in options.variant if variant != "sb3"]
     about = f"{machine()}; {options.steps:,} env steps, medians over {len(options.seeds)} seeds"
+    measured = parts(0.2 if options.quick else 2.0)  # first: nothing else runs then
     outcomes: Outcomes = {variant: [] for variant in options.variant}
     for seed in options.seeds:
         for variant, runs in outcomes.items():
-            runs.append(run_sb3(seed, options.steps) if variant == "sb3" else run_brayx(variant, seed, options.steps))
+            own = {"sb3": run_sb3, "ppo": run_ppo}.get(variant, functools.partial(run_brayx, variant))
+            runs.append(own(seed, options.steps))
             console.print(f"seed {seed}, {VARIANTS[variant]}: {runs[-1]}", style="dim")
-    text = table(outcomes).markdown()
+    played: dict[str, list[Played | None]] = {game: [] for game in options.games}
+    for seed in options.seeds:
+        for game, games in played.items():
+            games.append(run_game(game, seed, options.game_steps))
+            console.print(f"seed {seed}, {GAMES[game][0]}: {games[-1]}", style="dim")
+    tables = [table(outcomes)] if outcomes else []
+    tables += [games_table(played)] if played else []
+    text = "\n\n".join(each.markdown() for each in (*tables, *measured))
     show(about, text, markdown=options.markdown)
     if options.json is not None:
-        rows = {variant: [None if run is None else asdict(run) for run in runs] for variant, runs in outcomes.items()}
+        rows: dict[str, list[Any]] = {
+            variant: [None if run is None else asdict(run) for run in runs] for variant, runs in outcomes.items()
+        }
+        rows |= {game: [None if run is None else asdict(run) for run in games] for game, games in played.items()}
         options.json.write_text(json.dumps({"about": about, "seeds": options.seeds, "runs": rows}, indent=1))
-    return 1 if any(run is None for runs in outcomes.values() for run in runs) else 0
+    everything: list[object] = [run for runs in outcomes.values() for run in runs]
+    everything += [run for games in played.values() for run in games]
+    return 1 if None in everything else 0
 
 
 def _sb3_is_installed() -> bool:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from brayx.errors import BrayxError
     from brayx.gamecore.client import AsyncClient, Client
     from brayx.model.remote import RemoteModel
-    from brayx.types import Fragment, NestedArray, Step, Weights
+    from brayx.replay.remote import RemoteBuffer
+    from brayx.types import Columns, Fragment, NestedArray, Step, Weights
 
 _HOME = {
     "Actor": "brayx.actor.actor",
@@ -23,8 +24,10 @@ _HOME = {
     "AsyncClient": "brayx.gamecore.client",
     "BrayxError": "brayx.errors",
     "Client": "brayx.gamecore.client",
+    "Columns": "brayx.types",
     "Fragment": "brayx.types",
     "NestedArray": "brayx.types",
+    "RemoteBuffer": "brayx.replay.remote",
     "RemoteModel": "brayx.model.remote",
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
@@ -43,8 +46,10 @@ __all__ = [
     "AsyncClient",
     "BrayxError",
     "Client",
+    "Columns",
     "Fragment",
     "NestedArray",
+    "RemoteBuffer",
     "RemoteModel",
     "Services",
     "State",

@@ -23,9 +23,11 @@
     │   ├── EngineMismatch              engine_mismatch     500
     │   ├── WeightsFrozen               weights_frozen      409
     │   ├── BadWeights                  bad_weights         422
+    │   ├── Diverged                    diverged            422
     │   └── VersionUnknown              version_unknown     404
     ├── ReplayError                     replay_error        500
     │   └── BadFragment                 bad_fragment        422
+    ├── EnvironmentFailed               environment_failed  500
     ├── ConfigError                     bad_config          400
     ├── TrackingError                   tracking_error      500
     │   └── ModelNotFound               model_not_found     404
@@ -245,6 +247,14 @@ class BadWeights(ModelError):
     grpc_status = "INVALID_ARGUMENT"
 
 
+class Diverged(ModelError):
+    """Learning gave a loss that is no finite number; names it, and what else was not finite."""
+
+    code = "diverged"
+    http_status = 422
+    grpc_status = "INVALID_ARGUMENT"
+
+
 class VersionUnknown(ModelError):
     """A policy version that is not kept, or never was; ``nearest`` and ``known`` in details."""
 
@@ -265,6 +275,12 @@ class BadFragment(ReplayError):
     code = "bad_fragment"
     http_status = 422
     grpc_status = "INVALID_ARGUMENT"
+
+
+class EnvironmentFailed(BrayxError):
+    """An environment that rollout workers step raised; names the environment and the worker."""
+
+    code = "environment_failed"
 
 
 class ConfigError(BrayxError):

@@ -12,12 +12,12 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from brayx.errors import TrackingError
-from brayx.metrics import DROPPED, METRICS, Kind, Metric, Part, Recorder
+from brayx.errors import ConfigError, TrackingError
+from brayx.metrics import DROPPED, FOLDED, MAX_LABELS, METRICS, OTHER, Kind, Metric, Part, Recorder, XAxis
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ GAMES = "games"
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: fewer than `GAMES` where a trial or its hub was resumed."""
 
+SECONDS = "seconds"
+"""Since the trial began, without what it was interrupted for."""
+HISTOGRAMS_FILE = "histograms.json"
+"""Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
+
+_SUM_TAG = "brayx.sum."
+"""Begins the tags that say which of an application's own metrics are sums: a resumed trial counts on."""
+
 Drained = tuple[Part, dict[str, Metric]]
 
 
@@ -49,7 +57,16 @@ class Books:
         rate_window_s: seconds that rates look back.
         max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
             ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
+        max_labels: bound on labels of one metric; past it what comes under a new one goes under ``other``, and is
+            counted as ``labels_folded`` too.
+        x_axis: what `step` is.
         clock: seconds, monotonic.
+
+    Attributes:
+        own_sums: names of an application's own metrics that are sums.
+
+    Raises:
+        ConfigError: there is no such x axis.
     """
 
     def __init__(
@@ -59,14 +76,24 @@ class Books:
         window_games: int = 100,
         rate_window_s: float = 5.0,
         max_names: int = 4096,
+        max_labels: int = MAX_LABELS,
+        x_axis: XAxis = "env_steps",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if x_axis not in get_args(XAxis):
+            raise ConfigError(f"x_axis is {x_axis!r}, expected one of {', '.join(get_args(XAxis))}", key="x_axis")
         self._totals = dict(totals or {})
+        self._seconds_before = self._totals.pop(SECONDS, 0.0)
+        self._x_axis = x_axis
+        self.own_sums: set[str] = set()
         self._known = set(self._totals)
+        self._max_labels = max_labels
+        # A label of an own metric whose name has a dot is counted under another name: the bound is then a little off.
+        self._labels = Counter(name for name, _, label in (key.partition(".") for key in self._known) if label)
         self._max_names = max_names
         self._room = max_names + len(self._known)
-        self._interval = Recorder(self._room)
-        self._run = Recorder(self._room)
+        self._interval = self._recorder()
+        self._run = self._recorder()
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
         self._windows: dict[str, deque[tuple[float, float]]] = {name: deque() for name in WINDOWED}
@@ -84,12 +111,14 @@ class Books:
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
-            if kind is Kind.PERCENTILE:
+            if kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
                 self._run.merge(({(name, label): cell}, own))
             if name == "ticks":
                 self._ticks += cell.total
             if kind is Kind.SUM:
                 self._totals[key] = self._totals.get(key, 0.0) + cell.total
+                if name not in METRICS:
+                    self.own_sums.add(name)
             if name in self._rates:
                 self._rates[name].append((now, cell.total))
             if name in self._windows:
@@ -107,7 +136,7 @@ class Books:
         self._latest.update(fresh)
         if fresh:
             fresh.update(self._derived())
-        self._interval = Recorder(self._room)
+        self._interval = self._recorder()
         return fresh
 
     def snapshot(self) -> dict[str, float]:
@@ -124,27 +153,48 @@ class Books:
 
     @property
     def step(self) -> int:
-        """The x axis: env steps since the trial began."""
-        return int(self._totals.get("env_steps", 0))
+        """The x axis: env steps, updates or seconds since the trial began."""
+        return int(self._seconds() if self._x_axis == SECONDS else self._totals.get(self._x_axis, 0))
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """Bars of every histogram over all samples since these books were opened, as `Recorder.histograms`."""
+        return self._run.histograms()
+
+    def _recorder(self) -> Recorder:
+        """One that takes whatever `_bounded` lets through."""
+        return Recorder(self._room, max_labels=self._room)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + self._clock() - self._started
 
     def _bounded(self, part: Drained) -> Drained:
         """The part without names that there is no room for, and with the count of what that drops."""
         cells, own = part
         kept: Part = {}
+        folded: list[tuple[tuple[str, str], Any]] = []
         refused = 0.0
         for (name, label), cell in cells.items():
             key = _key(name, label)
-            if key in self._known or len(self._known) < self._max_names or (name in METRICS and not label):
+            new = key not in self._known
+            if new and label not in ("", OTHER) and self._labels[name] >= self._max_labels:
+                folded.append(((name, OTHER), cell))
+            elif not new or len(self._known) < self._max_names or (name in METRICS and not label):
                 self._known.add(key)
+                self._labels[name] += new and label not in ("", OTHER)
                 kept[name, label] = cell
             else:
                 refused += cell.count
+        if not (refused or folded):
+            return kept, own
+        bounded = self._recorder()
+        bounded.merge((kept, own))
+        for place, cell in folded:
+            bounded.merge(({place: cell}, own))
+            self._known.add(_key(*place))
+            bounded.add(FOLDED, cell.count)
         if refused:
-            counter = Recorder()
-            counter.merge(({key: cell for key, cell in kept.items() if key == (DROPPED, "")}, {}))
-            counter.add(DROPPED, refused)
-            kept.update(counter.drain()[0])
-        return kept, own
+            bounded.add(DROPPED, refused)
+        return bounded.drain()
 
     def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
         return {name: self._totals.get(name, value) for name, value in summary.items()}
@@ -162,6 +212,7 @@ class Books:
             span = min(self._rate_window_s, max(now - self._started, 0.5))
             derived[RATED[name]] = sum(total for _, total in events) / span
         derived[GAMES] = self._totals.get(GAMES, 0.0)
+        derived[SECONDS] = self._seconds()
         return derived
 
 
@@ -178,11 +229,13 @@ class Hub:
     Args:
         trial: where to write; None keeps the books in memory only.
         interval_s: seconds between writes.
+        x_axis: what metrics are written over.
     """
 
-    def __init__(self, trial: Trial | None, *, interval_s: float = 1.0) -> None:
+    def __init__(self, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps") -> None:
         self._trial = trial
-        self._books = Books(_totals_of(trial))
+        self._books = Books(_totals_of(trial), x_axis=x_axis)
+        self._told_sums: set[str] = set()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._failures = 0
@@ -201,9 +254,9 @@ class Hub:
         """The newest number of every metric, by summary name; sums count from the trial's beginning.
 
         Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of about the last 100
-        games), ``games_in_window`` (how many those are), ``games``, ``ticks_per_s``, ``env_steps_per_s`` (of the last
-        5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and ``.run.p99``
-        of every metric with percentiles.
+        games), ``games_in_window`` (how many those are), ``games``, ``seconds``, ``ticks_per_s``, ``env_steps_per_s``
+        (of the last 5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and
+        ``.run.p99`` of every metric with percentiles.
         """
         with self._lock:
             return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}
@@ -213,10 +266,14 @@ class Hub:
         with self._writing:
             with self._lock:
                 numbers, step = self._books.take_interval(), self._books.step
+                own_sums = self._books.own_sums - self._told_sums
             if self._trial is None or not numbers:
                 return
             try:
                 self._trial.log_metrics(numbers, step)
+                for name in sorted(own_sums):
+                    self._trial.set_tag(f"{_SUM_TAG}{name}", "1")
+                    self._told_sums.add(name)
                 self._failing = False
             except TrackingError as error:
                 self._failures += 1
@@ -229,6 +286,11 @@ class Hub:
         self._stopped.set()
         self._writer.join(timeout=30)
         self.flush()
+        with self._lock:
+            histograms = self._books.histograms()
+        if self._trial is not None and histograms:
+            with contextlib.suppress(TrackingError):  # their quantiles are in the metrics
+                self._trial.log_dict(histograms, HISTOGRAMS_FILE)
         return self.snapshot()
 
     def _write_until_stopped(self) -> None:
@@ -240,11 +302,18 @@ def _totals_of(trial: Trial | None) -> dict[str, float]:
     """Sums that an interrupted trial (or a hub that died) had written."""
     if trial is None:
         return {}
-    sums = {name for name, metric in METRICS.items() if metric.kind is Kind.SUM} | {GAMES}
-    return {name: value for name, value in trial.metrics().items() if name.split(".")[0] in sums}
+    own = {name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)}
+    sums = {name for name, metric in METRICS.items() if metric.kind is Kind.SUM} | {GAMES, SECONDS}
+    return {
+        name: value
+        for name, value in trial.metrics().items()
+        if name.split(".")[0] in sums or name in own or any(name.startswith(f"{each}.") for each in own)
+    }
 
 
-def create_hub(name: str, namespace: str, trial: Trial | None, *, interval_s: float = 1.0) -> ActorHandle[Hub]:
+def create_hub(
+    name: str, namespace: str, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps"
+) -> ActorHandle[Hub]:
     """Starts the trial's hub as a named actor that Ray restarts; a restarted one goes on from the totals in MLflow.
 
     Returns:
@@ -255,7 +324,7 @@ def create_hub(name: str, namespace: str, trial: Trial | None, *, interval_s: fl
     actor: Any = ray.remote(Hub).options(
         name=name, namespace=namespace, num_cpus=0, max_restarts=-1, get_if_exists=True, max_concurrency=4
     )
-    handle: ActorHandle[Hub] = actor.remote(trial, interval_s=interval_s)
+    handle: ActorHandle[Hub] = actor.remote(trial, interval_s=interval_s, x_axis=x_axis)
     return handle
 
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
+
+from brayx.errors import ConfigError
 
 BOUNDS: tuple[float, ...] = tuple(10 ** (exponent / 10) for exponent in range(-70, 71))
 """Histogram bounds, ten a decade from 1e-7 to 1e7: a percentile is right to 13 per cent."""
+SIGNED_BOUNDS: tuple[float, ...] = (*(-bound for bound in reversed(BOUNDS)), 0.0, *BOUNDS)
+"""The same on either side of zero, for `Kind.HISTOGRAM`."""
 
 
 class Kind(StrEnum):
@@ -28,6 +33,9 @@ class Kind(StrEnum):
     MAX = "max"
     LAST = "last"
     PERCENTILE = "percentile"
+    """Of values above zero: ``.p50`` and ``.p99``."""
+    HISTOGRAM = "histogram"
+    """Of any values: `QUANTILES`, ``.mean``, ``.min`` and ``.max``; the bars themselves by `Recorder.histograms`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,13 @@ class Metric:
     kind: Kind
     help: str
 
+
+XAxis = Literal["env_steps", "updates", "seconds"]
+"""What metrics are written over: transitions that reached replay, learner batches learned from, or time."""
+
+QUANTILES: Mapping[str, float] = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+"""What a `Kind.HISTOGRAM` is written as, beside its mean and its ends."""
+_BOUNDS: Mapping[Kind, tuple[float, ...]] = {Kind.PERCENTILE: BOUNDS, Kind.HISTOGRAM: SIGNED_BOUNDS}
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -54,10 +69,16 @@ METRICS: dict[str, Metric] = {
         Metric("ticks_forwarded", "ticks", Kind.SUM, "requests that the owner's replica answered for another"),
         Metric("forwarded_seconds", "s", Kind.PERCENTILE, "from passing a request on to its answer"),
         Metric("ticks_fallen_back", "ticks", Kind.SUM, "ticks past their deadline, answered by the fallback, by which"),
+        Metric("ticks_skipped", "ticks", Kind.SUM, "of these, those that their agent, too far behind, never saw"),
         Metric("ticks_repeated", "ticks", Kind.SUM, "numbered ticks that came again and got the kept reply"),
         Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
+        Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
+        Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
+        Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),
+        Metric("arm_refusals", "forwards", Kind.SUM, "forwards answered with a typed error, by model, arm and version"),
+        Metric("arm_errors", "sessions", Kind.SUM, "sessions that an error ended, by model, arm and version"),
         Metric("forward_batch_size", "observations", Kind.MEAN, "observations in one engine call"),
         Metric("forward_seconds", "s", Kind.PERCENTILE, "one engine call"),
         Metric("forward_wait_seconds", "s", Kind.PERCENTILE, "time a forward waited for its batch at the engine"),
@@ -68,8 +89,16 @@ METRICS: dict[str, Metric] = {
         Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
+        Metric("replay_reused", "batches", Kind.SUM, "batches the learner got again because there was no other"),
+        Metric("replay_restarts", "shards", Kind.SUM, "buffer shards that died and began anew, empty"),
         Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),
+        Metric("rollout_wait_seconds", "s", Kind.PERCENTILE, "a rollout worker's wait before a fragment"),
+        Metric("rollout_waits_overdue", "waits", Kind.SUM, "waits of rollout workers for weights or room, given up"),
+        Metric("rollout_workers_lost", "workers", Kind.SUM, "rollout workers that ended by themselves, by reason"),
+        Metric("rollout_steps_lost", "transitions", Kind.SUM, "what they were collecting or pushing then, at most"),
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
+        Metric("learner_idle_fraction", "1", Kind.MEAN, "share of the time without learning though a batch was there"),
+        Metric("evaluate_seconds", "s", Kind.PERCENTILE, "one evaluation of the model that learns"),
         Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
         Metric("updates", "batches", Kind.SUM, "learner batches learned from"),
         Metric("policy_version", "versions", Kind.LAST, "newest published weights"),
@@ -82,9 +111,11 @@ METRICS: dict[str, Metric] = {
         Metric("approx_kl", "nats", Kind.MEAN, "k3 estimate of KL(acting || learning)"),
         Metric("clip_fraction", "1", Kind.MEAN, "share of ratios outside the clip range"),
         Metric("explained_variance", "1", Kind.MEAN, "1 - Var(target - value) / Var(target)"),
+        Metric("epochs", "1", Kind.MEAN, "passes over a learner batch"),
         Metric("grad_norm", "1", Kind.MEAN, "gradient norm before clipping"),
         Metric("checkpoints_failed", "checkpoints", Kind.SUM, "checkpoints that could not be saved in their turn"),
         Metric("metrics_dropped", "samples", Kind.SUM, "samples dropped because there were too many metric names"),
+        Metric("labels_folded", "samples", Kind.SUM, "samples put under `other`: their metric had too many labels"),
         Metric("learning_rate", "1", Kind.LAST, "of the last optimiser step"),
     )
 }
@@ -92,6 +123,39 @@ METRICS: dict[str, Metric] = {
 
 DROPPED = "metrics_dropped"
 """Counts samples of names past a bound."""
+FOLDED = "labels_folded"
+"""Counts samples of labels past a bound."""
+OTHER = "other"
+"""The label of what came under a label that there was no room for."""
+MAX_LABELS = 64
+"""Labels that a metric may have; further ones are `OTHER`."""
+
+_NOT_IN_WORD = re.compile(r"[^\w-]")
+_MAX_WORD = 64
+
+
+def label_of(labels: Mapping[str, object]) -> str:
+    """Several labels as the one that a sample carries: ``{"side": "left", "hero": 3}`` is ``hero:3.side:left``.
+
+    Sorted by name, so that their order is no difference; what is no letter, digit, ``-`` or ``_`` becomes ``_``.
+    """
+    return ".".join(f"{_word(name)}:{_word(value)}" for name, value in sorted(labels.items()))
+
+
+def _word(value: object) -> str:
+    return _NOT_IN_WORD.sub("_", str(value))[:_MAX_WORD]
+
+
+def kind_of(kind: Kind | str) -> Kind:
+    """The kind of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return Kind(kind)
+    except ValueError:
+        raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(Kind)}", key="kind") from None
 
 
 @dataclass(slots=True)
@@ -101,9 +165,11 @@ class _Cell:
     count: float = 0.0
     total: float = 0.0
     maximum: float = -math.inf
+    minimum: float = math.inf
     last: float = math.nan
     buckets: dict[int, float] = field(default_factory=dict)
-    histogram: bool = False
+    kind: Kind | None = None
+    """Of a metric with buckets: which bounds they have."""
 
     def add(self, value: float, weight: float) -> None:
         self.count += weight
@@ -111,8 +177,9 @@ class _Cell:
         if value > self.maximum:
             self.maximum = value
         self.last = value
-        if self.histogram:
-            slot = bisect.bisect_left(BOUNDS, value)
+        if self.kind is not None:
+            self.minimum = min(self.minimum, value)
+            slot = bisect.bisect_left(_BOUNDS[self.kind], value)
             self.buckets[slot] = self.buckets.get(slot, 0.0) + weight
 
     def add_all(self, values: Sequence[float]) -> None:
@@ -120,25 +187,47 @@ class _Cell:
         self.total += sum(values)
         self.maximum = max(self.maximum, *values)
         self.last = values[-1]
-        if self.histogram:
-            for slot, count in Counter([bisect.bisect_left(BOUNDS, value) for value in values]).items():
-                self.buckets[slot] = self.buckets.get(slot, 0.0) + count
+        if self.kind is not None:
+            self.minimum = min(self.minimum, *values)
+            bounds = _BOUNDS[self.kind]
+            ordered = sorted(values)  # so that one search finds all values of a bucket
+            at = 0
+            while at < len(ordered):
+                slot = bisect.bisect_left(bounds, ordered[at])
+                end = bisect.bisect_right(ordered, bounds[slot], at) if slot < len(bounds) else len(ordered)
+                self.buckets[slot] = self.buckets.get(slot, 0.0) + end - at
+                at = end
 
     def merge(self, other: _Cell) -> None:
         self.count += other.count
         self.total += other.total
         self.maximum = max(self.maximum, other.maximum)
+        self.minimum = min(self.minimum, other.minimum)
         self.last = other.last
-        for slot, count in other.buckets.items():
-            self.buckets[slot] = self.buckets.get(slot, 0.0) + count
+        if self.kind is other.kind:  # else two processes call different things by one name
+            for slot, count in other.buckets.items():
+                self.buckets[slot] = self.buckets.get(slot, 0.0) + count
 
     def quantile(self, q: float) -> float:
-        rank, seen = q * self.count, 0.0
+        assert self.kind is not None
+        bounds = _BOUNDS[self.kind]
+        rank, seen = q * sum(self.buckets.values()), 0.0
         for slot in sorted(self.buckets):
             seen += self.buckets[slot]
             if seen >= rank:
-                return min(BOUNDS[min(slot, len(BOUNDS) - 1)], self.maximum)
+                end = bounds[min(slot, len(bounds) - 1)]
+                if self.kind is Kind.HISTOGRAM and 0 < slot < len(bounds):
+                    end = (bounds[slot - 1] + end) / 2
+                return max(min(end, self.maximum), self.minimum if self.kind is Kind.HISTOGRAM else -math.inf)
         return self.maximum
+
+    def bars(self) -> dict[str, list[float]]:
+        """``edges`` ``[n + 1]``, from the least value to the greatest, and ``counts`` ``[n]``."""
+        assert self.kind is not None
+        bounds, (first, last) = _BOUNDS[self.kind], (min(self.buckets), max(self.buckets))
+        inner = [bounds[slot] for slot in range(first, last)]
+        counts = [self.buckets.get(slot, 0.0) for slot in range(first, last + 1)]
+        return {"edges": [self.minimum, *inner, self.maximum], "counts": counts}
 
 
 Part = dict[tuple[str, str], _Cell]
@@ -165,12 +254,16 @@ class Recorder:
         max_names: bound on distinct (metric, label) pairs; past it samples of a new pair are dropped and counted as
             ``metrics_dropped``, so that a metric named after a session id cannot fill the memory. Metrics of
             `METRICS` without a label always have room.
+        max_labels: bound on labels of one metric; past it samples of a new label go under ``other``, and are counted
+            as ``labels_folded`` too.
     """
 
-    def __init__(self, max_names: int = 1024) -> None:
+    def __init__(self, max_names: int = 1024, max_labels: int = MAX_LABELS) -> None:
         self._cells: Part = {}
         self._own: dict[str, Metric] = {}
+        self._labels: Counter[str] = Counter()
         self._max_names = max_names
+        self._max_labels = max_labels
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample; drops and counts it when there are too many names.
@@ -184,12 +277,13 @@ class Recorder:
         """
         cell = self._cells.get((name, label))
         if cell is None:
-            if not self._has_room(name, label):
-                self._drop(weight)
+            if (place := self._place(name, label, weight)) is None:
                 return
             if name not in METRICS:
-                self._own[name] = Metric(name, "", kind or Kind.MEAN, "application metric")
-            cell = self._cells[name, label] = _Cell(histogram=self.metric(name).kind is Kind.PERCENTILE)
+                self._own.setdefault(name, Metric(name, "", kind_of(kind or Kind.MEAN), "application metric"))
+            cell = self._cells.get(place)
+            if cell is None:
+                cell = self._cells[place] = _cell(self.metric(name))
         cell.add(float(value), weight)
 
     def add_all(self, name: str, values: Sequence[float]) -> None:
@@ -201,7 +295,7 @@ class Recorder:
         """
         cell = self._cells.get((name, ""))
         if cell is None:
-            cell = self._cells[name, ""] = _Cell(histogram=METRICS[name].kind is Kind.PERCENTILE)
+            cell = self._cells[name, ""] = _cell(METRICS[name])
         cell.add_all(values)
 
     def metric(self, name: str) -> Metric:
@@ -212,6 +306,7 @@ class Recorder:
         """What was gathered since the last drain, and forgets it."""
         cells, self._cells = self._cells, {}
         own, self._own = self._own, {}
+        self._labels.clear()
         return cells, own
 
     def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
@@ -220,18 +315,19 @@ class Recorder:
         for key, cell in cells.items():
             name, label = key
             mine = self._cells.get(key)
-            if mine is None and not self._has_room(name, label):
-                self._drop(cell.count)
-                continue
+            if mine is None:
+                if (place := self._place(name, label, cell.count)) is None:
+                    continue
+                key, mine = place, self._cells.get(place)
             if name in own:
                 self._own[name] = own[name]
             if mine is not None:
                 mine.merge(cell)
             else:
-                self._cells[key] = _copy(cell)
+                self._cells[key] = replace(cell, buckets=dict(cell.buckets))
 
     def summary(self) -> dict[str, float]:
-        """Numbers by name: ``name`` or ``name.label``; a percentile metric gives ``.p50`` and ``.p99``."""
+        """Numbers by name: ``name`` or ``name.label``; percentiles and histograms have several, after a dot."""
         numbers: dict[str, float] = {}
         for (name, label), cell in self._cells.items():
             key = f"{name}.{label}" if label else name
@@ -247,14 +343,37 @@ class Recorder:
                 case Kind.PERCENTILE:
                     numbers[f"{key}.p50"] = cell.quantile(0.5)
                     numbers[f"{key}.p99"] = cell.quantile(0.99)
+                case Kind.HISTOGRAM:
+                    numbers.update({f"{key}.{part}": cell.quantile(q) for part, q in QUANTILES.items()})
+                    ends = {"mean": cell.total / cell.count, "min": cell.minimum, "max": cell.maximum}
+                    numbers.update({f"{key}.{part}": value for part, value in ends.items()})
         return numbers
 
-    def _has_room(self, name: str, label: str) -> bool:
-        return len(self._cells) < self._max_names or (name in METRICS and not label)
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """Bars of every `Kind.HISTOGRAM`, by ``name`` or ``name.label``: ``edges`` ``[n + 1]``, ``counts`` ``[n]``."""
+        return {
+            f"{name}.{label}" if label else name: cell.bars()
+            for (name, label), cell in self._cells.items()
+            if cell.kind is Kind.HISTOGRAM and cell.buckets
+        }
 
-    def _drop(self, count: float) -> None:
-        self._cells.setdefault((DROPPED, ""), _Cell()).add(count, 1.0)
+    def _place(self, name: str, label: str, samples: float) -> tuple[str, str] | None:
+        """Where samples of a pair that is not there yet go; None, and counted: nowhere."""
+        if label and label != OTHER and self._labels[name] >= self._max_labels:
+            self._count(FOLDED, samples)
+            label = OTHER
+        if (name, label) in self._cells:
+            return name, label
+        if len(self._cells) >= self._max_names and (label or name not in METRICS):
+            self._count(DROPPED, samples)
+            return None
+        if label and label != OTHER:
+            self._labels[name] += 1
+        return name, label
+
+    def _count(self, name: str, samples: float) -> None:
+        self._cells.setdefault((name, ""), _Cell()).add(samples, 1.0)
 
 
-def _copy(cell: _Cell) -> _Cell:
-    return _Cell(cell.count, cell.total, cell.maximum, cell.last, dict(cell.buckets), cell.histogram)
+def _cell(metric: Metric) -> _Cell:
+    return _Cell(kind=metric.kind if metric.kind in _BOUNDS else None)

@@ -1,4 +1,4 @@
-"""Nested arrays, and the two records that travel: `Step` and `Fragment`. NumPy and optree only.
+"""Nested arrays, and the records that travel: `Step`, `Fragment` and `Columns`. NumPy and optree only.
 
 A *nested array* is a NumPy array or any nesting of dicts, lists and tuples of them. `flatten` gives its leaves
 stable path names (``obs/image``), which is how fragments look inside the replay stream. Shapes are written with
@@ -56,12 +56,15 @@ class Step:
         action: array, as the decoder gave it (``[]`` int64 for a discrete action).
         log_prob: float, joint log-probability of ``action`` under the policy that acted.
         policy_version: version of the weights that acted.
+        extras: further arrays by name, without batch axis: of a recurrent policy its state *before* the step, as
+            ``flatten(outputs["state"], "state")``.
     """
 
     obs: NestedArray
     action: np.ndarray
     log_prob: float
     policy_version: int
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +115,24 @@ class Fragment:
             terminated=terminated,
             truncated=truncated,
             policy_version=np.asarray([step.policy_version for step in steps], np.int64),
+            extras={name: np.stack([np.asarray(step.extras[name]) for step in steps]) for name in steps[0].extras},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Many trajectories' pieces at once, laid out as a learner batch already: the vectorised way into replay.
+
+    Whoever makes one gives its arrays away: a buffer may keep them as they are.
+
+    Attributes:
+        arrays: ``[N, T + 1, ...]`` by key, for any number of columns ``N`` and the ``T`` of the buffer, with the keys
+            and the meaning of a learner batch (`brayx.replay.packing`). ``mask`` is 0 at the last step of each column.
+            What a Gymnasium vector environment gives fits as it is: its autoreset row is a step with mask 0.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        """Number of transitions: steps with a mask."""
+        return int(np.count_nonzero(self.arrays.get("mask", ())))

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,21 +28,25 @@ from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
 from brayx.components import load
-from brayx.engines import refuse_frozen
+from brayx.engines import FROZEN, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
-from brayx.model.build import build_model, engine_of
+from brayx.model.arms import Followed
+from brayx.model.build import acting_model, engine_of
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application, read_checkpoint
-from brayx.model.local import LocalModel, Model
+from brayx.model.following import Following
+from brayx.model.local import LocalModel
+from brayx.model.pool import PoolClient
 from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
-from brayx.replay.buffer import RemoteBuffer
-from brayx.tracking import Trial, resolve, tracking_uri
+from brayx.replay.remote import RemoteBuffer
+from brayx.tracking import Trial, find, resolve, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig
 from deployments.render import EpisodeRenderer
+from deployments.serve_run import check_door
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,16 +60,21 @@ class WeightSource:
     Attributes:
         store: name of the weight store's Ray actor.
         checkpoint: folder with ``weights.npz`` and ``meta.json``.
+        version: in the registry, of a checkpoint that is from there: it is what sessions act with; None: as that says.
+        followed: it is served by an alias, which may move; None: it stays.
     """
 
     store: str = ""
     checkpoint: str = ""
+    version: int | None = None
+    followed: Followed | None = None
 
     def read(self) -> tuple[int, Weights] | None:
         """Policy version and weights of the checkpoint; None when there is none. Errors as of `read_checkpoint`."""
         if not self.checkpoint:
             return None
-        return read_checkpoint(Path(self.checkpoint))
+        version, weights = read_checkpoint(Path(self.checkpoint))
+        return version if self.version is None else self.version, weights
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class ActorSpec:
         hub: Ray actor of the trial's hub; empty when serving.
         renders: render functions by component name, as ``(module, function)``.
         trial: where pictures of episodes go; None when serving.
+        pool: by which the models are followed that are served by an alias; None: none is.
     """
 
     folder: str
@@ -93,6 +103,21 @@ class ActorSpec:
     hub: str = ""
     renders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     trial: Trial | None = None
+    pool: PoolClient | None = None
+
+    @property
+    def followed(self) -> dict[str, Followed]:
+        """The models that are followed."""
+        of = {name: source.followed for name, source in self.weights.items() if self.pool is not None}
+        return {name: followed for name, followed in of.items() if followed is not None}
+
+
+class _Books:
+    """The pool as a `HubClient` hands over to it."""
+
+    def __init__(self, pool: PoolClient) -> None:
+        self.push = self
+        self.remote = pool.push
 
 
 async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRuntime:
@@ -102,21 +127,30 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         spec: what to build.
         handles: Serve handles of the models that are placed ``remote``.
     """
-    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else None)
+    books: Any = _Books(spec.pool) if spec.pool is not None and spec.pool.books else None
+    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else books)
     runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
 
     async def close_recorder() -> None:
         await asyncio.to_thread(recorder.close)
+        if spec.pool is not None and spec.pool.books:
+            await spec.pool.flush()
 
-    models: dict[str, Model] = {}
+    models: dict[str, LocalModel | ModelClient] = {}
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
         else:
             models[name] = await _local_model(name, spec, runtime)
-    buffers: dict[str, RemoteBuffer] = {}
+    following = _following(spec, models, runtime)
+    buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
-        buffers[name] = RemoteBuffer(
+        rollout = _normalising(spec.config, name)
+        if rollout is not None:
+            buffers[name] = _Refused(f"rollout {rollout!r} fills buffer {name!r} with normalised observations")
+            continue
+        buffers[name] = await asyncio.to_thread(
+            RemoteBuffer.attach,
             actor_name,
             namespace=NAMESPACE,
             max_pending=int(spec.config[name]["max_pending"]),
@@ -133,10 +167,49 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         episode_length=spec.actor.episode_length,
         keeper=_keeper(spec),
         games=Games() if spec.actor.share == "game" else None,
+        arms=following,
     )
     runtime.versions = lambda: {name: model.version for name, model in models.items()}
     runtime.describe = lambda: {"mode": spec.config["mode"], "policy_versions": runtime.versions()}
     return runtime
+
+
+def _normalising(config: Mapping[str, Any], buffer: str) -> str | None:
+    """The rollout of a job that fills a buffer with normalised observations; None: there is none."""
+    rollouts = [(name, part) for name, part in config.items() if isinstance(part, Mapping)]
+    return next(
+        (name for name, part in rollouts if part.get("buffer") == buffer and part.get("normalise_obs")),
+        None,
+    )
+
+
+class _Refused:
+    """A buffer that games must not fill: what they observe is not what it holds. They act as any."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def push(self, *fragments: Any) -> None:
+        raise ConfigError(f"{self._why}, and agents have them as games send them: give agents a buffer of their own")
+
+
+def _following(
+    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], runtime: ActorRuntime
+) -> Following | None:
+    """Follows the models that are served by an alias, if there are any."""
+    if spec.pool is None or not spec.followed:
+        return None
+    following = Following(spec.pool, spec.followed, models)
+    following.start()
+    runtime.close.insert(0, following.stop)
+
+    def check(check_others: Callable[[], None] = runtime.check) -> None:
+        check_others()
+        if not following.running:
+            raise ModelError("the registry's aliases are no longer followed")
+
+    runtime.check = check
+    return following
 
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
@@ -181,18 +254,24 @@ def _batching(config: ModelConfig, runtime: ActorRuntime, size: str, what: str) 
 
 async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
     config, source = spec.models[name], spec.weights[name]
-    module, example = build_model(spec.folder, config.module, name, spec.config)
+    module, example = acting_model(spec.folder, config.module, name, spec.config)
     if source.store:
         refuse_frozen(config.engine)
     checkpoint = source.read()
-    engine = await asyncio.to_thread(engine_of, config, module, example, checkpoint[1] if checkpoint else None)
+    weights = checkpoint[1] if checkpoint else None
+    engine = await asyncio.to_thread(engine_of, config, module, example, weights, source.checkpoint or None)
     store = get_weight_store(source.store, NAMESPACE) if source.store else None
+    fetch: Callable[[int], Awaitable[Weights]] | None = None
+    if store is not None:
+        fetch = functools.partial(fetch_weights, store)
+    elif spec.pool is not None and name in spec.followed:
+        fetch = functools.partial(spec.pool.fetch, name)
     model = LocalModel(
         engine,
         version=checkpoint[0] if checkpoint else 0,
         buckets=config.buckets,
         max_versions=config.max_versions,
-        fetch=functools.partial(fetch_weights, store) if store is not None else None,
+        fetch=fetch,
         **_batching(config, runtime, "forward_batch_size", "forward"),
     )
     if store is not None:
@@ -241,12 +320,14 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     """
     handles = {
         model: model_application(
-            functools.partial(build_model, spec.folder, config.module, model, spec.config),
+            functools.partial(acting_model, spec.folder, config.module, model, spec.config),
             config,
             name=model,
             weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
             checkpoint=spec.weights[model].checkpoint or None,
             hub=(spec.hub, NAMESPACE) if spec.hub else None,
+            version=spec.weights[model].version,
+            following=(model, spec.followed[model], spec.pool) if spec.pool and model in spec.followed else None,
         )
         for model, config in spec.models.items()
         if config.placement == "remote"
@@ -285,6 +366,7 @@ def actor_spec(
     buffers: Mapping[str, str] | None = None,
     hub: str = "",
     trial: Trial | None = None,
+    pool: PoolClient | None = None,
 ) -> ActorSpec:
     """The spec of one of a job's actors."""
     config = job.actors[actor]
@@ -299,6 +381,7 @@ def actor_spec(
         hub=hub,
         renders={name: (render.module, render.func) for name, render in job.renders.items()},
         trial=trial,
+        pool=pool,
     )
 
 
@@ -308,13 +391,38 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
     Raises:
         TrackingError: there is no version ``reference``, or the registry cannot be read.
     """
+    named = reference or f"models:/{pool_name(job, model)}@champion"
+    followed = _followed(job.models[model], named)
     try:
-        return WeightSource(checkpoint=str(resolve(reference or f"models:/{pool_name(job, model)}@champion", uri)))
+        entry = find(named, uri)
+        folder = resolve(f"models:/{entry.name}/{entry.version}", uri)
+        return WeightSource(checkpoint=str(folder), version=entry.version, followed=followed)
     except ModelNotFound as error:
         if reference:
             raise
         logger.warning("serving model %r untrained: %s", model, error)
-        return WeightSource()
+        return WeightSource(followed=followed)
+
+
+def _followed(config: ModelConfig, reference: str) -> Followed | None:
+    """What to follow of a model that is served by ``reference``; None: that never moves, or it takes no new weights."""
+    name, _, alias = reference.removeprefix("models:/").partition("@")
+    if not alias or config.follow_s is None or config.engine in FROZEN:
+        return None
+    canary = config.canary
+    if canary is None:
+        return Followed(name, alias, every_s=config.follow_s)
+    return Followed(name, alias, canary.alias, canary.share, config.follow_s)
+
+
+def pool_of(job: JobConfig, uri: str, directory: str, weights: Mapping[str, WeightSource]) -> PoolClient | None:
+    """Whom an application asks where its models' aliases point; None: it follows none.
+
+    Results by arm are booked where there is a canary.
+    """
+    followed = {name: source.followed for name, source in weights.items() if source.followed is not None}
+    project = job.project if any(of.canary for of in followed.values()) else ""
+    return PoolClient(f"{directory}/pool", NAMESPACE, uri, project, followed) if followed else None
 
 
 class ServeArgs(BaseModel):
@@ -339,6 +447,7 @@ def app(args: ServeArgs) -> serve.Application:
 
     A model without a champion is served as built, untrained, and the log says in a line what to run.
     """
+    check_door()
     job = JobConfig.load(args.config)
     uri = tracking_uri(args.tracking or job.tracking)
     return serving_application(job, uri, actor=args.actor, models=args.models, num_workers=args.num_workers)
@@ -360,8 +469,10 @@ def serving_application(
     """
     actor = only("actor", job.actors, actor)
     weights = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
-    spec = actor_spec(job, actor, mode="serve", weights=weights)
+    directory = f"{job.project}/{actor}/sessions"
+    pool = pool_of(job, uri, directory, weights)
+    spec = actor_spec(job, actor, mode="serve", weights=weights, pool=pool)
     check_code(job, [actor], mode="serve")
     if num_workers is not None:
         spec = dataclasses.replace(spec, actor=spec.actor.model_copy(update={"num_workers": num_workers}))
-    return application(spec, name=actor, directory=f"{job.project}/{actor}/sessions")
+    return application(spec, name=actor, directory=directory)

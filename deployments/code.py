@@ -19,7 +19,7 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
     Args:
         job: whose code.
         actors: those of its actors that are to run.
-        mode: sources and renders are needed for training only.
+        mode: sources, rollouts and renders are needed for training only.
 
     Raises:
         ConfigError: names the file, the key, and the module, class or function that is not there.
@@ -30,6 +30,20 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
         except ConfigError as error:
             key = key if "attribute" in error.details else "module"
             raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
+    if mode == "train":
+        for name, trainer in job.trainers.items():
+            _check_hooks(job, name, trainer.hooks)
+
+
+def _check_hooks(job: JobConfig, trainer: str, module: str | None) -> None:
+    if module is None:
+        return
+    from brayx.trainer.hooks import load_hooks  # loads torch
+
+    try:
+        load_hooks(module, job.folder)
+    except ConfigError as error:
+        raise ConfigError(f"{job.file}: {trainer}.hooks: {error.message}", **error.details) from error
 
 
 def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[str, str, str, str]]:
@@ -48,6 +62,10 @@ def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[s
         yield name, "module", model.module, "build_model"
     if mode == "train":
         for name, source in job.sources.items():
-            yield name, "func", source.module, source.func
+            if source.module is not None:
+                yield name, "func", source.module, source.func
+        for name, rollout in job.rollouts.items():
+            if rollout.module is not None and rollout.func is not None:
+                yield name, "func", rollout.module, rollout.func
         for name, render in job.renders.items():
             yield name, "func", render.module, render.func

@@ -15,6 +15,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
+from deployments.serve_run import check_door
 
 
 class EchoActor(Actor):
@@ -64,6 +65,7 @@ async def build_runtime(handles: object) -> ActorRuntime:
 
 def app(args: EchoArgs) -> serve.Application:
     """The echo application."""
+    check_door()
     options = args.model_dump(exclude={"max_sessions"})
     if args.keys_file is not None:
         options["keys_file"] = str(Path(args.keys_file).absolute())

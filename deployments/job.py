@@ -7,20 +7,23 @@ running a job, and imports none of the modules that a job names.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.model.config import ModelConfig
 from brayx.replay.config import BufferConfig
+from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
+from deployments import bray
 from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
 
 
@@ -30,14 +33,29 @@ class SourceConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["source"] = "source"
-    module: str
-    """Import path of the module, looked up beside the YAML file first."""
+    module: str | None = None
+    """Import path of the module, looked up beside the YAML file first; null: the data is in files."""
     func: str = "build_source"
-    """Function in it, ``(name, config)``, that returns an iterator of fragments."""
+    """Function in it, ``(name, config)``, that returns an iterator of fragments or columns, or a list of iterables of
+    them, which are read side by side."""
+    path: str | None = None
+    """File of the data, or a pattern with ``*``, from the YAML file's folder; null: a module gives it."""
+    format: Literal["npz", "parquet", "minari"] | None = None
+    """What the files are; null: what their ending says."""
+    fields: dict[str, str] = {}
+    """Names that the files have for brayx's own: ``obs: observations``, say."""
     buffer: str
     """Name of the buffer component it feeds."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """How many times the function is called and its iterator read to the end."""
+    """How many times the data is read to its end."""
+    num_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads that read files side by side."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.module is None) == (self.path is None):
+            raise ValueError("either a `module` or a `path`")
+        return self
 
 
 class RenderConfig(BaseModel):
@@ -65,6 +83,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "agent": AgentConfig,
     "buffer": BufferConfig,
     "source": SourceConfig,
+    "rollout": RolloutComponent,
     "actor": ActorConfig,
     "trainer": TrainerConfig,
     "render": RenderConfig,
@@ -95,6 +114,7 @@ class JobConfig(BaseModel):
     agents: dict[str, AgentConfig] = {}
     buffers: dict[str, BufferConfig] = {}
     sources: dict[str, SourceConfig] = {}
+    rollouts: dict[str, RolloutComponent] = {}
     actors: dict[str, ActorConfig] = {}
     trainers: dict[str, TrainerConfig] = {}
     renders: dict[str, RenderConfig] = {}
@@ -147,7 +167,8 @@ class JobConfig(BaseModel):
 
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
-_TOP = ("project", "trial", "mode", "seed", "tracking")
+TOP_OPTIONS = ("project", "trial", "mode", "seed", "tracking")
+"""Keys at the top of a job that are no components."""
 
 
 class _Validation:
@@ -162,8 +183,11 @@ class _Validation:
     def job(self) -> JobConfig:
         groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
         top: dict[str, Any] = {}
-        for name, value in self.document.values.items():
-            if name in _TOP:
+        values = dict(self.document.values)
+        for name, what in bray.translate("", values, set(TOP_OPTIONS)):
+            self._add((name,), what)
+        for name, value in values.items():
+            if name in TOP_OPTIONS:
                 top[name] = value
             else:
                 self._component(name, value, groups)
@@ -176,7 +200,7 @@ class _Validation:
 
     def _component(self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]]) -> None:
         if not isinstance(value, dict):
-            self._add((name,), f"unknown key{nearest(name, _TOP)}; components are mappings with a `kind`")
+            self._add((name,), f"unknown key{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`")
             return
         kind = value.get("kind")
         if kind not in KINDS:
@@ -185,6 +209,9 @@ class _Validation:
             return
         if not name.isidentifier():
             self._add((name,), "a component's name has letters, digits and underscores only")
+        value = copy.deepcopy(value)
+        for key, what in bray.translate(kind, value, set(_walk(KINDS[kind], ())[1])):
+            self._add((name, key), what)
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
             # A replica runs elsewhere: its working directory is not where whoever wrote the file thinks of.
@@ -203,7 +230,7 @@ class _Validation:
             # Unknown keys first: a key that is missing is often there under another name.
             problems = error.errors(include_url=False)
             for problem in sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden"):
-                self._add((*loc, *problem["loc"]), _told(model, problem))
+                self._add((*loc, *_walk(model, problem["loc"])[0]), _told(model, problem))
         return None
 
     def _modules(self, part: BaseModel, loc: Loc) -> None:
@@ -212,7 +239,7 @@ class _Validation:
             value = getattr(part, name)
             if isinstance(value, BaseModel):
                 self._modules(value, (*loc, name))
-            elif name == "module" and isinstance(value, str):
+            elif name in ("module", "hooks") and isinstance(value, str):
                 try:
                     check_module(value, self.folder)
                 except ConfigError as error:
@@ -233,9 +260,15 @@ class _Validation:
             check("models", (name, "model"), trainer.model)
             for index, buffer in enumerate(trainer.buffers):
                 check("buffers", (name, "buffers", index), buffer)
+            for index, buffer in enumerate(trainer.eval_buffers):
+                check("buffers", (name, "eval_buffers", index), buffer)
         for name, source in groups["sources"].items():
             assert isinstance(source, SourceConfig)
             check("buffers", (name, "buffer"), source.buffer)
+        for name, rollout in groups["rollouts"].items():
+            assert isinstance(rollout, RolloutComponent)
+            check("models", (name, "model"), rollout.model)
+            check("buffers", (name, "buffer"), rollout.buffer)
 
     def _broken(self, group: str) -> set[str]:
         """Components of a group by what the file says, valid or not: what is wrong with one is told once."""
@@ -255,25 +288,36 @@ def _told(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     """One of pydantic's findings in this project's words."""
     loc: Loc = problem["loc"]
     if problem["type"] == "extra_forbidden":
-        near = nearest(str(loc[-1]), _fields(model, loc[:-1]))
+        near = nearest(str(loc[-1]), _walk(model, loc[:-1])[1])
         return f"unknown key{near}"
     if problem["type"] == "missing":
         return "is missing"
+    if problem["type"] == "union_tag_invalid":
+        return f"name is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}"
     message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     return f"is {short(problem['input'])}, expected {message}"
 
 
-def _fields(model: type[BaseModel], loc: Loc) -> list[str]:
-    """Keys that are right at ``loc`` inside ``model``; empty where that cannot be told from its annotations."""
+def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
+    """``loc`` as the file has it, and the keys that are right there; none where annotations do not tell."""
+    plain: list[int | str] = []
+    choices = [model]
     for part in loc:
-        if isinstance(part, int):
+        named = [each for each in choices if "name" in each.model_fields and each.model_fields["name"].default == part]
+        if len(choices) > 1 and named:  # pydantic's note of which of several models it took
+            choices = named
             continue
-        found = [field for name, field in model.model_fields.items() if part in (name, field.alias)]
-        inner = [t for field in found for t in _models_in(field.annotation)]
-        if len(inner) != 1:
-            return []
-        model = inner[0]
-    return [field.alias or name for name, field in model.model_fields.items()]
+        plain.append(part)
+        if isinstance(part, str):
+            choices = [
+                inner
+                for each in choices
+                for name, field in each.model_fields.items()
+                if part in (name, field.alias)
+                for inner in _models_in(field.annotation)
+            ]
+    fields = choices[0].model_fields if len(choices) == 1 else {}
+    return tuple(plain), [field.alias or name for name, field in fields.items()]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

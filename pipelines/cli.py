@@ -18,6 +18,7 @@ from types import FrameType
 
 from brayx.errors import BrayxError, ConfigError
 from pipelines.ending import end_within, leave, mark
+from pipelines.new import KINDS
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -25,11 +26,18 @@ _AGAIN_S = 0.05
 
 GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
+PIPELINES = {
+    "ppo": "PPO for an environment in Python, in this process or over a cluster",
+    "tune": "search options of a training: many trials, one table",
+    "visualize": "draw the curves of one or several trials",
+}
+"""Commands with a parser of their own, in the module of that name."""
 
-def run() -> None:
+
+def run(argv: Sequence[str] | None = None) -> None:
     """The command ``brayx``."""
     try:
-        code = main()
+        code = main(argv)
     except SystemExit as asked:  # argparse's help and its refusals
         code = asked.code if isinstance(asked.code, int) else 1
     leave(code)
@@ -42,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Its own parser, so that `python -m brayx.gamecore.gym` and this command cannot drift apart.
         play = importlib.import_module(f"brayx.gamecore.{words[1]}").main
         return int(play(words[2:]))
-    arguments = _parser().parse_args(words)
+    own = words[:1] and words[0] in PIPELINES
+    arguments = None if own else _parser().parse_args(words)
     # Read when Ray is imported: a thread that outlives its job must not start a new Ray by calling the one that ended.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     mark()
@@ -50,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _interrupt_again
     try:
-        code: int = arguments.run(arguments)
+        if arguments is None:
+            code: int = importlib.import_module(f"pipelines.{words[0]}").main(words[1:])
+        else:
+            code = arguments.run(arguments)
         return code
     except BrayxError as error:
         if os.environ.get("BRAYX_TRACEBACK"):
@@ -131,10 +143,33 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     export.set_defaults(run=_export)
 
-    check = commands.add_parser("check", help="validate a job's YAML and print it with every default filled in")
+    new = commands.add_parser(
+        "new", help="make a project's folder: a game, an agent, a model and a job that trains as it is"
+    )
+    new.add_argument("name", help="of the project and its folder: small letters, digits and underscores")
+    new.add_argument(
+        "--template",
+        choices=list(KINDS),
+        default="rl",
+        help=f"{'; '.join(f'{kind}: {what}' for kind, what in KINDS.items())} (default: %(default)s)",
+    )
+    new.set_defaults(run=_new_project)
+
+    check = commands.add_parser(
+        "check", help="validate a job's YAML and print it with every option, its default and what it means"
+    )
     check.add_argument("config", help="the job's YAML")
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
+
+    promote = commands.add_parser("promote", help="point an alias of the registry at a version: services follow it")
+    promote.add_argument(
+        "reference", metavar="MODEL", help="what to promote: models:/NAME@candidate, or models:/NAME/3"
+    )
+    promote.add_argument("--to", default="champion", metavar="ALIAS", help="the alias (default: %(default)s)")
+    promote.add_argument("--version", type=_count, help="this version, of models:/NAME")
+    promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    promote.set_defaults(run=_promote)
 
     doctor = commands.add_parser("doctor", help="try a service layer by layer, and say which one is broken")
     doctor.add_argument("url", help="of a door: http://, ws://, tcp:// or grpc://host:port")
@@ -152,6 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new_key)
 
     gamecore = commands.add_parser("gamecore", help="be a game: `brayx gamecore gym ENV_ID --url URL`")
+    for name, what in PIPELINES.items():
+        commands.add_parser(name, help=what, add_help=False)
     kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
     for kind, what in GAMECORES.items():
         kinds.add_parser(kind, help=what, add_help=False)
@@ -244,6 +281,17 @@ def _export(arguments: argparse.Namespace) -> int:
     return 1
 
 
+def _promote(arguments: argparse.Namespace) -> int:
+    from brayx.tracking import promote, tracking_uri
+
+    entry, before = promote(
+        arguments.reference, tracking_uri(arguments.tracking), to=arguments.to, version=arguments.version
+    )
+    was = "before it was none" if before is None else f"before it was version {before}"
+    print(f"{entry.name} version {entry.version} is {arguments.to} now; {was}")
+    return 0
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from brayx.gamecore.auth import credentials
     from brayx.gamecore.doctor import examine, report
@@ -270,16 +318,24 @@ def _new_key(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    import yaml
+def _new_project(arguments: argparse.Namespace) -> int:
+    from pipelines.new import new_project
 
+    for file in new_project(arguments.name, arguments.template):
+        print(file)
+    print(f"next: cd {arguments.name} && brayx train {arguments.name}.yaml")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
+    from deployments.options import documented
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")
     with contextlib.suppress(BrokenPipeError):
-        print(yaml.safe_dump(job.as_dict(), sort_keys=False), end="")
+        print(documented(job), end="")
     return 0
 
 

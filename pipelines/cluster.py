@@ -1,4 +1,4 @@
-"""The Ray cluster and Serve ingress that a job runs on: started here and ended whole, or joined where one runs.
+"""The Ray cluster that a job runs on, and Serve's ingress where it has a door: started here and ended whole, or joined.
 
 A local cluster takes the HAProxy ingress, because Serve's own proxy passes about 200 requests a second on two cores
 and HAProxy ten times as many (`benchmarks/ticks.py`). It listens on loopback unless the job says otherwise. Knows
@@ -91,18 +91,19 @@ def _holder(port: int) -> str:
 
 @dataclass
 class Cluster:
-    """A context: inside it Ray runs, connected in namespace ``brayx``, with Serve's ingress at `url`.
+    """A context: inside it Ray runs, connected in namespace ``brayx``, with Serve's ingress at `url` if it has a door.
 
     Attributes:
         host, port: where the ingress listens; port 0 takes a free one, or that of the Serve which runs there already.
-        ingress: ``haproxy``, or Serve's own proxy ``serve``; only for a cluster started here.
+        ingress: ``haproxy``, or Serve's own proxy ``serve``, for a cluster started here; None: there is no door, and
+            Serve is left alone.
         address: of a running cluster to join (``auto``: the one on this machine); empty starts one.
         ports: all that a job opens here, as for `check_ports`; empty: the ingress's alone.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
-    ingress: Ingress = "haproxy"
+    ingress: Ingress | None = "haproxy"
     address: str = ""
     ports: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _node_id: str = ""
@@ -119,9 +120,11 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         wanted = self.port
-        self.port = self.port or free_port(self.host)
+        if self.ingress is not None:
+            self.port = self.port or free_port(self.host)
         if not self.address:
-            check_ports(self.ports or {"actor.port": (self.host, self.port)})
+            if self.ingress is not None:
+                check_ports(self.ports or {"actor.port": (self.host, self.port)})
             for name, value in self.environment().items():
                 os.environ.setdefault(name, value)  # what the user has set stays
         with contextlib.ExitStack() as after:
@@ -134,7 +137,6 @@ class Cluster:
     def _start(self, wanted: int) -> None:
         """Starts or joins Ray and Serve; ``wanted`` is the port that was asked for."""
         import ray
-        from ray import serve
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         if self.address:
@@ -142,11 +144,15 @@ class Cluster:
         else:
             cpus = max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1)
             try:
-                ray.init(num_cpus=cpus, include_dashboard=False, **options)
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
             except Exception as error:  # Ray raises the bare class when its node is too slow to come up
                 raise StartupError(f"Ray did not start: {error}") from error
         self._node_id = ray.get_runtime_context().get_node_id()
         logging.getLogger("ray").setLevel(logging.ERROR)
+        if self.ingress is None:
+            return
+        from ray import serve
+
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
@@ -177,13 +183,16 @@ class Cluster:
         self._end()
 
     def environment(self) -> dict[str, str]:
-        """What Ray and Serve read from the environment when they start; ``docker/serve.env`` says the same of Serve."""
+        """What Ray and Serve read from the environment when they start; ``docker/serve.sh`` sets the same for Serve."""
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
             # A job has a dozen small actors that start at once, which is no reason to warn.
             "RAY_worker_maximum_startup_concurrency": "8",
+            # Ray's control store keeps the newest 100 000 calls for its dashboard, which is not started: it grows for
+            # minutes, and each process sends it a message a second.
+            "RAY_task_events_report_interval_ms": "0",
             # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             # A message of the ingress need not change threads in the replica, which costs more than its agent.

@@ -197,13 +197,16 @@ class _Player:
         self._errors.close()
 
 
-def draw_curve(points: Sequence[tuple[int, float]], *, title: str, target: float | None = None) -> Figure:
+def draw_curve(
+    points: Sequence[tuple[int, float]], *, title: str, target: float | None = None, x_axis: str = "env_steps"
+) -> Figure:
     """The curve of a trial.
 
     Args:
         points: ``(env steps, mean return of the last 100 games)``.
         title: above the axes.
         target: drawn as a dashed line.
+        x_axis: what the points are over, if not env steps.
 
     Raises:
         BrayxError: there are no points.
@@ -218,7 +221,7 @@ def draw_curve(points: Sequence[tuple[int, float]], *, title: str, target: float
     if target is not None:
         axes.axhline(target, color="#888888", linestyle="--", linewidth=1, label=f"target {target:g}")
         axes.legend(frameon=False)
-    axes.set_xlabel("env steps")
+    axes.set_xlabel(x_axis.replace("_", " "))
     axes.set_ylabel("return, mean of the last 100 games")
     axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)

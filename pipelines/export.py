@@ -17,11 +17,11 @@ from rich.table import Table
 
 from brayx.engines.base import Tolerance, load_weights
 from brayx.engines.bundle import Samples, write_bundle
-from brayx.engines.torch import describe, with_weights
+from brayx.engines.torch import with_weights
 from brayx.errors import ConfigError, ModelError
-from brayx.model.build import build_model
+from brayx.model.build import build_model, recorded_samples
 from brayx.tracking import Trial, find, resolve, tracking_uri
-from brayx.types import NestedArray, flatten
+from brayx.types import NestedArray
 from deployments.job import JobConfig
 
 
@@ -158,12 +158,7 @@ def _build(folder: Path, job: str | None, model: str | None) -> tuple[Any, tuple
 
 def _samples(folder: Path, module: Any, example: tuple[NestedArray, ...]) -> Samples:
     """What the checkpoint recorded, if that is what the model takes; else made up."""
-    path = folder / "samples.npz"
-    if path.is_file():
-        recorded = load_weights(path)
-        keys = list(flatten(example[0] if len(example) == 1 else example, "obs"))
-        leaves = [recorded[key] for key in keys if key in recorded]
-        wanted = [(leaf.shape, leaf.dtype) for leaf in describe(module, example).inputs]
-        if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] == wanted and len(leaves[0]):
-            return Samples(leaves, "observations that the checkpoint was learned from")
-    return Samples.of_example(example)
+    leaves = recorded_samples(folder, module, example)
+    if leaves is None:
+        return Samples.of_example(example)
+    return Samples(leaves, "observations that the checkpoint was learned from")

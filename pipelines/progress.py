@@ -27,6 +27,12 @@ def _number(value: float | None, form: str = ",.0f") -> str:
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
+def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
+    """What is played, and how fast: ticks through the door, or else steps of environments that need none."""
+    what, name = ("ticks/s", "ticks_per_s") if numbers.get("ticks_per_s") else ("steps/s", "env_steps_per_s")
+    return what, _number(numbers.get(name))
+
+
 def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value * 1e3:.2f}"
 
@@ -50,11 +56,18 @@ class Progress:
         title: first line of the panel; without one, the first line of all.
         num_steps: env steps that make the bar full.
         target: return that training aims at; None for none.
+        log_interval: updates between two lines, where there is no terminal to draw on; None: 5 s.
         console: where to draw; default: standard error, so that standard output stays for results.
     """
 
     def __init__(
-        self, title: str, *, num_steps: int, target: float | None = None, console: Console | None = None
+        self,
+        title: str,
+        *,
+        num_steps: int,
+        target: float | None = None,
+        log_interval: int | None = None,
+        console: Console | None = None,
     ) -> None:
         self._title = title
         self._num_steps = num_steps
@@ -62,7 +75,9 @@ class Progress:
         self._console = console or Console(file=sys.stderr)
         self._live: Live | None = None
         self._show: Callable[[Padding], object] | None = None
+        self._log_interval = log_interval
         self._last_line = 0.0
+        self._last_interval = 0.0
         self._last_note = ""
         self._began = time.monotonic()
 
@@ -85,51 +100,64 @@ class Progress:
         """Prints a line that stays."""
         self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}", highlight=False)
 
-    def update(self, numbers: Mapping[str, float], *, gamecores: int = 0, note: str = "") -> None:
+    def update(self, numbers: Mapping[str, float], *, gamecores: int = 0, workers: int = 0, note: str = "") -> None:
         """Shows the newest numbers.
 
         Args:
             numbers: as `brayx.hub.Hub.snapshot` gives them.
             gamecores: game processes alive.
+            workers: rollout workers at work.
             note: one line to show below, after what could not be written.
         """
         note = "; ".join(filter(None, [_not_written(numbers), note]))
         if self._show is not None:
-            self._show(Padding(self._panel(numbers, gamecores, note), 0))
-        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._last_line = time.monotonic()
+            self._show(Padding(self._panel(numbers, gamecores, workers, note), 0))
+        elif self._line_is_due(numbers):
             self.say(self._line(numbers))
             if note and note != self._last_note:
                 self._last_note = note
                 self._console.print(f"          {note}", markup=False, highlight=False, style="dim")
 
+    def _line_is_due(self, numbers: Mapping[str, float]) -> bool:
+        if self._log_interval is not None:
+            interval = numbers.get("updates", 0.0) // self._log_interval
+            due, self._last_interval = interval > self._last_interval, interval
+            return due
+        due = time.monotonic() - self._last_line >= _LINE_EVERY_S
+        if due:
+            self._last_line = time.monotonic()
+        return due
+
     def _line(self, numbers: Mapping[str, float]) -> str:
         get = numbers.get
+        what, pace = _pace(numbers)
         return (
             f"{_number(get('env_steps', 0.0))} env steps  return {_number(get('episode_return.last100'), '.1f')}  "
-            f"{_number(get('ticks_per_s'))} ticks/s  version {_number(get('policy_version'))}  "
+            f"{pace} {what}  version {_number(get('policy_version'))}  "
             f"lag {_number(get('lag_versions'), '.1f')}"
         )
 
-    def _panel(self, numbers: Mapping[str, float], gamecores: int, note: str) -> Group:
+    def _panel(self, numbers: Mapping[str, float], gamecores: int, workers: int, note: str) -> Group:
         get = numbers.get
         steps = get("env_steps", 0.0)
         table = Table.grid(padding=(0, 2), expand=False)
         for _ in range(4):
             table.add_column(justify="right", style="dim")
             table.add_column(justify="left", min_width=9)
+        sessions = f"{_number(get('sessions_active'))} of {gamecores} gamecores"
+        players = ("workers", f"{workers}") if workers and not gamecores else ("sessions", sessions)
         target = f" / {self._target:g}" if self._target is not None else ""
         table.add_row(
             "return", f"[bold]{_number(get('episode_return.last100'), '.1f')}[/bold]{target}",
             "env steps", _number(steps),
-            "ticks/s", _number(get("ticks_per_s")),
+            *_pace(numbers),
             "tick p50/p99 ms", f"{_milliseconds(get('tick_seconds.p50'))} / {_milliseconds(get('tick_seconds.p99'))}",
         )  # fmt: skip
         table.add_row(
             "games", _number(get("games", 0.0)),
             "policy version", _number(get("policy_version")),
             "lag (versions)", _number(get("lag_versions"), ".1f"),
-            "sessions", f"{_number(get('sessions_active'))} of {gamecores} gamecores",
+            *players,
         )  # fmt: skip
         table.add_row(
             "entropy", _number(get("entropy"), ".3f"),

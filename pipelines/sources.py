@@ -1,28 +1,46 @@
 """Sources of a training job: data at rest that is read into a replay buffer as fast as the learner takes it.
 
-A source is a user's function that gives an iterator of `brayx.Fragment`. Each runs in a thread of the job; it waits
-while its buffer is full, and ends with the job. Games that share the buffer do not wait: then its oldest batch is
-dropped, from wherever that came, and counted. Knows nothing of what it reads.
+A source is files (`brayx.replay.files`) or a user's function that gives iterators of `brayx.Fragment` and
+`brayx.Columns`. Each is read in threads of the job, waits while its buffer is full, and ends with the job. Games that
+share the buffer do not wait: then its oldest batch is dropped, from wherever that came, and counted.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.components import load
-from brayx.errors import BrayxError, ConfigError, ReplayError
-from brayx.types import Fragment
+from brayx.errors import BrayxError, ConfigError
+from brayx.replay.feed import Feed, Part
+from brayx.replay.files import Dataset
 
 if TYPE_CHECKING:
+    from brayx.replay.packing import Layout
+    from brayx.replay.remote import RemoteBuffer
     from deployments.job import JobConfig, SourceConfig
 
 logger = logging.getLogger(__name__)
 
-_CALL_TIMEOUT_S = 10.0
-_LOOK_AGAIN_S = 0.05
+
+def check_sources(job: JobConfig, layout: Layout | None = None) -> None:
+    """Looks at the first episode of each source that is files, before anything is read.
+
+    Args:
+        job: whose sources.
+        layout: what the model that learns observes; None: not known yet.
+
+    Raises:
+        ConfigError: names the source, what its data has and what would fit.
+    """
+    for name, source in job.sources.items():
+        if source.path is not None:
+            try:
+                _dataset(source, job).check(layout)
+            except ConfigError as error:
+                raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
 
 
 class Sources:
@@ -30,95 +48,80 @@ class Sources:
 
     Args:
         job: whose sources.
-        buffers: Ray actor of each buffer by component name.
-        sizes: batches that each buffer keeps.
+        buffers: each by its component name.
 
     Raises:
-        ConfigError: a source's function is missing, or gives something that cannot be iterated.
+        ConfigError: a source's function or files are missing.
     """
 
-    def __init__(self, job: JobConfig, buffers: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        self._stopping = threading.Event()
-        self.errors: list[BrayxError] = []
-        self.fed: dict[str, int] = dict.fromkeys(job.sources, 0)
-        self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(name, _open(name, source, job), source, buffers[source.buffer], sizes[source.buffer]),
-                name=f"brayx-source-{name}",
-                daemon=True,
-            )
+    def __init__(self, job: JobConfig, buffers: Mapping[str, RemoteBuffer]) -> None:
+        self._feeds = {
+            name: Feed(buffers[source.buffer], _parts(name, source, job), epochs=source.epochs, name=name)
             for name, source in job.sources.items()
-        ]
+        }
+        self._told: set[str] = set()
 
     def __enter__(self) -> Sources:
-        for thread in self._threads:
-            thread.start()
+        for feed in self._feeds.values():
+            feed.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(timeout=2.0)
+        for feed in self._feeds.values():
+            feed.__exit__()
+
+    @property
+    def fed(self) -> dict[str, int]:
+        """Fragments that the buffers took, by source."""
+        return {name: feed.fed for name, feed in self._feeds.items()}
+
+    @property
+    def errors(self) -> list[BrayxError]:
+        """What sources failed with."""
+        failed = {name: feed.error for name, feed in self._feeds.items() if feed.error is not None}
+        for name in failed.keys() - self._told:
+            logger.error("source %s stopped: %s", name, failed[name])
+            self._told.add(name)
+        return list(failed.values())
 
     @property
     def done(self) -> bool:
         """There are sources, and all were read to their end."""
-        return bool(self._threads) and not any(thread.is_alive() for thread in self._threads)
+        return bool(self._feeds) and all(feed.done for feed in self._feeds.values())
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until all sources are read to their end; False if that takes longer."""
-        for thread in self._threads:
-            thread.join(timeout=timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _run(self, name: str, reader: _Reader, source: SourceConfig, buffer: Any, size: int) -> None:
-        import ray
-
-        try:
-            for _ in range(source.epochs):
-                for fragment in reader():
-                    if not isinstance(fragment, Fragment):
-                        raise ConfigError(f"source {name!r} gave a {type(fragment).__name__}, expected brayx.Fragment")
-                    while not self._has_room(buffer, size):
-                        if self._stopping.wait(_LOOK_AGAIN_S):
-                            return
-                    refused = ray.get(buffer.push.remote([fragment]), timeout=_CALL_TIMEOUT_S)
-                    self.fed[name] += 1 - refused
-                    if self._stopping.is_set():
-                        return
-        except BrayxError as error:
-            self._failed(name, error)
-        except ray.exceptions.RayError as error:
-            said = (str(error).strip().splitlines() or [""])[0]
-            lost = f"source {name!r} lost the buffer {source.buffer!r}: {type(error).__name__}: {said}"
-            self._failed(name, ReplayError(lost, source=name, buffer=source.buffer))
-        except Exception as error:
-            self._failed(name, ConfigError(f"source {name!r} raised {type(error).__name__}: {error}"))
-
-    def _has_room(self, buffer: Any, size: int) -> bool:
-        import ray
-
-        return bool(ray.get(buffer.stats.remote(), timeout=_CALL_TIMEOUT_S)["batches"] < size)
-
-    def _failed(self, name: str, error: BrayxError) -> None:
-        if not self._stopping.is_set():
-            logger.error("source %s stopped: %s", name, error)
-            self.errors.append(error)
+        """Waits until all sources are read to their end; False if one takes longer."""
+        for feed in self._feeds.values():
+            feed.join(timeout_s)
+        return all(feed.done for feed in self._feeds.values())
 
 
-class _Reader:
-    """Calls the user's function anew for each epoch."""
+def _parts(name: str, source: SourceConfig, job: JobConfig) -> list[Part]:
+    if source.module is None:
+        return list(_dataset(source, job).parts(source.num_workers))
+    function: Callable[..., Any] = load(source.module, source.func, job.folder)
+    config = job.as_dict()
+    try:
+        given = function(name, config)
+    except Exception as error:
+        raise ConfigError(f"source {name!r} raised {type(error).__name__}: {error}") from error
+    if isinstance(given, list) and all(isinstance(part, Iterable) for part in given):
+        return [_again(lambda: function(name, config), given, number) for number in range(len(given))]
+    return [_again(lambda: [function(name, config)], [given], 0)]
 
-    def __init__(self, name: str, function: Any, config: Mapping[str, Any]) -> None:
-        self._name, self._function, self._config = name, function, config
 
-    def __call__(self) -> Iterable[Any]:
-        data = self._function(self._name, self._config)
-        if not isinstance(data, Iterable):
-            raise ConfigError(f"source {self._name!r}: its function gave a {type(data).__name__}, expected an iterator")
-        return data
+def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
+    """Gives the part that is built already, and later those of further calls."""
+
+    def part() -> Any:
+        if first[number] is not None:
+            taken, first[number] = first[number], None
+            return taken
+        return build()[number]
+
+    return part
 
 
-def _open(name: str, source: SourceConfig, job: JobConfig) -> _Reader:
-    return _Reader(name, load(source.module, source.func, job.folder), job.as_dict())
+def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
+    assert source.path is not None
+    return Dataset(Path(job.folder, source.path), source.format, source.fields)

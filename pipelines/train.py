@@ -1,8 +1,9 @@
 """A training job from its first process to its last: reads top to bottom.
 
 Starts (or joins) Ray, opens the trial, starts hub, weight store and replay buffer, lets the learner and the actor
-deployment come up side by side, starts the gamecores once both are there, shows progress, and takes everything down in
-the order in which nothing is lost: games, learner (an interrupted one saves a last checkpoint), actors, books, rest.
+deployment come up side by side, starts the gamecores and the rollout workers once both are there, shows progress, and
+takes everything down in the order in which nothing is lost: games and workers, learner (an interrupted one saves a last
+checkpoint), actors, books, rest. A job without an actor has no door and starts no Serve.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import functools
 import json
 import shlex
-import sys
 import tempfile
 import time
 import urllib.request
@@ -34,19 +34,24 @@ from deployments.actor import (
 from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
+from pipelines.environments import Rollouts, check_rollouts, normalises
 from pipelines.evaluate import draw_curve
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
-from pipelines.sources import Sources
+from pipelines.sources import Sources, check_sources
 
 if TYPE_CHECKING:
     from ray import serve
 
+    from brayx.replay.remote import RemoteBuffer
     from brayx.trainer.config import TrainerConfig
     from brayx.trainer.launch import Learner
+    from brayx.trainer.loop import Summary
 
 CURVE_METRIC = "episode_return.last100"
 CURVE_FILE = "curve.png"
+STEPS_THIS_RUN = "rollout_steps_this_run"
+"""Transitions that rollout workers have collected since this command started."""
 
 _READY_TIMEOUT_S = 180.0
 _FIRST_STEP_TIMEOUT_S = 20.0
@@ -72,6 +77,8 @@ class TrainResult:
         seconds: while games were played and learned from, without what starting and ending took.
         curve: ``(env steps, mean return of the last 100 games)``.
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
+        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
+        began: when ``seconds`` began, on the monotonic clock.
     """
 
     trial: Trial
@@ -82,6 +89,8 @@ class TrainResult:
     seconds: float
     curve: list[tuple[int, float]]
     outcome: str
+    reason: str = ""
+    began: float = 0.0
 
     def summary(self) -> str:
         """What there is to say, for people."""
@@ -92,12 +101,21 @@ class TrainResult:
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {self.seconds:.0f} s",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
             f"return {get(CURVE_METRIC, nan):.1f} (mean of the last 100 games)",
-            f"  {get('ticks_this_run', 0) / max(self.seconds, 1e-9):,.0f} ticks/s through the door; "
-            f"a tick took the actor {1e3 * get('tick_seconds.run.p50', nan):.2f} ms (p50), "
-            f"{1e3 * get('tick_seconds.run.p99', nan):.2f} ms (p99); lag {get('lag_versions', nan):.1f} versions",
+            f"  {self._rates()}; lag {get('lag_versions', nan):.1f} versions",
         ]
         lines += [f"  {line}" for line in self.outcome.splitlines()]
         return "\n".join(lines)
+
+    def _rates(self) -> str:
+        get, seconds, nan = self.numbers.get, max(self.seconds, 1e-9), float("nan")
+        ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
+        rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
+        door = (
+            f"{ticks / seconds:,.0f} ticks/s through the door; "
+            f"a tick took the actor {1e3 * get('tick_seconds.run.p50', nan):.2f} ms (p50), "
+            f"{1e3 * get('tick_seconds.run.p99', nan):.2f} ms (p99)"
+        )
+        return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
 
 
 def train(
@@ -109,6 +127,7 @@ def train(
     address: str = "",
     ingress: Ingress = "haproxy",
     cluster: Cluster | None = None,
+    log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job to its end, on a Ray of its own or a running one.
 
@@ -120,6 +139,7 @@ def train(
         address: of a Ray cluster to join; empty starts one.
         ingress: of Serve, when Ray is started here.
         cluster: that is up, to run on and to leave up; the job's door is its door then.
+        log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
 
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
@@ -127,26 +147,36 @@ def train(
     check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     if cluster is not None:
-        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
+        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
     with cluster_for(job, ingress, address) as cluster:
-        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume)
+        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
 
 
 def check_job(job: JobConfig) -> str:
     """The name of the job's one actor, once all code that it needs is there: to be known before Ray starts.
 
+    Empty for a job without one, whose data come from rollouts or sources alone.
+
     Raises:
         ConfigError: names what is missing.
     """
-    name = only("actor", job.actors)
+    name = _actor_of(job)
     only("trainer", job.trainers)
-    check_code(job, [name], mode="train")
+    check_code(job, [name] if name else [], mode="train")
+    check_rollouts(job)
+    check_sources(job)
     return name
+
+
+def _actor_of(job: JobConfig) -> str:
+    return "" if not job.actors and (job.rollouts or job.sources) else only("actor", job.actors)
 
 
 def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     """The cluster that a job runs on, which makes sure that all ports of its one actor are free before Ray starts."""
-    name = only("actor", job.actors)
+    name = _actor_of(job)
+    if not name:
+        return Cluster(ingress=None, address=address)
     actor = job.actors[name]
     doors = [
         ("port", actor.host, actor.port),
@@ -159,25 +189,37 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
 
 
 def train_on(
-    cluster: Cluster, job: JobConfig, uri: str, *, trial_name: str | None = None, resume: bool = True
+    cluster: Cluster,
+    job: JobConfig,
+    uri: str,
+    *,
+    trial_name: str | None = None,
+    resume: bool = True,
+    log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a cluster that is up; arguments and errors as `train`."""
     from brayx.hub import create_hub
     from brayx.model.weights import KEPT_VERSIONS, create_weight_store
-    from brayx.replay.buffer import create_buffer
+    from brayx.replay.remote import RemoteBuffer
+    from brayx.rollout.statistics import create_moments, stored_moments
     from brayx.trainer.launch import Learner, LearnerSpec, observation
 
-    actor = only("actor", job.actors)
+    actor = _actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
-    (buffer_name,) = config.buffers
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
         num_steps=config.num_steps,
         target=config.target_return,
+        log_interval=log_interval,
     )
-    names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "buffer", "sessions")}
-    began, learning, finished, seconds = time.monotonic(), False, False, 0.0
+    buffer_names = {name: f"{trial.run_id}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
+    names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "moments", "sessions")}
+    names |= {f"buffer/{name}": actor_name for name, actor_name in buffer_names.items()}
+    shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)
+    moments = names["moments"] if any(normalises(rollout) for rollout in job.rollouts.values()) else ""
+    began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
+    reason = ""
     with contextlib.ExitStack() as stack:
         stack.push(functools.partial(_unfinished, trial))
         stack.enter_context(progress)
@@ -189,45 +231,69 @@ def train_on(
             model_folder=job.folder,
             model_config=job.as_dict(),
             namespace=NAMESPACE,
-            buffer=names["buffer"],
+            buffer={buffer_names[name]: weight for name, weight in shares},
             weight_store=names["weights"],
             hub=names["hub"],
             trial=trial,
+            eval_buffers={name: buffer_names[name] for name in config.eval_buffers},
+            normaliser=functools.partial(stored_moments, moments, NAMESPACE) if moments else None,
             seed=job.seed,
             about={"job": job.as_dict(), "folder": job.folder},
         )
         observed = observation(spec)  # what is wrong with the model is told here, before anything starts
-        hub = create_hub(names["hub"], NAMESPACE, trial)
+        check_sources(job, observed)
+        hub = create_hub(names["hub"], NAMESPACE, trial, x_axis=config.x_axis)
         store = create_weight_store(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
         )
-        options = job.buffers[buffer_name]
-        buffer = create_buffer(names["buffer"], options, observed, namespace=NAMESPACE, hub=names["hub"])
-        stack.callback(_kill, [hub, store, buffer])
+        stack.callback(_kill, [hub, store])
+        if moments:
+            stack.callback(_kill, [create_moments(moments, NAMESPACE)])
+        buffers = {}
+        for name, actor_name in buffer_names.items():
+            buffers[name] = RemoteBuffer(
+                actor_name,
+                # Ray Data shares batches out when there is one for each rank.
+                job.buffers[name].model_copy(
+                    update={"max_in_flight": max(job.buffers[name].max_in_flight, config.num_workers)}
+                ),
+                namespace=NAMESPACE,
+                layout=observed,
+                hub=names["hub"] if name in config.buffers else "",  # nothing of the others is learned from
+                weights=names["weights"],
+            )
+            stack.callback(buffers[name].shards.kill)
+        learned = [buffers[name] for name in config.buffers]
         storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
 
-        progress.say("Ray is up; the learner and the actors are starting")
+        progress.say("Ray is up; the learner is starting" + (", and the actors" if actor else ""))
         learner = Learner(spec, storage)
         served = stack.enter_context(contextlib.ExitStack())
         try:
-            served.callback(stop_directory, names["sessions"])
-            served.callback(lambda: _undeploy(actor, 4.0 if finished else 2.0, progress.say))
-            if job.actors[actor].keys_file is not None:
-                progress.say(f"{actor}.keys_file: keys are asked for when the job is served, not while it trains")
-            _deploy(job, actor, config.model, trial, names, {buffer_name: names["buffer"]})
-            doors = _wait_for_weights(cluster.url, learner, config.model, progress)
-            urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
+            urls: dict[str, str] = {}
+            if actor:
+                served.callback(stop_directory, names["sessions"])
+                served.callback(lambda: _undeploy(actor, 4.0 if finished else 2.0, progress.say))
+                if job.actors[actor].keys_file is not None:
+                    progress.say(f"{actor}.keys_file: keys are asked for when the job is served, not while it trains")
+                _deploy(job, actor, config.model, trial, names, buffer_names)
+                doors = _wait_for_weights(cluster.url, learner, config.model, progress)
+                urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
-            sizes = {buffer_name: options.size}
-            batch_steps = options.batch_size * options.unroll_length * config.num_workers
+            largest = max(buffer.config.batch_size * buffer.config.unroll_length for buffer in learned)
             with (
-                Sources(job, {buffer_name: buffer}, sizes) as sources,
-                Gamecores(job.actors[actor].gamecores, urls, job.folder) as games,
+                Sources(job, buffers) as sources,
+                Gamecores(job.actors[actor].gamecores if actor else [], urls, job.folder) as games,
+                Rollouts(job, names, NAMESPACE) as rollouts,
             ):
-                progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
-                _watch(progress, hub, buffer, learner, games, sources, batch_steps)
+                if actor:
+                    progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
+                if rollouts.num:
+                    progress.say(f"{rollouts.num} rollout workers step environments")
+                _watch(progress, hub, learned, learner, games, sources, rollouts, largest * config.num_workers)
                 seconds = time.monotonic() - began
-            _last_of(learner)
+            steps = rollouts.collected.steps
+            reason = _last_of(learner).reason
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or time.monotonic() - began
@@ -237,13 +303,15 @@ def train_on(
             _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
-        numbers = _last_numbers(hub)
+        numbers = {**_last_numbers(hub), STEPS_THIS_RUN: float(steps)}
         version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)
         if curve:
-            trial.log_figure(draw_curve(curve, title=job.project, target=config.target_return), CURVE_FILE)
+            figure = draw_curve(curve, title=job.project, target=config.target_return, x_axis=config.x_axis)
+            trial.log_figure(figure, CURVE_FILE)
         trial.finish("FINISHED" if finished else "KILLED")
-    return TrainResult(trial, numbers, finished, pool_name(job, config.model), version, seconds, curve, outcome)
+    name = pool_name(job, config.model)
+    return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began)
 
 
 def _unfinished(trial: Trial, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -322,7 +390,14 @@ def _wait_for_weights(url: str, learner: Learner, model: str, progress: Progress
 
 
 def _watch(
-    progress: Progress, hub: Any, buffer: Any, learner: Learner, games: Gamecores, sources: Sources, batch_steps: int
+    progress: Progress,
+    hub: Any,
+    buffers: Sequence[RemoteBuffer],
+    learner: Learner,
+    games: Gamecores,
+    sources: Sources,
+    rollouts: Rollouts,
+    batch_steps: int,
 ) -> None:
     """Shows progress until the learner's stream is over; ends it when nothing more can come.
 
@@ -330,28 +405,37 @@ def _watch(
         batch_steps: transitions that are enough for an update, of all ranks.
 
     Raises:
-        StartupError: nothing to learn from arrives, only errors.
+        StartupError: nothing to learn from arrives, only errors; or the learner publishes no weights.
         DeadlineExceeded: enough to learn from arrives, and the learner does not.
-        ConfigError, ReplayError: a source failed.
+        BrayxError: a source failed, or a rollout in a way that no further worker would mend.
     """
     import ray
 
-    patience, pace = _Patience(), _Pace(batch_steps)
+    patience, pace, began = _Patience(), _Pace(batch_steps), time.monotonic()
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
-        with contextlib.suppress(ray.exceptions.RayError):  # the buffer is slow, or being restarted
-            if sources.done and not games.num:
-                # Again each time: a buffer that restarted has forgotten it.
-                ray.get(buffer.end.remote(drain=True), timeout=2.0)
-            if ray.get(buffer.stopped.remote(), timeout=2.0):
-                return
+        if rollouts.error is not None:
+            raise rollouts.error
+        messages = [*games.messages, *rollouts.messages]
+        with contextlib.suppress(DeadlineExceeded):  # a buffer is slow, or being restarted
+            for buffer in buffers:
+                if sources.done and not games.num and not rollouts.num:
+                    # Again each time: a buffer that restarted has forgotten it.
+                    buffer.shards.end(drain=True, timeout_s=2.0)
+                if buffer.shards.stopped(2.0):
+                    return
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
             numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
-            progress.update(numbers, gamecores=games.running, note=games.messages[-1] if games.messages else "")
-            if patience.is_over(numbers, games.failures):
-                refused: str = ray.get(buffer.refusal.remote(), timeout=2.0)
-                raise StartupError(patience.verdict(numbers, refused or (games.messages[-1] if games.messages else "")))
+            if "policy_version" not in numbers and time.monotonic() - began > _READY_TIMEOUT_S:
+                raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
+            last = messages[-1] if messages else ""
+            progress.update(numbers, gamecores=games.running, workers=rollouts.running, note=last)
+            if patience.is_over(numbers, games.failures + rollouts.failures):
+                refused = ""
+                with contextlib.suppress(DeadlineExceeded):
+                    refused = next(filter(None, (buffer.shards.refusal(2.0) for buffer in buffers)), "")
+                raise StartupError(patience.verdict(numbers, refused or last))
             if pace.is_over(numbers):
                 raise DeadlineExceeded(pace.verdict(numbers))
         time.sleep(0.25)
@@ -431,16 +515,18 @@ class _Pace:
         )
 
 
-def _last_of(learner: Learner) -> None:
+def _last_of(learner: Learner) -> Summary:
     """Waits for a learner whose stream is over to save its last checkpoint and end.
 
     Raises:
         BrayxError: what it failed with.
         DeadlineExceeded: it hangs.
     """
-    if learner.result(_STALLED_TIMEOUT_S) is None:
+    summary = learner.result(_STALLED_TIMEOUT_S)
+    if summary is None:
         late = f"the learner has not ended within {_STALLED_TIMEOUT_S:g} s after the last batch"
         raise DeadlineExceeded(f"{late}; it {learner.state()}")
+    return summary
 
 
 def _end(learner: Learner, learning: bool) -> None:
@@ -468,19 +554,17 @@ def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[
     Returns:
         Its version, None when no checkpoint saw enough games; and what to tell people of it.
     """
-    import torch
-
     from brayx.engines.base import load_weights
     from brayx.engines.export import to_onnx
-    from brayx.trainer.loop import BEST_METRIC
+    from brayx.engines.torch import with_weights
+    from brayx.trainer.saving import BEST_METRIC
 
     model, best = config.model, trial.best_checkpoint(BEST_METRIC)
     if best is None:
         few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
         return None, f"no champion: {few} were seen when its checkpoints were saved"
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
-    weights = load_weights(trial.local(best) / "weights.npz")
-    module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    module = with_weights(module, load_weights(trial.local(best) / "weights.npz"))
     onnx = None
     try:
         onnx = to_onnx(module, example, weights_as_inputs=False).proto
@@ -497,7 +581,7 @@ def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[
     return new, (
         f"registered as {name} version {new} with return {tags['return']}; "
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
-        f"to make version {new} champion: {_move_alias(name, new, trial.uri)}"
+        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
 
 
@@ -516,11 +600,9 @@ def _return_of(tags: Mapping[str, str]) -> float:
         return float("nan")
 
 
-def _move_alias(name: str, version: int, uri: str) -> str:
-    """A command line that does it: MLflow's own has no such command."""
-    moved = f'set_registered_model_alias({json.dumps(name)}, "champion", "{version}")'
-    code = f"import mlflow; mlflow.MlflowClient({json.dumps(uri)}).{moved}"
-    return shlex.join([sys.executable, "-c", code])
+def _promotion(name: str, version: int, uri: str) -> str:
+    """The command line that does it, from any folder."""
+    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -7,10 +7,12 @@ the home folder; a token of this session's own keeps the cluster shut to others 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +48,7 @@ def ray_cluster() -> Iterator[str]:
     import ray
 
     ray.init(
+        address="local",  # never another cluster of this machine
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
@@ -86,6 +89,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Lets torch's ONNX exporter parse the functions that it translates to once, and not for each model anew, which is
+    half of the time that the export of a small one takes. Nothing is imported for it."""
+    exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if exporter is not None and not hasattr(exporter.onnxscript_apis.get_torchlib_ops, "cache_info"):
+        exporter.onnxscript_apis.get_torchlib_ops = functools.cache(exporter.onnxscript_apis.get_torchlib_ops)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

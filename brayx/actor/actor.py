@@ -19,7 +19,9 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.games import Games, Seat
+from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
+from brayx.gamecore.protocol import game_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +54,20 @@ class Actor:
     def on_moved(self) -> None:
         """Called once instead of `on_end` when the session goes on in another actor."""
 
-    def fallback(self) -> bytes | None:
-        """What to answer instead of the tick under way, which is late; None: nothing, wait for it."""
+    def fallback(self, tick: int, body: bytes) -> bytes | None:
+        """What to answer instead of a tick that is late, under way or not begun; None: nothing, wait for it.
+
+        Args:
+            tick: its number.
+            body: its body.
+        """
         return None
 
     async def missed(self) -> None:
         """The tick just answered was late: its client has acted on something else."""
+
+    async def skipped(self, ticks: int) -> None:
+        """The next ``ticks`` ticks were late and will not come: the one after them has a number so much higher."""
 
     async def snapshot(self) -> bytes | None:
         """What another actor needs to go on with the session after the last tick; None: it cannot be moved."""
@@ -149,6 +159,7 @@ class AgentActorFactory:
         keeper: asked at each session's start; what it returns is given the session's states, all of them (the
             newest `_MOST_KEPT`), when it ends. None keeps nothing.
         games: where the sessions of one game find each other's states. None: each session has its own.
+        arms: which version of a model each session gets, where models are served by an alias.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -158,6 +169,7 @@ class AgentActorFactory:
     episode_length: int | None = 128
     keeper: Callable[[], Callable[[list[State]], None] | None] | None = None
     games: Games | None = None
+    arms: Arms | None = None
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)
@@ -168,14 +180,17 @@ class AgentActor(Actor):
 
     def __init__(self, factory: AgentActorFactory) -> None:
         self._factory = factory
+        self._models = SessionModels(factory.services, {}, {})
         self._services = factory.services
+        self._of_agent: list[Services] = []
+        self._carried: Carried | None = None
+        self._counted = 0
         self._codec = factory.codec
         self._cut = factory.episode_length + 1 if factory.episode_length else None
         self._agents: Sequence[Agent] = ()
         self._session = ""
         self._start = b""
         self._tick = 0
-        self._late: State | None = None
         self._episode: list[State] = []
         self._handed_over: asyncio.Task[None] | None = None
         self._keep = factory.keeper() if factory.keeper is not None else None
@@ -185,8 +200,13 @@ class AgentActor(Actor):
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
         self._session, self._start = session, body
-        with self._services.use():
-            self._make_agents(state)
+        # Who meets in a game acts with versions of one arm: else neither arm's returns would be its own.
+        drawn = (game_of(session) or session) if self._factory.games is not None else session
+        self._models = await SessionModels.open(self._services, self._factory.arms, drawn, self._carried)
+        self._services = self._models.shared
+        self._make_agents(state)
+        if self._carried is None:
+            self._models.count("arm_sessions", 1.0)
         games = self._factory.games
         if games is not None:  # last: a start that fails has no end to leave at
             self._seat = games.join(session, tick=self._tick, agents=len(self._agents))
@@ -201,11 +221,13 @@ class AgentActor(Actor):
             if len(self._episode) > 1:
                 await self._hand_over(done=False)
                 await self._settle()
+            self._count_ticks()
         # Between Ray's own processes only: no door ever reads it.
-        return pickle.dumps((self._start, self._tick, agents))
+        return pickle.dumps((self._start, self._tick, agents, self._models.carried()))
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        start, self._tick, agents = pickle.loads(snapshot)
+        start, self._tick, agents, self._carried = pickle.loads(snapshot)
+        self._counted = self._tick
         await self.start(session, start)
         try:
             with self._services.use():
@@ -221,9 +243,8 @@ class AgentActor(Actor):
             state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
         else:
             state = self._seat.state(tick=self._tick, input=codec.decode(body), output=codec.empty())
-        self._late = state
         with self._services.use():
-            await self._act(state)
+            await self._act(state, self._of_agent)
             reply = codec.encode(state.output)
             self._tick += 1
             self._episode.append(state)
@@ -233,12 +254,11 @@ class AgentActor(Actor):
                 await self._hand_over(done=False)
         return reply
 
-    def fallback(self) -> bytes | None:
+    def fallback(self, tick: int, body: bytes) -> bytes | None:
         """The agents' own choice, if each has one: `Agent.on_deadline`."""
-        state = self._late
-        if state is None or any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
+        if any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
             return None
-        chosen = State(state.session, tick=state.tick, input=state.input, output=self._codec.empty())
+        chosen = State(self._session, tick=tick, input=self._codec.decode(body), output=self._codec.empty())
         with self._services.use():
             for agent in self._agents:
                 agent.on_deadline(chosen)
@@ -246,8 +266,16 @@ class AgentActor(Actor):
 
     async def missed(self) -> None:
         """Cuts the episode before the tick: no fragment may hold an action that was not the agent's."""
-        episode = self._episode[:-1]
-        self._episode = []
+        self._episode.pop()
+        await self._break_off()
+
+    async def skipped(self, ticks: int) -> None:
+        """Cuts the episode where the ticks would have been: the states of a fragment follow each other."""
+        self._tick += ticks
+        await self._break_off()
+
+    async def _break_off(self) -> None:
+        episode, self._episode = self._episode, []
         if len(episode) > 1:
             await self._settle()
             with self._services.use():
@@ -265,6 +293,9 @@ class AgentActor(Actor):
 
     async def on_end(self, reason: str) -> None:
         self._leave_game()
+        self._count_ticks()
+        if reason == "error":
+            self._models.count("arm_errors", 1.0)
         try:
             with self._services.use():
                 try:
@@ -285,10 +316,10 @@ class AgentActor(Actor):
 
     async def call(self, body: bytes) -> bytes:
         state = State("", input=self._codec.decode(body), output=self._codec.empty())
+        if not self._agents:
+            self._make_agents(State("", kind="start"))
         with self._services.use():
-            if not self._agents:
-                self._make_agents(State("", kind="start"))
-            await self._act(state)
+            await self._act(state, self._models.for_agents(len(self._agents)))
         return self._codec.encode(state.output)
 
     def _leave_game(self, *, moved: bool = False) -> None:
@@ -298,26 +329,41 @@ class AgentActor(Actor):
     def _make_agents(self, state: State) -> None:
         config = self._factory.config
         made = []
-        for name, agent_class in self._factory.agents.items():
+        self._of_agent = self._models.for_agents(len(self._factory.agents), self._carried)
+        for (name, agent_class), own in zip(self._factory.agents.items(), self._of_agent, strict=True):
             try:
-                made.append(agent_class(name, config, state))
+                with own.use():
+                    made.append(agent_class(name, config, state))
             except BrayxError:
                 raise
             except Exception as error:
                 raise _agent_error(name, "the constructor", error) from error
         self._agents = made
 
-    async def _act(self, state: State) -> None:
-        """Runs all agents; the first one that raises cancels the others."""
+    async def _act(self, state: State, services: Sequence[Services]) -> None:
+        """Runs all agents, each with its own services; the first one that raises cancels the others."""
         if len(self._agents) == 1:
-            await _on_tick(self._agents[0], state)
+            await self._on_tick(self._agents[0], state, services[0])
             return
         try:
             async with asyncio.TaskGroup() as group:
-                for agent in self._agents:
-                    group.create_task(_on_tick(agent, state))
+                for agent, own in zip(self._agents, services, strict=True):
+                    group.create_task(self._on_tick(agent, state, own))
         except* BrayxError as errors:
             raise _first(errors) from None
+
+    async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
+        if services is self._services:  # which are in use
+            await _on_tick(agent, state)
+            return
+        with services.use():
+            await _on_tick(agent, state)
+
+    def _count_ticks(self) -> None:
+        """Tells the arms of the ticks since this was last called: in lots, since one by one it would be felt."""
+        if self._models.arms and self._tick > self._counted:
+            self._models.count("arm_ticks", float(self._tick - self._counted))
+        self._counted = self._tick
 
     async def _hand_over(self, *, done: bool) -> None:
         """Gives the episode to the agents beside the next ticks; the next one begins with its last state.
@@ -326,6 +372,7 @@ class AgentActor(Actor):
         instead of piling up episodes. If the wait is cancelled the episode stays where it is, for `on_end`.
         """
         await self._settle()
+        self._count_ticks()
         episode = self._episode
         self._episode = [] if done else episode[-1:]
         self._handed_over = asyncio.create_task(self._on_episode(episode, done))

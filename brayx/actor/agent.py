@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from brayx.errors import ConfigError, DeadlineExceeded
 from brayx.gamecore.protocol import AGENT_MARK
-from brayx.metrics import Kind, Recorder, Sink
+from brayx.metrics import Kind, Recorder, Sink, kind_of, label_of
 from brayx.types import Forward, Fragment, NestedArray
 
 
@@ -141,9 +141,22 @@ def push(buffer: str, *fragments: Fragment) -> None:
         _named("buffer", buffer, services.buffers).push(*fragments)
 
 
-def record(name: str, value: float, *, label: str = "", kind: Kind | None = None) -> None:
-    """Records a sample of a metric: one of brayx's, or the game's own (``record("hp_left", 3)``)."""
-    _current().recorder.add(name, value, label=label, kind=kind)
+def record(name: str, value: float, *, label: str = "", kind: Kind | str | None = None, **labels: object) -> None:
+    """Records a sample of a metric: one of brayx's, or the game's own (``record("hp_left", 3, hero="knight")``).
+
+    Args:
+        name: of the metric.
+        value: the sample.
+        label: one short word that splits the metric.
+        kind: how samples of the game's own metric combine, one of `brayx.metrics.Kind` by name (default: ``mean``).
+        **labels: further ones by name. A metric has 64 labels at most; samples under others count as ``other``.
+
+    Raises:
+        ConfigError: there is no such kind; or this is not called inside an agent's method or a trainer's hook.
+    """
+    if labels:
+        label = f"{label}.{label_of(labels)}" if label else label_of(labels)
+    _current().recorder.add(name, value, label=label, kind=None if kind is None else kind_of(kind))
 
 
 class State:

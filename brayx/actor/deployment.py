@@ -9,6 +9,7 @@ its session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import logging
@@ -28,7 +29,16 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.directory import MAX_SNAPSHOT_BYTES, RENEW_S, DirectoryRecovering, Location, create_directory
+from brayx.actor.directory import (
+    LEASE_S,
+    MAX_SNAPSHOT_BYTES,
+    RENEW_S,
+    DirectoryRecovering,
+    Location,
+    Renewal,
+    check_directory,
+    create_directory,
+)
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.http1 import (
@@ -42,12 +52,14 @@ from brayx.actor.doors.http1 import (
 )
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
-from brayx.actor.export import Exporter
+from brayx.actor.entry import Snapshot
+from brayx.actor.lease import Lease
 from brayx.actor.service import Reply
-from brayx.actor.session import BETWEEN, SessionTable, Snapshot, ending, may_be_repeat
+from brayx.actor.session import BETWEEN, SessionTable, ending, may_be_repeat
 from brayx.errors import (
     BrayxError,
     ConnectFailed,
+    DeadlineExceeded,
     Overloaded,
     QueueFull,
     SessionLost,
@@ -61,14 +73,17 @@ from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
 from brayx.ports import free_port
+from brayx.prometheus import Exporter
 
 logger = logging.getLogger(__name__)
 
 _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
 _PROBE_TIMEOUT_S = 2.0
-_DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.EHOSTDOWN)
-"""Not ENETUNREACH, which is this node's own network: whom nobody hears of is dead when its lease ends."""
+_DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
+"""The other side's word that its listener is gone, and so its process. Silence is none: a peer that is stopped, or that
+the network hides, may go on answering until its lease ends. Nor is what may be wrong with this node's own network.
+"""
 _IDLE_PEER_CONNECTIONS = 64
 _PEERS_IDLE_S = 300.0
 _MAX_ROUTING = 4096
@@ -148,6 +163,8 @@ class ActorReplica(GrpcDoor):
         self._runtime = await build(handles)
         self._export = self._runtime.recorder = Exporter(self._runtime.recorder, self._levels)
         self._directory = create_directory(directory)
+        await check_directory(directory, self._directory)
+        self._lease = Lease(0.0)
         self._table = SessionTable(
             self._runtime.make_actor,
             max_sessions=config.actors_per_worker,
@@ -162,6 +179,8 @@ class ActorReplica(GrpcDoor):
             default=config.fallback_body.encode(),
             snapshot_every=config.snapshot_every,
             keep=self._keep,
+            lease=self._lease,
+            elsewhere=self._hand_on,
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._secret = secrets.token_hex(32)
@@ -174,7 +193,8 @@ class ActorReplica(GrpcDoor):
             await self._native.close()  # Serve may try again in this process
             raise
         self._address = await self._native.open_to_peers()
-        await self._ask("renew", self._owner, self._address, [])
+        asked = time.monotonic()
+        self._renewed(await self._ask("renew", self._owner, self._address, []), asked)
         self._renewal = asyncio.create_task(self._renew())
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
@@ -265,6 +285,10 @@ class ActorReplica(GrpcDoor):
         except Exception as error:
             logger.exception("session %s: the request could not be passed on", request.session)
             self._refuse(reply, Overloaded(f"the request could not be passed on: {type(error).__name__}"))
+
+    def _hand_on(self, request: StepRequest, reply: Reply) -> None:
+        """Has a request answered that came for a session while this replica still took it for its own."""
+        self._route(self._elsewhere, request, reply)
 
     def _remember(self, session: str, location: Location) -> None:
         """Where a session's last tick was answered: the next one goes there without asking the directory."""
@@ -468,18 +492,37 @@ class ActorReplica(GrpcDoor):
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lease.wanted.wait(), RENEW_S)
+            self._lease.wanted.clear()
             try:
                 self._address = await self._native.open_to_peers()
-                lost = await self._ask("renew", self._owner, self._address)
-                if lost is None:
+                asked = time.monotonic()
+                renewal = await self._ask("renew", self._owner, self._address)
+                if renewal is None:
                     await self._agree_on_secret()
-                    lost = await self._ask("renew", self._owner, self._address, self._table.sessions)
-                self._table.lose(lost or [])
-                if forgotten := await self._ask("forgotten"):
-                    self._runtime.recorder.add("sessions_ended", float(forgotten), label="lost")
+                    asked = time.monotonic()
+                    renewal = await self._ask("renew", self._owner, self._address, self._table.sessions)
+                self._renewed(renewal, asked)
             except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
+                await asyncio.sleep(_DIRECTORY_RETRY_S)
+
+    def _renewed(self, renewal: Renewal, asked: float) -> None:
+        """Ends what is not this replica's any more, and counts the ends that no replica has heard of.
+
+        Args:
+            renewal: the directory's answer.
+            asked: when it was asked, by `time.monotonic`: the directory counts from later on.
+        """
+        over_s = time.monotonic() - self._lease.ends
+        if over_s > 0 and self._lease.ends > 0:
+            told = "this replica's lease was over for %.1f s: it answered nobody, and lost %d of its sessions"
+            logger.warning(told, over_s, len(renewal.lost))
+        self._table.lose(renewal.lost)
+        self._lease.renew(asked + LEASE_S)  # after that: who has waited for it finds what it has lost
+        if renewal.forgotten:
+            self._runtime.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")
 
     async def _forward(self, location: Location, request: StepRequest) -> bytes | BrayxError:
         """What the owner answers. Raises only what went wrong on the way to it, which nobody has counted yet."""
@@ -487,8 +530,15 @@ class ActorReplica(GrpcDoor):
             request = self._keys.renewed(request, time.time())
         transport = self._peers.take(location.address)
         answer: bytes | BrayxError
+        timeout_s = self._config.tick_timeout_s + 1.0
         try:
-            answer = await transport.step(request, self._config.tick_timeout_s + 1.0)
+            try:
+                answer = await transport.step(request, timeout_s)
+            except DeadlineExceeded as error:
+                if error.details.get("url") != f"{location.address}{FORWARDED_PREFIX}":
+                    raise  # the owner's own
+                late = TimeoutError(f"no answer within {timeout_s:g} s")
+                raise (ConnectFailed if error.details["layer"] == "connect" else TransportError)(str(late)) from late
         except TransportError as error:
             await transport.close()
             sent = not isinstance(error, ConnectFailed)
@@ -619,8 +669,8 @@ async def _cannot_connect(address: str) -> OSError | None:
 
 
 def _tells_of_death(error: BaseException | None) -> bool:
-    """Whether a connection failed for what is the other side's: not for descriptors, ports or memory wanting here."""
-    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _DEAD)
+    """Whether a connection failed because nobody listens there any more."""
+    return isinstance(error, OSError) and error.errno in _DEAD
 
 
 class NativePorts:

@@ -3,8 +3,9 @@
 `Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor, asked at a session's
 start and end and when a tick comes to a replica that does not own it, never on an ordinary tick. Owners renew a lease;
 an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
-free. The directory keeps nothing on disk: after its own restart the owners' next renewal brings their sessions back,
-and until each has had time for one, nobody is told that a session is unknown or its id free.
+free. An owner that comes back from that hears which ones. After the directory's own restart the owners' next renewal
+brings their sessions back, and until each has had time for one, nobody is told that a session is unknown or its id
+free. Which sessions an owner had that died meanwhile, `brayx.actor.memory` tells: those of its last renewal.
 
 Which sessions are one game's is in their ids; the owner of a game is the living owner of the first of them.
 """
@@ -19,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from brayx.actor.session import Snapshot
-from brayx.errors import Overloaded, SessionExists, SessionLost
+from brayx.actor.entry import Snapshot
+from brayx.actor.memory import ClusterMemory, Memory, NoMemory
+from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 from brayx.gamecore.protocol import game_of
 
 LEASE_S = 6.0
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
 MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
+INTERFACE = 2
+"""Changes with what a directory is asked and answers. It outlives its replicas, and so an update of brayx."""
 PARKED = "parked"
 """Owner of sessions between two replicas; never alive."""
 
@@ -52,6 +56,21 @@ class Location:
     address: str
 
 
+@dataclass(frozen=True)
+class Renewal:
+    """What an owner is told that has renewed its lease.
+
+    Attributes:
+        lost: those of its sessions that are its own no more: another has taken them since, or their loss was told.
+            Whoever took or told it counts their end.
+        forgotten: how many sessions have ended without an owner since anybody was told so. No replica has counted
+            their end: who is told does.
+    """
+
+    lost: list[str]
+    forgotten: int
+
+
 class Directory:
     """Sessions by owner.
 
@@ -60,6 +79,7 @@ class Directory:
         recovery_s: after a restart, how long owners have to bring their sessions back.
         grace_s: how long the sessions of a dead owner are kept for a client to be told of their loss.
         clock: seconds, for tests.
+        memory: is read now, and written when an owner with other sessions than the time before renews its lease.
     """
 
     def __init__(
@@ -68,6 +88,7 @@ class Directory:
         recovery_s: float = 0.0,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
         self._lease_s = lease_s
         self._grace_s = grace_s
@@ -84,8 +105,23 @@ class Directory:
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._forgotten = 0
         self._secret = ""
+        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions that a dead owner has no more
+        self._changed: set[str] = set()  # owners that lost sessions and may never renew again
+        self._memory = memory if memory is not None else NoMemory()
+        self._remembered: dict[str, set[str]] = {}
+        self._recalled: dict[str, set[str]] = {}  # sessions of owners that have not renewed since the restart
+        for owner, sessions in self._memory.read().items():
+            self._remembered[owner] = self._recalled[owner] = set(sessions)
+            for session in sessions:
+                self._take(session, owner)
+        self._left.clear()  # of a session that two had, either may say that it has it
+        self._changed.clear()
 
-    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> list[str] | None:
+    def interface(self) -> int:
+        """See `INTERFACE`."""
+        return INTERFACE
+
+    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> Renewal | None:
         """Keeps an owner alive.
 
         Args:
@@ -95,8 +131,7 @@ class Directory:
 
         Returns:
             None: this directory does not know the owner as a living one (either of the two was away), which should
-            send its sessions. Otherwise those of ``sessions`` that another living owner has taken since: this owner
-            has lost them.
+            send its sessions.
         """
         self._sweep()
         if sessions is None and not self._alive(owner):
@@ -104,14 +139,22 @@ class Directory:
         self._seen[owner] = self._clock()
         self._address[owner] = address
         self._sessions.setdefault(owner, set())
+        if sessions is not None:
+            for session in self._recalled.pop(owner, set()).difference(sessions):
+                if self._owner_of.get(session) == owner:
+                    self._forget(session)  # it has ended since
         lost = []
         for session in sessions or ():
             holder = self._owner_of.get(session, owner)
-            if holder != owner and self._alive(holder):
+            if (session, owner) in self._left or (holder != owner and self._alive(holder)):
                 lost.append(session)
             else:
                 self._take(session, owner)
-        return lost
+        for changed in [owner, *self._changed]:
+            self._remember(changed)
+        self._changed.clear()
+        forgotten, self._forgotten = self._forgotten, 0
+        return Renewal(lost, forgotten)
 
     def secret(self, offer: str, fresh: bool = False) -> str:
         """What the owners prove to each other with that they are owners: the first offer, for as long as this lives.
@@ -145,7 +188,7 @@ class Directory:
             DirectoryRecovering: whether one has it, or its game, is not known yet.
         """
         holder = self._owner_of.get(session)
-        if holder is None:
+        if holder is None or holder in self._recalled:
             self._check_recovered()
         if holder is not None and holder != owner and self._alive(holder):
             raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
@@ -155,6 +198,8 @@ class Directory:
                 self._check_recovered()
             if first is not None and first != owner:
                 return Location(first, self._address[first])
+        if holder is not None and holder != owner:
+            self._forgotten += 1  # it ended when its owner died, or between two of them; nobody will ask for it now
         self._drop_snapshot(session)
         self._reasons.pop(session, None)
         self._take(session, owner)
@@ -185,6 +230,7 @@ class Directory:
         if not self._store(session, snapshot):
             raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="directory")
         self._take(session, PARKED)
+        self._changed.add(PARKED)
         self._seen[PARKED] = self._dead_since_now()
 
     def leave(self, owner: str) -> None:
@@ -192,6 +238,7 @@ class Directory:
         for session in list(self._sessions.get(owner, ())):
             self.release(session, owner, "drained")
         self.bury(owner)
+        self._remember(owner)
 
     def _store(self, session: str, snapshot: Snapshot) -> bool:
         size = len(snapshot.actor) + len(snapshot.kept or b"")
@@ -232,6 +279,8 @@ class Directory:
             return None
         if self._alive(owner) and not (owner == taker and session in self._snapshots):
             return Location(owner, self._address[owner])
+        if owner in self._recalled:
+            self._check_recovered()
         if session in self._snapshots:
             if not taker:
                 raise Overloaded(f"session {session!r} is between two replicas; try again", layer="directory")
@@ -240,19 +289,13 @@ class Directory:
             self._snapshots[session] = (replace(snapshot, exact=False), size)  # its taker goes on from it
             return snapshot
         self._forget(session)
+        self._leave(session, owner)
+        self._forgotten += 1
         if repeats:
             self._keep_reason(session, "owner_died")
         raise SessionLost(
             f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
         )
-
-    def forgotten(self) -> int:
-        """How many sessions have ended unheard since this was last asked: without an owner, and nobody asked for them.
-
-        No replica has counted their end: who asks does.
-        """
-        count, self._forgotten = self._forgotten, 0
-        return count
 
     def bury(self, owner: str) -> None:
         """A peer could not reach this owner: its lease ends now."""
@@ -275,6 +318,24 @@ class Directory:
         """URLs of the living owners."""
         return [address for owner, address in self._address.items() if self._alive(owner)]
 
+    def _leave(self, session: str, owner: str) -> None:
+        """A session is not this owner's any more, and the owner was not asked: should it come back, it hears so."""
+        self._changed.add(owner)
+        self._left[session, owner] = None
+        while len(self._left) > _REMEMBERED_ENDS:
+            self._left.popitem(last=False)
+
+    def _remember(self, owner: str) -> None:
+        """Writes down what an owner has, if that is something else than before."""
+        sessions = self._sessions.get(owner, set())
+        if sessions == self._remembered.get(owner, set()):
+            return
+        self._memory.write(owner, sorted(sessions))
+        if sessions:
+            self._remembered[owner] = set(sessions)
+        else:
+            self._remembered.pop(owner, None)
+
     def _keep_reason(self, session: str, reason: str) -> None:
         self._reasons[session] = reason
         while len(self._reasons) > _REMEMBERED_ENDS:
@@ -293,9 +354,11 @@ class Directory:
 
     def _take(self, session: str, owner: str) -> None:
         before = self._owner_of.get(session, owner)
+        self._left.pop((session, owner), None)
         if before != owner:
             kept = self._snapshots.get(session)
             self._forget(session)
+            self._leave(session, before)
             if kept is not None:
                 self._snapshots[session] = kept
                 self._snapshot_bytes += kept[1]
@@ -311,12 +374,15 @@ class Directory:
         limit = self._clock() - self._lease_s - self._grace_s
         for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
             for session in self._sessions.pop(owner, ()):
+                self._leave(session, owner)
                 self._forgotten += 1
                 self._owner_of.pop(session, None)
                 self._leave_game(session)
                 self._drop_snapshot(session)
             self._address.pop(owner, None)
+            self._recalled.pop(owner, None)
             del self._seen[owner]
+            self._changed.add(owner)
 
     def _check_recovered(self) -> None:
         if self._clock() < self._recovered_at:
@@ -348,15 +414,22 @@ NAMESPACE = "brayx"
 
 
 class _DirectoryActor(Directory):
-    """The directory in its actor, which knows whether it is a restarted one."""
+    """The directory in its actor, which knows whether it is a restarted one.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the actor.
+    """
+
+    def __init__(self, name: str) -> None:
         import ray
 
         with warnings.catch_warnings():  # the property itself uses what Ray has deprecated
             warnings.simplefilter("ignore")
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0)
+        memory = ClusterMemory(name, NAMESPACE)
+        if not restarted:
+            memory.clear()
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, memory=memory)
 
 
 def create_directory(name: str) -> Any:
@@ -368,7 +441,29 @@ def create_directory(name: str) -> Any:
     import ray
 
     options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_task_retries": 1}
-    return ray.remote(_DirectoryActor).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options).remote()
+    actor = ray.remote(_DirectoryActor).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options)
+    return actor.remote(name)
+
+
+async def check_directory(name: str, directory: Any) -> None:
+    """Makes sure that a directory speaks as this version of brayx does.
+
+    Args:
+        name: of its actor.
+        directory: the actor's handle.
+
+    Raises:
+        StartupError: it is of another version.
+    """
+    # An actor's handle has the methods of the class that the actor was made of.
+    told = await directory.interface.remote() if hasattr(directory, "interface") else 1
+    if told != INTERFACE:
+        raise StartupError(
+            f"the session directory {name!r} was started by another version of brayx (its interface is {told}, "
+            f"expected {INTERFACE}): delete the application, end the directory with brayx.actor.directory."
+            f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
+            name=name,
+        )
 
 
 def stop_directory(name: str) -> None:

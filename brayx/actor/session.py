@@ -5,7 +5,8 @@ with bytes or a typed error, so that the order of a session's requests is the or
 but the session's own task ever calls its actor. A tick that finds that task waiting is begun as the task's at once
 (`brayx.actor.eager`). The directory of other replicas is reached through the callables
 ``claim`` and ``release``. A session ends in exactly one place (`SessionTable.end`), whatever ended it: a stop, an
-agent that raised, a client that went away, idleness, or the replica's own end.
+agent that raised, a client that went away, idleness, or the replica's own end. While the owner's lease is over nothing
+is answered (`brayx.actor.lease`): the directory may have given its sessions away.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import contextlib
 import contextvars
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from brayx.actor.actor import Actor, is_cancelled
+from brayx.actor.calls import Calls
 from brayx.actor.eager import Rest, begin
+from brayx.actor.entry import Position, Session, Snapshot, Waiting
+from brayx.actor.lease import Lease
 from brayx.actor.service import Reply, Service
 from brayx.errors import (
     AgentError,
@@ -47,10 +50,12 @@ _REMEMBERED_ENDS = 4096
 _LEAST_SWEEP_S = 0.01
 _MOST_SWEEP_S = 0.25
 _LAST_WORD_S = 1.5
+_LEASE_CHECK_S = 0.05
 _WAITS_TIMED = 8
 """The wait of one tick in as many is timed, and stands for all of them: timing each would be felt."""
 _RECORDED_AT_ONCE = 256
 """Ticks are recorded in lots of as many, when a session ends, and at each sweep: one by one would be felt, too."""
+_now = time.monotonic
 _TICK, _STOP, _START, _CALL = StepKind.TICK, StepKind.STOP, StepKind.START, StepKind.CALL
 
 BETWEEN = "between"
@@ -71,101 +76,6 @@ async def _free(session: str, reason: str) -> None:
     """The release of a table that stands alone."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What a session needs to go on elsewhere.
-
-    Attributes:
-        tick: how many ticks have been answered, which is the number of the next one if all are numbered.
-        seq: number of the next numbered tick.
-        kept: reply to the numbered tick before that; a repeat gets it.
-        actor: what `Actor.snapshot` gave.
-        exact: nothing has happened since it was taken: the session was moved, not lost.
-        announced: its client had said at the start that it numbers its ticks.
-    """
-
-    tick: int
-    seq: int
-    kept: bytes | None
-    actor: bytes
-    exact: bool = False
-    announced: bool = False
-
-
-class Session:
-    """One session. The table makes and ends it; doors see only `on_end`."""
-
-    __slots__ = (
-        "actor",
-        "announced",
-        "began",
-        "context",
-        "eager",
-        "eager_turn",
-        "ended",
-        "fallen",
-        "id",
-        "inbox",
-        "kept",
-        "last_reply",
-        "last_seen",
-        "left_at",
-        "moving",
-        "on_end",
-        "park",
-        "rest",
-        "seq",
-        "task",
-        "ticks",
-        "timed_out",
-        "wake",
-    )
-
-    actor: Actor
-    task: asyncio.Task[None]
-
-    def __init__(self, session: str, context: contextvars.Context, announced: bool) -> None:
-        self.id = session
-        self.announced = announced
-        self.inbox: deque[tuple[StepRequest, Reply, float]] = deque()
-        self.wake: asyncio.Future[None] | None = None
-        self.context = context
-        self.rest: Rest | None = None
-        self.eager = 0
-        self.eager_turn = 0
-        self.began = 0.0
-        self.timed_out = False
-        self.last_seen = time.monotonic()
-        self.left_at = 0.0
-        self.moving = False
-        self.park: Callable[[str, Snapshot], Awaitable[None]] | None = None
-        self.ended = ""
-        self.ticks = 0
-        self.seq = 0
-        self.kept: bytes | None = None
-        self.last_reply: bytes | None = None
-        self.fallen: bytes | None = None
-        self.on_end: list[Callable[[str], None]] = []
-
-    @property
-    def numbered(self) -> bool:
-        """Whether its client numbers its ticks, and so can find it again over another connection."""
-        return self.seq > 0 or self.announced
-
-    def put(self, request: StepRequest, reply: Reply) -> None:
-        """Adds to the inbox and wakes the task up."""
-        self.inbox.append((request, reply, time.perf_counter()))
-        self.rouse()
-
-    def rouse(self) -> None:
-        """Wakes the task up."""
-        wake = self.wake
-        if wake is not None:
-            self.wake = None
-            if not wake.done():
-                wake.set_result(None)
-
-
 class SessionTable(Service):
     """All sessions of one replica.
 
@@ -180,11 +90,14 @@ class SessionTable(Service):
         release: frees the id of a session that ended for a reason, and then tells whoever asks for it why; a table that
             stands alone does so itself.
         reconnect_timeout_s: a numbered session whose connection broke is kept this long for another one.
-        tick_deadline_s: a tick without an answer this long after it came is answered by ``fallback``; None: it waits.
+        tick_deadline_s: a tick without an answer this long after it came is answered by ``fallback``, and run by the
+            actor when its turn comes; None: it waits.
         fallback: what with: the session's ``last`` reply, these bytes as ``default``, or the ``agent``'s own choice.
         default: for ``fallback="default"``.
         snapshot_every: ticks between two snapshots of a session whose actor can give one; 0: none.
         keep: is given each snapshot.
+        lease: nothing is answered while it is over, see `lose`.
+        elsewhere: is given the ticks and stops of sessions that another replica has taken over.
     """
 
     def __init__(
@@ -204,6 +117,8 @@ class SessionTable(Service):
         default: bytes = b"",
         snapshot_every: int = 0,
         keep: Callable[[str, Snapshot], None] | None = None,
+        lease: Lease | None = None,
+        elsewhere: Callable[[StepRequest, Reply], None] | None = None,
     ) -> None:
         self.recorder: Sink = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
@@ -220,12 +135,13 @@ class SessionTable(Service):
         self._default = default
         self._snapshot_every = snapshot_every if keep is not None else 0
         self._keep = keep
+        self._lease = lease if lease is not None else Lease()
+        self._elsewhere = elsewhere
         self._sessions: dict[str, Session] = {}
         self._tasks: dict[asyncio.Task[None], Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = Calls(make_actor, max_sessions, tick_timeout_s, self._refuse)
         self._sweeper: asyncio.Task[None] | None = None
-        self._stateless: Actor | None = None
         self._closed = False
         self._turn = 0
         self._loop_turn = 0
@@ -264,7 +180,7 @@ class SessionTable(Service):
         if entry is None:
             return
         if entry.numbered and not for_good and self._reconnect_timeout_s > 0:
-            entry.left_at = time.monotonic()
+            entry.left_at = _now()
         else:
             self.end(entry, "disconnect")
 
@@ -281,7 +197,7 @@ class SessionTable(Service):
         elif kind is _START:
             self._start(request, reply)
         else:
-            self._call(request, reply)
+            self._calls.submit(request.body, reply)
 
     def take(self, request: StepRequest, reply: Reply) -> bool:
         """Takes a tick or a stop as `submit` does; False: no such session runs here, and nothing has been done."""
@@ -291,29 +207,46 @@ class SessionTable(Service):
         if (
             session.wake is not None
             and request.kind is _TICK
-            and asyncio.current_task() is None
+            and asyncio.current_task(session.task.get_loop()) is None  # without asking for the loop: it would be felt
             and self._may_begin(session)
         ):
             # The task waits, so nothing is before this tick.
-            tick = self._tick(session, request, reply, time.perf_counter())
-            session.rest = begin(session.task, session.context, tick)
-            if session.rest is not None:
+            rest = begin(session.task, session.context, self._tick(session, request, reply, _now()))
+            if rest is not None:
+                session.rest = rest
                 session.rouse()
-        elif len(session.inbox) < self._max_waiting:
-            session.put(request, reply)
+        elif len(session.inbox) < self._max_waiting or self._make_room(session):
+            self._put(session, request, reply)
         else:
             waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
             self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
         return True
 
+    def _put(self, session: Session, request: StepRequest, reply: Reply) -> None:
+        session.put(request, reply)
+        if self._tick_deadline_s is not None and session.timer is None:
+            self._look_again(session, self._tick_deadline_s)
+
+    def _make_room(self, session: Session) -> bool:
+        """Has the actor skip the oldest tick that waits for nothing but to be run; False: there is none."""
+        told = session.inbox[0].told
+        if told is None:  # they are answered in their order
+            return False
+        session.inbox.popleft()
+        session.skipped += 1
+        session.skipped_to = told
+        self.recorder.add("ticks_skipped", 1.0)
+        return True
+
     def _may_begin(self, session: Session) -> bool:
         """Whether a session may have another tick begun at once in this turn of the loop: as many as may wait."""
         if session.eager_turn != self._loop_turn:
-            session.eager_turn, session.eager = self._loop_turn, 0
+            session.eager_turn, session.eager = self._loop_turn, 1
+            if not self._loop_turn_ends:
+                self._loop_turn_ends = True
+                asyncio.get_running_loop().call_soon(self._end_loop_turn)
+            return True
         session.eager += 1
-        if not self._loop_turn_ends:
-            self._loop_turn_ends = True
-            asyncio.get_running_loop().call_soon(self._end_loop_turn)
         return session.eager <= self._max_waiting
 
     def _end_loop_turn(self) -> None:
@@ -334,7 +267,7 @@ class SessionTable(Service):
             reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
         if session in self._sessions:
-            self._sessions[session].put(request, reply)
+            self._put(self._sessions[session], request, reply)
             return
         if self._closed:
             self._refuse(reply, _over(session, request.kind.value, "moved"))
@@ -380,6 +313,7 @@ class SessionTable(Service):
         finally:
             if not hasattr(session, "actor"):
                 self._turn_away(session)
+        session.unanswered = False
         try:
             await self._serve(session)
         except asyncio.CancelledError:
@@ -414,7 +348,8 @@ class SessionTable(Service):
         session.actor = actor
         self._begun(session)
         self.recorder.add("sessions_started", 1.0)
-        reply(answer)
+        if _now() <= self._lease.ends or await self._may_answer(session, request, reply):
+            reply(answer)
         return True
 
     async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> bool:
@@ -426,7 +361,7 @@ class SessionTable(Service):
             self._forget(session)
             if not session.ended:
                 self.recorder.add("sessions_ended", 1.0, label="lost")
-            await self._give_back(session.id, "lost")
+            await self._give_back(session.id, "owner_died" if may_be_repeat(request) else "stop")
             self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
@@ -437,7 +372,7 @@ class SessionTable(Service):
         self.recorder.add("sessions_resumed", 1.0)
         if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
             # Nothing is lost: at most its client has not heard of the last tick in the snapshot, and asks for it again.
-            session.inbox.appendleft((request, reply, time.perf_counter()))
+            session.inbox.appendleft(Waiting(request, reply, _now()))
         else:
             following = snapshot.seq or snapshot.tick
             told = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"
@@ -447,7 +382,7 @@ class SessionTable(Service):
     def _begun(self, session: Session) -> None:
         if not session.ended:
             self._ended.pop(session.id, None)
-        session.last_seen = time.monotonic()
+        session.last_seen = _now()
         self.recorder.add("sessions_active", len(self._sessions))
 
     async def _serve(self, session: Session) -> None:
@@ -458,13 +393,21 @@ class SessionTable(Service):
             if rest is not None:
                 await rest
             while inbox and not session.ended:
-                request, reply, arrived = inbox.popleft()
-                if request.kind is _TICK:
-                    await self._tick(session, request, reply, arrived)
-                elif request.kind is _CALL:
-                    await self._move(session)
+                if session.skipped_to is not None:
+                    await self._skip(session, session.skipped_to)
+                    continue
+                entry = inbox.popleft()
+                if entry.told is not None:
+                    await self._run_told(session, entry.request, entry.told)
+                elif entry.request.kind is _TICK:
+                    await self._tick(session, entry.request, entry.reply, entry.arrived)
                 else:
-                    await self._stop(session, request, reply)
+                    session.unanswered = True
+                    if entry.request.kind is _CALL:
+                        await self._move(session)
+                    else:
+                        await self._stop(session, entry.request, entry.reply)
+                    session.unanswered = False
             if session.ended:
                 return
             session.wake = wake = loop.create_future()
@@ -479,29 +422,27 @@ class SessionTable(Service):
     async def _tick(self, session: Session, request: StepRequest, reply: Reply, arrived: float) -> None:
         seq = request.seq
         if seq is not None and seq != session.seq:
-            if seq == session.seq - 1 and session.kept is not None:
-                session.last_seen = time.monotonic()
-                self.recorder.add("ticks_repeated", 1.0)
-                reply(session.kept)
-            else:
-                told = f"tick {seq} of session {session.id!r} is out of sequence, expected {session.seq}"
-                self._refuse(reply, OutOfSequence(told, expected=session.seq, got=seq))
+            if _now() <= self._lease.ends or await self._may_answer(session, request, reply):
+                self._out_of_turn(session, seq, reply)
             return
         self._turn += 1
         if self._turn == _WAITS_TIMED:
             self._turn = 0
-            self.recorder.add("tick_wait_seconds", time.perf_counter() - arrived, weight=_WAITS_TIMED)
+            self.recorder.add("tick_wait_seconds", _now() - arrived, weight=_WAITS_TIMED)
         answer: bytes | None
         if self._tick_deadline_s is None:
             # What `_run` does, without its coroutines: they would be felt.
-            session.began = time.monotonic()
+            session.began = _now()
             try:
                 answer = await session.actor.tick(request.body)
             except BaseException as error:
                 self._failed(session, self._typed(session, error, "tick"), reply)
                 return
             finally:
-                self._done(session)
+                session.last_seen = _now()
+                session.began = 0.0
+                if session.timed_out:
+                    self._in_time_again(session)
         else:
             answer = await self._in_time(session, request, reply, self._tick_deadline_s, arrived)
             if answer is None:
@@ -509,16 +450,54 @@ class SessionTable(Service):
         session.ticks += 1
         if seq is not None:
             session.seq, session.kept = seq + 1, answer
-        if session.fallen is None:
-            self._tick_seconds.append(time.perf_counter() - arrived)
-            if len(self._tick_seconds) >= _RECORDED_AT_ONCE:
-                self._record()
-            reply(answer)
-        else:
-            session.fallen = None
-            self.recorder.add("ticks", 1.0)
+        self._tick_seconds.append(session.last_seen - arrived)
+        if len(self._tick_seconds) >= _RECORDED_AT_ONCE:
+            self._record()
+        if session.last_seen > self._lease.ends and not await self._may_answer(session, request, reply):
+            return
+        reply(answer)
         if self._snapshot_every and session.ticks % self._snapshot_every == 0:
-            await self._snapshot(session)
+            at = Position(session.ticks, session.seq, session.kept)
+            if session.inbox:
+                self._overdue(session)
+            await self._snapshot(session, at)
+
+    async def _may_answer(self, session: Session, request: StepRequest, reply: Reply) -> bool:
+        """Waits for the lease's renewal; False: the session is not this table's any more, or nobody renews the lease.
+
+        What was asked is answered then: where the session is now, or by the error that tells why not.
+        """
+        unanswered, session.unanswered = session.unanswered, True  # nothing behind it goes first
+        try:
+            async with asyncio.timeout(self._tick_timeout_s):
+                await self._lease.held()
+        except TimeoutError:
+            told = (
+                f"session {session.id!r}: this replica's lease has not been renewed; the request may have been applied"
+            )
+            self._refuse(reply, Overloaded(f"{told}; try again", layer="directory", maybe_applied=True))
+            return False
+        except asyncio.CancelledError as error:
+            self._failed(session, error, reply)
+        finally:
+            session.unanswered = unanswered
+        if session.ended != "lost":
+            return True
+        if self._elsewhere is not None and request.kind is not _START:
+            self._elsewhere(request, reply)
+        else:
+            self._refuse(reply, _over(session.id, request.kind.value, session.ended))
+        return False
+
+    def _out_of_turn(self, session: Session, seq: int, reply: Reply) -> None:
+        """Answers a numbered tick that is not the next one: a repeat of the last gets what that got."""
+        if seq == session.seq - 1 and session.kept is not None:
+            session.last_seen = _now()
+            self.recorder.add("ticks_repeated", 1.0)
+            reply(session.kept)
+        else:
+            told = f"tick {seq} of session {session.id!r} is out of sequence, expected {session.seq}"
+            self._refuse(reply, OutOfSequence(told, expected=session.seq, got=seq))
 
     def _record(self) -> None:
         """Hands the recorder the ticks answered since the last time."""
@@ -530,51 +509,148 @@ class SessionTable(Service):
     async def _in_time(
         self, session: Session, request: StepRequest, reply: Reply, deadline_s: float, arrived: float
     ) -> bytes | None:
-        """Answers a tick by its deadline, with the fallback if need be; what the actor says later is not used."""
+        """The actor's answer to a tick; None: there is none to send, it was refused or the fallback was faster."""
+        loop = asyncio.get_running_loop()
+        told: Position | None = None
+        timer: asyncio.TimerHandle
 
         def fall_back() -> None:
-            answer = self._fallen(session)
-            if answer is not None:
-                session.fallen = answer
-                self.recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
-                self.recorder.add("tick_seconds", time.perf_counter() - arrived)
-                reply(answer)
+            nonlocal told, timer
+            if _now() > self._lease.ends:
+                timer = loop.call_later(_LEASE_CHECK_S, fall_back)
+                return
+            with contextlib.suppress(BadBody):
+                answer = self._fallen(session, request.body)
+                if answer is not None:
+                    told = self._tell(session, request.seq, arrived, answer)
+                    session.unanswered = False
+                    reply(answer)
+                    self._overdue(session)
 
         def answered_once(result: bytes | BrayxError) -> None:
-            if session.fallen is None:
+            if told is None:
                 reply(result)
 
-        left_s = max(0.0, deadline_s - (time.perf_counter() - arrived))
-        timer = asyncio.get_running_loop().call_later(left_s, fall_back)
+        timer = loop.call_later(max(0.0, deadline_s - (_now() - arrived)), fall_back)
+        session.unanswered = True
         try:
             answer = await self._run(session, session.actor.tick(request.body), "tick", answered_once)
         finally:
             timer.cancel()
-        if session.fallen is None:
+            session.unanswered = False
+        if told is not None:
+            await self._after_told(session, answer, told)
+            return None
+        if answer is not None:
             session.last_reply = answer
-            return answer
+        return answer
+
+    def _overdue(self, session: Session) -> None:
+        """Answers the waiting ticks whose deadline has passed: in their order, and none before the one under way."""
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
+        if session.ended or session.unanswered or self._tick_deadline_s is None:
+            return
+        if _now() > self._lease.ends:
+            self._look_again(session, _LEASE_CHECK_S)
+            return
+        for entry in list(session.inbox):
+            if entry.told is not None:
+                continue
+            if entry.request.kind is not _TICK:
+                return
+            left_s = entry.arrived + self._tick_deadline_s - _now()
+            if left_s > 0:
+                self._look_again(session, left_s)
+                return
+            if not self._answer_waiting(session, entry):
+                return
+
+    def _look_again(self, session: Session, after_s: float) -> None:
+        """Has `_overdue` look at a session's waiting ticks."""
+        session.timer = session.task.get_loop().call_later(after_s, self._overdue, session, context=session.context)
+
+    def _answer_waiting(self, session: Session, entry: Waiting) -> bool:
+        """Answers a tick that waits in the inbox; False: there is no fallback, and it waits on."""
+        seq = entry.request.seq
+        if seq is not None and seq != session.seq:
+            session.inbox.remove(entry)
+            self._out_of_turn(session, seq, entry.reply)
+            return True
+        try:
+            answer = self._fallen(session, entry.request.body)
+        except BadBody as error:
+            session.inbox.remove(entry)
+            self._refuse(entry.reply, error)
+            return True
+        if answer is None:
+            return False
+        entry.told = self._tell(session, seq, entry.arrived, answer)
+        entry.reply(answer)
+        return True
+
+    def _tell(self, session: Session, seq: int | None, arrived: float, answer: bytes) -> Position:
+        """Counts a tick that the fallback answers: for its client it is done, whatever the actor makes of it."""
+        session.ticks += 1
+        if seq is not None:
+            session.seq, session.kept = seq + 1, answer
+        self.recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
+        self.recorder.add("ticks", 1.0)
+        self.recorder.add("tick_seconds", _now() - arrived)
+        return Position(session.ticks, session.seq, session.kept)
+
+    async def _run_told(self, session: Session, request: StepRequest, told: Position) -> None:
+        """Has the actor run a tick that was answered while it waited."""
+        answer = await self._run(session, session.actor.tick(request.body), "tick", _nobody)
+        await self._after_told(session, answer, told)
+
+    async def _after_told(self, session: Session, answer: bytes | None, told: Position) -> None:
+        """The actor is done with a tick that the fallback has answered: it hears that its own answer was not used."""
+        if session.ended and answer is None:
+            return
         if answer is not None:
             await self._guard(session, session.actor.missed(), "missed")
-        return session.fallen
+        else:  # it refused the body, but for its client the tick is done
+            await self._guard(session, session.actor.skipped(1), "skipped")
+        if self._snapshot_every and told.tick % self._snapshot_every == 0:
+            await self._snapshot(session, told)
 
-    def _fallen(self, session: Session) -> bytes | None:
-        """The fallback's answer; None: there is none, and the tick is waited for."""
+    async def _skip(self, session: Session, to: Position) -> None:
+        """Tells the actor of the ticks that made room in the inbox; they were the next ones."""
+        skipped, session.skipped, session.skipped_to = session.skipped, 0, None
+        await self._guard(session, session.actor.skipped(skipped), "skipped")
+        if self._snapshot_every and to.tick % self._snapshot_every < skipped:
+            await self._snapshot(session, to)
+
+    def _fallen(self, session: Session, body: bytes) -> bytes | None:
+        """The fallback's answer to the next tick; None: there is none, and the tick is waited for.
+
+        Raises:
+            BadBody: the actor cannot read the body.
+        """
         if self._fallback == "default":
             return self._default
         if self._fallback == "last":
             return session.last_reply
         try:
-            return session.actor.fallback()
+            return session.actor.fallback(session.ticks, body)
+        except BadBody:
+            raise
         except Exception:
             logger.exception("session %s: the actor's fallback raised", session.id)
             return None
 
     async def _stop(self, session: Session, request: StepRequest, reply: Reply) -> None:
         answer = await self._run(session, session.actor.stop(request.body), "stop", reply)
-        if answer is not None:
-            self.end(session, "stop")
-            await self._give_back(session.id, "stop")
-            reply(answer)
+        if answer is None:
+            return
+        if _now() > self._lease.ends and not await self._may_answer(session, request, reply):
+            self.end(session, "error")  # its agents have been told of the stop
+            return
+        self.end(session, "stop")
+        await self._give_back(session.id, "stop")
+        reply(answer)
 
     async def _run(self, session: Session, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
         """Runs one request of a session; whatever leaves the agents in doubt ends the session. None: it was refused."""
@@ -595,7 +671,7 @@ class SessionTable(Service):
 
     async def _guard(self, session: Session, work: Awaitable[T], kind: str) -> T:
         """What the actor answers; what it raises as a typed error, lateness included (`_sweep` looks for that)."""
-        session.began = time.monotonic()
+        session.began = _now()
         try:
             return await work
         except BaseException as error:
@@ -605,11 +681,15 @@ class SessionTable(Service):
 
     def _done(self, session: Session) -> None:
         """The actor is not working for the session any more."""
-        session.last_seen = time.monotonic()
+        session.last_seen = _now()
         session.began = 0.0
         if session.timed_out:
-            session.timed_out = False
-            session.task.uncancel()
+            self._in_time_again(session)
+
+    def _in_time_again(self, session: Session) -> None:
+        """What was late is over: the session's task is not being cancelled any more."""
+        session.timed_out = False
+        session.task.uncancel()
 
     def _typed(self, session: Session, error: BaseException, kind: str) -> BaseException:
         """What the actor raised as a typed error; the cancelling of the session's task as it is."""
@@ -625,8 +705,8 @@ class SessionTable(Service):
             return AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}")
         return error
 
-    async def _snapshot(self, session: Session) -> None:
-        """Has the actor's state kept; an actor that cannot give one goes on without."""
+    async def _snapshot(self, session: Session, at: Position) -> None:
+        """Has the actor's state after the tick before ``at`` kept; an actor that cannot give one goes on without."""
         assert self._keep is not None
         try:
             data = await self._guard(session, session.actor.snapshot(), "snapshot")
@@ -635,35 +715,7 @@ class SessionTable(Service):
             logger.warning("session %s: no snapshot: %s", session.id, error)
             return
         if data is not None:
-            self._keep(
-                session.id, Snapshot(session.ticks, session.seq, session.kept, data, announced=session.announced)
-            )
-
-    def _call(self, request: StepRequest, reply: Reply) -> None:
-        if len(self._calls) >= self._max_sessions:
-            told = f"this replica answers {len(self._calls)} stateless calls, at most {self._max_sessions} at once"
-            self._refuse(reply, QueueFull(told))
-            return
-        task = asyncio.get_running_loop().create_task(self._answer_call(request, reply))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-
-    async def _answer_call(self, request: StepRequest, reply: Reply) -> None:
-        if self._stateless is None:
-            self._stateless = self._make_actor()
-        try:
-            async with asyncio.timeout(self._tick_timeout_s):
-                reply(await self._stateless.call(request.body))
-        except TimeoutError:
-            told = f"the actor took longer than {self._tick_timeout_s} s for a stateless call"
-            self._refuse(reply, DeadlineExceeded(told, layer="actor"))
-        except BrayxError as error:
-            if isinstance(error, AgentError):
-                logger.error("stateless call: %s", error, exc_info=error.__cause__)
-            self._refuse(reply, error)
-        except Exception as error:
-            logger.exception("stateless call: the actor raised")
-            self._refuse(reply, AgentError(f"the actor raised in call: {type(error).__name__}: {error}"))
+            self._keep(session.id, Snapshot(at.tick, at.seq, at.kept, data, announced=session.announced))
 
     def refused(self, error: BrayxError) -> None:
         """See `Service.refused`."""
@@ -681,8 +733,14 @@ class SessionTable(Service):
             self._ended[session] = reason
         return _over(session, request.kind.value, reason)
 
-    def end(self, session: Session, reason: str) -> None:
-        """Ends a session once; its own task tells the actor, after the request in flight."""
+    def end(self, session: Session, reason: str, *, counted: bool = False) -> None:
+        """Ends a session once; its own task tells the actor, after the request in flight.
+
+        Args:
+            session: which.
+            reason: why.
+            counted: its end is, or will be, counted elsewhere.
+        """
         if session.ended:
             return
         session.ended = reason
@@ -691,7 +749,8 @@ class SessionTable(Service):
         while len(self._ended) > _REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         self._record()
-        self.recorder.add("sessions_ended", 1.0, label=reason)
+        if not counted:
+            self.recorder.add("sessions_ended", 1.0, label=reason)
         self.recorder.add("sessions_active", len(self._sessions))
         session.rouse()
 
@@ -700,18 +759,29 @@ class SessionTable(Service):
             del self._sessions[session.id]
 
     def lose(self, sessions: Iterable[str]) -> None:
-        """Ends sessions that another replica has taken over, with reason ``lost``."""
+        """Ends sessions that are this table's no more, with reason ``lost``: its lease was over, and somebody has asked
+        for them. Another replica goes on with them, or their loss has been told; either has been counted.
+        """
         for session in [self._sessions[name] for name in sessions if name in self._sessions]:
-            self.end(session, "lost")
+            self.end(session, "lost", counted=True)
 
     def _turn_away(self, session: Session) -> None:
         """Answers what still waits in the inbox of a session that is over."""
         self._forget(session)
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
         while session.inbox:
-            request, reply, _ = session.inbox.popleft()
+            entry = session.inbox.popleft()
+            request = entry.request
+            if entry.told is not None or request.kind is _CALL:
+                continue
+            if session.ended == "lost" and self._elsewhere is not None:
+                self._elsewhere(request, entry.reply)
+                continue
             if session.ended != "moved" and not may_be_repeat(request):
                 self._ended.pop(session.id, None)
-            self._refuse(reply, _over(session.id, request.kind.value, session.ended))
+            self._refuse(entry.reply, _over(session.id, request.kind.value, session.ended))
 
     async def _finish(self, session: Session) -> None:
         """The end of a session that had begun: frees its id, tells who watches, then the actor."""
@@ -719,9 +789,11 @@ class SessionTable(Service):
         if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
             # Who asks next is told why only if nobody has been told yet.
             await self._give_back(session.id, session.ended if session.id in self._ended else "stop")
+        # Of what was taken over the doors know nothing: their clients are to ask again, as after a move.
+        told = "moved" if session.ended == "lost" else session.ended
         for callback in session.on_end:
             try:
-                callback(session.ended)
+                callback(told)
             except Exception:
                 logger.exception("session %s: a watcher of its end raised", session.id)
         if moved:
@@ -754,9 +826,12 @@ class SessionTable(Service):
         shortest_s = min(self._tick_timeout_s, self._idle_timeout_s, self._reconnect_timeout_s or _MOST_SWEEP_S * 4)
         every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MOST_SWEEP_S)
         while True:
+            due = _now() + every_s
             await asyncio.sleep(every_s)
             self._record()
-            now = time.monotonic()
+            now = _now()
+            if now - due > every_s:
+                self._forgive(now - due, now)
             late, idle, gone = (
                 now - limit for limit in (self._tick_timeout_s, self._idle_timeout_s, self._reconnect_timeout_s)
             )
@@ -772,6 +847,12 @@ class SessionTable(Service):
                 elif session.last_seen < idle:
                     self.end(session, "idle")
 
+    def _forgive(self, away_s: float, now: float) -> None:
+        """While this process had no turn it could not hear its clients, so that is no silence of theirs."""
+        for session in self._sessions.values():
+            session.last_seen = min(session.last_seen + away_s, now)
+            session.left_at = session.left_at and min(session.left_at + away_s, now)
+
     async def move(self, park: Callable[[str, Snapshot], Awaitable[None]]) -> None:
         """Hands sessions over whose actors can give a snapshot and of which no request waits; they end as ``moved``.
 
@@ -781,7 +862,7 @@ class SessionTable(Service):
         for session in list(self._sessions.values()):
             if not session.moving and not session.inbox and not session.began:
                 session.moving = True
-                session.inbox.append((StepRequest(StepKind.CALL, session.id, b""), _nobody, 0.0))
+                session.inbox.append(Waiting(StepRequest(StepKind.CALL, session.id, b""), _nobody, 0.0))
                 session.park = park
                 session.rouse()
 
@@ -807,7 +888,7 @@ class SessionTable(Service):
         self._closed = True
         for session in list(self._sessions.values()):
             self.end(session, reason)
-        pending = {*self._tasks, *self._calls}
+        pending = {*self._tasks, *self._calls.tasks}
         if pending:
             _, late = await asyncio.wait(pending, timeout=timeout_s)
             for task in late:
@@ -816,11 +897,7 @@ class SessionTable(Service):
                 await asyncio.wait(late, timeout=_LAST_WORD_S)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._stateless is not None:
-            stateless, self._stateless = self._stateless, None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORD_S):
-                    await stateless.on_end(reason)
+        await self._calls.close(reason, _LAST_WORD_S)
 
 
 def may_be_repeat(request: StepRequest) -> bool:

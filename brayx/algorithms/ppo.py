@@ -1,13 +1,18 @@
-"""Proximal policy optimisation for discrete actions: options, loss, metrics and update. Torch only.
+"""Proximal policy optimisation: options, loss, metrics and update, for any distribution and network. Torch only.
 
 Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Works on the
 learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from, of publishing or
 of checkpoints.
+
+What the outputs of the module are, says `brayx.nets.distributions`; beside them it gives ``value`` ``[N]``, or
+``[N, K]`` with reward heads. A module with memory is replayed in whole columns, see `brayx.algorithms.forward`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import optree
@@ -16,17 +21,47 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from brayx.algorithms import returns
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.forward import Forward, carries, state_of
+from brayx.algorithms.moments import Moments
+from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule, share
+from brayx.algorithms.towers import ClosedForm, Sample, Seen
+from brayx.nets.distributions import log_prob_entropy
 
 METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"
 )  # fmt: skip
-"""What `PPO.update` measures, beside ``learning_rate``."""
+"""What `PPO.update` measures, beside ``learning_rate`` and ``epochs``."""
+_NEVER = 1e4
+"""Log-probability at acting time that makes a ratio vanish: a step which is masked out is one that never happened."""
+_TOO_FAR = 1.5
+"""Epochs end when the KL is beyond so many times its target."""
+_STEER = 1.5
+"""The learning rate is multiplied or divided by this when the KL is out of the range of half to twice its target."""
+_STEERED = (0.01, 10.0)
+"""Bounds of what that comes to."""
+_FORWARD_ROWS = 2048
+"""Most rows of one forward that only evaluates, unless a minibatch has more."""
+_FORWARD_BYTES = 8 * 2**20
+"""Most of an observation that such a forward sees on a CPU: images as floats are four times that, and memory that is
+asked for anew each time costs as much as the network does."""
 
 
-class PPOConfig(BaseModel):
-    """Options of PPO."""
+class RewardHead(BaseModel):
+    """One of several rewards, each of which has a value of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.98
+    """Discount per transition."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Decay of the advantage trace."""
+    weight: float = 1.0
+    """Of this head's advantage in the policy's."""
+
+
+class PPOConfig(OptimiseConfig):
+    """Options of PPO."""
 
     name: Literal["ppo"] = "ppo"
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.98
@@ -43,29 +78,39 @@ class PPOConfig(BaseModel):
     """Passes over a learner batch."""
     minibatch_size: Annotated[int, Field(ge=1)] = 256
     """Steps of one gradient, masked ones included, so that every rank takes equally many gradients."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
-    """Gradients are scaled down to this norm; null: never."""
     normalise_advantage: bool = True
     """Shift and scale the advantages of a minibatch to mean 0 and deviation 1."""
-    learning_rate_final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the learning rate left at the end of training; it falls linearly."""
+    clip_schedule: Schedule = "linear"
+    """How ``clip_param`` falls over the training."""
     clip_final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of ``clip_param`` left at the end of training; it falls linearly."""
+    """Share of ``clip_param`` left at the end of training, unless it is constant."""
+    clip_value: Annotated[float, Field(gt=0)] | None = None
+    """Values that moved further than this from what they were count as if they had not; null: no such clipping."""
+    kl_target: Annotated[float, Field(gt=0)] | None = None
+    """KL divergence between acting and learning policy that an update should come to; null: none."""
+    kl_reaction: Literal["stop", "learning_rate"] = "stop"
+    """What the target does. ``stop``: no further epoch once one is beyond 1.5 times it. ``learning_rate``: that is
+    multiplied by 1.5 after an update below half of it, and divided by 1.5 after one above twice of it."""
+    normalise_value: bool = False
+    """The network's values are in units of the running deviation of the returns."""
+    reward_heads: Annotated[list[RewardHead], Field(max_length=64)] = []
+    """Of a reward of several parts (``reward_heads`` ``[..., K]`` in a batch), in their order; empty: ``reward``
+    with ``gamma`` and ``gae_lambda``."""
 
 
-def log_softmax_at(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of ``action`` and entropy in nats of the categorical distribution.
+@dataclass(frozen=True)
+class Loss:
+    """What one micro-batch came to.
 
-    Args:
-        logits: ``[N, A]``.
-        action: ``[N]`` int64.
-
-    Returns:
-        ``[N]`` and ``[N]``.
+    Attributes:
+        total: with a gradient.
+        parts: ``[3]`` policy loss, value loss and entropy, detached.
+        log_ratio: ``[N]`` of learning to acting policy, detached.
     """
-    log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), entropy
+
+    total: Tensor
+    parts: Tensor
+    log_ratio: Tensor
 
 
 def ppo_loss(
@@ -73,72 +118,138 @@ def ppo_loss(
     old_log_prob: Tensor,
     entropy: Tensor,
     value: Tensor,
-    advantage: Tensor,
+    weighted_advantage: Tensor,
     target: Tensor,
-    mask: Tensor,
+    weight: Tensor,
     *,
     clip_param: float,
     value_coef: float,
     entropy_coef: float,
-) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of equation 7 with value loss and entropy bonus (equation 9), as means over ``mask``.
+    old_value: Tensor | None = None,
+    clip_value: float | None = None,
+) -> Loss:
+    """The clipped surrogate of equation 7 with value loss and entropy bonus (equation 9), as weighted sums.
 
     Args:
         log_prob: ``[N]`` of the actions under the policy that learns.
         old_log_prob: ``[N]`` at acting time.
         entropy: ``[N]``.
-        value: ``[N]`` predictions.
-        advantage: ``[N]``, already normalised if wanted.
-        target: ``[N]`` of the value.
-        mask: ``[N]``, 1 to learn from a step and 0 not to; all zeros give loss 0.
+        value: ``[N]`` or ``[N, K]`` predictions; heads are added up.
+        weighted_advantage: ``[N]``, the advantage times ``weight``.
+        target: of the value.
+        weight: ``[N]``, at least 0: ``mask / mask.sum()`` makes sums means.
         clip_param: epsilon.
         value_coef: weight of half the squared error.
         entropy_coef: weight of the entropy bonus.
-
-    Returns:
-        The loss, and ``[6]`` detached: loss, policy loss, value loss, entropy, KL(acting || learning) by the k3
-        estimate (Schulman, http://joschu.net/blog/kl-approx.html), share of ratios clipped.
+        old_value: before the update; for ``clip_value``.
+        clip_value: the larger of two errors counts, that of ``value`` and that of ``value`` kept this near to
+            ``old_value``; None: only the first.
     """
-    weight = mask / mask.sum().clamp(min=1)
-    log_ratio = torch.where(mask > 0, log_prob - old_log_prob, torch.zeros_like(log_prob))
+    log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_param, 1 + clip_param)
-    policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).sum()
-    value_loss = 0.5 * (weight * (value - target).square()).sum()
-    mean_entropy = (weight * entropy).sum()
-    loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
-    with torch.no_grad():
-        kl = (weight * (ratio - 1 - log_ratio)).sum()
-        outside = (weight * (ratio != clipped)).sum()
-    return loss, torch.stack([x.detach() for x in (loss, policy_loss, value_loss, mean_entropy, kl, outside)])
+    surrogate = torch.minimum(
+        ratio * weighted_advantage, ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
+    )
+    error = (value - target).square()
+    if clip_value is not None:
+        assert old_value is not None
+        near = old_value + (value - old_value).clamp(-clip_value, clip_value)
+        error = torch.maximum(error, (near - target).square())
+    policy_loss = -surrogate.sum()
+    value_loss = 0.5 * torch.dot(weight, error if error.ndim == 1 else error.sum(-1))
+    mean_entropy = torch.dot(weight, entropy)
+    total = policy_loss + value_coef * value_loss
+    if entropy_coef:
+        total = total - entropy_coef * mean_entropy
+    parts = torch.stack([policy_loss.detach(), value_loss.detach(), mean_entropy.detach()])
+    return Loss(total, parts, log_ratio.detach())
 
 
-def normalise(advantage: Tensor, mask: Tensor) -> Tensor:
-    """``advantage`` with mean 0 and deviation 1 over ``mask``; fewer than two steps stay as they are."""
-    count = mask.sum()
-    weight = mask / count.clamp(min=1)
-    centred = advantage - (weight * advantage).sum()
-    deviation = (weight * centred.square()).sum().sqrt()
-    return torch.where(count > 1, centred / (deviation + 1e-8), advantage)
+def kl_and_clipped(log_ratio: Tensor, weight: Tensor, clip_param: float) -> Tensor:
+    """``[2]``: KL(acting || learning) by the k3 estimate (Schulman, http://joschu.net/blog/kl-approx.html) and the
+    share of ratios that were clipped, as weighted sums."""
+    ratio = log_ratio.exp()
+    outside = (ratio < 1 - clip_param) | (ratio > 1 + clip_param)
+    return torch.stack([torch.dot(weight, ratio - 1 - log_ratio), torch.dot(weight, outside.to(weight.dtype))])
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What an update learns from. A *unit* is what is shuffled: a step, or with memory a column.
+
+    Attributes:
+        obs, action: ``[units, ...]``, with memory ``[T, units, ...]``.
+        state, carry: with memory ``[T, units, ...]``; else None.
+        numbers: the same with as last axis log-prob at acting time, mask, advantage, targets and old values.
+    """
+
+    obs: Any
+    action: Tensor
+    state: Any
+    carry: Tensor | None
+    numbers: Tensor
+
+    @property
+    def axis(self) -> int:
+        """Of the units."""
+        return self.numbers.ndim - 2
+
+    def at(self, index: Tensor) -> _Data:
+        """Some units."""
+        nest = (self.obs, self.action, self.state, self.carry, self.numbers)
+        return _Data(*_each(lambda x: x.index_select(self.axis, index), nest))
+
+    def between(self, start: int, stop: int) -> _Data:
+        """Neighbouring units, without a copy."""
+        nest = (self.obs, self.action, self.state, self.carry, self.numbers)
+        return _Data(*_each(lambda x: x.narrow(self.axis, start, stop - start), nest))
+
+
+@dataclass
+class _Done:
+    """What the gradients of an update came to.
+
+    Attributes:
+        losses: ``[3]`` of each micro-batch.
+        log_ratios, weights: ``[N]`` of each micro-batch.
+        norms: of each gradient.
+        samples, seen: of each gradient in closed form.
+    """
+
+    losses: list[Tensor] = field(default_factory=list)
+    log_ratios: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
 
 
 class PPO:
     """Updates a module from learner batches.
 
+    Ranks that learn together, each from its own batch, take the gradients of one rank that learns from all of them;
+    micro-batches (``accumulate``) take that of the whole minibatch.
+
     Args:
-        module: called with the observations, ``[N, ...]``; gives ``{"logits": [N, A], "value": [N]}``. Observations
-            that are a tuple are passed as several arguments.
+        module: called with the observations; gives a distribution and ``value``.
         optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
         config: options.
+        across: the ranks that learn together.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig) -> None:
+    priorities: Tensor | None = None
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig, across: Across = ALONE
+    ) -> None:
         self.module = module
-        self.optimizer = optimizer
         self.config = config
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._across = across
+        self._optimise = Optimise(optimizer, config, module)
+        self._forward = Forward(module)
+        self._moments = Moments(len(config.reward_heads)) if config.normalise_value else None
+        self._asked = False
+        self._closed: ClosedForm | None = None
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch: ``epochs`` passes in minibatches.
@@ -149,90 +260,292 @@ class PPO:
             progress: how far training has come, 0 to 1; learning rate and clip fall with it.
 
         Returns:
-            Means over the minibatches, by the names in `METRICS` and ``learning_rate``.
+            Means over the minibatches, by the names in `METRICS`; ``learning_rate``; ``epochs`` that were taken.
+
+        Raises:
+            ValueError: the batch, or what the module gives for it, has another shape than it must.
         """
         config = self.config
-        progress = min(max(progress, 0.0), 1.0)
-        learning_rate = self._anneal(progress)
-        clip_param = max(config.clip_param * (1 - progress * (1 - config.clip_final)), 1e-6)
-        obs, action, old_log_prob, advantage, target, mask, explained = self._prepare(batch)
-        size = len(mask)
-        count = max(1, round(size / config.minibatch_size))
-        measured: list[Tensor] = []
-        for _ in range(config.epochs):
-            # One minibatch is the whole batch: shuffling it would only cost time.
-            # Shuffled by the CPU's generator: a checkpoint has its state, and every device draws the same minibatches.
-            chunks = [slice(None)] if count == 1 else torch.randperm(size).to(mask.device).tensor_split(count)
-            for chunk in chunks:
-                part = mask[chunk]
-                outputs = self._forward(optree.tree_map(lambda x, at=chunk: x[at], obs))
-                log_prob, entropy = log_softmax_at(outputs["logits"], action[chunk])
-                loss, parts = ppo_loss(
-                    log_prob,
-                    old_log_prob[chunk],
-                    entropy,
-                    outputs["value"].float(),
-                    normalise(advantage[chunk], part) if config.normalise_advantage else advantage[chunk],
-                    target[chunk],
-                    part,
-                    clip_param=clip_param,
-                    value_coef=config.value_coef,
-                    entropy_coef=config.entropy_coef,
-                )
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm or float("inf"))
-                self.optimizer.step()
-                measured.append(torch.cat([parts, norm.detach().reshape(1)]))
-        means = torch.cat([torch.stack(measured).mean(0), explained.reshape(1)]).tolist()
-        return {**dict(zip(METRICS, means, strict=True)), "learning_rate": learning_rate}
+        closed = self._closed_form(batch["obs"])
+        learning_rate = self._optimise.begin(progress)
+        left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
+        clip_param = max(config.clip_param * left, 1e-6)
+        data, explained = self._prepare(batch)
+        units = data.numbers.shape[data.axis]
+        count = min(max(1, round(data.numbers[..., 0].numel() / config.minibatch_size)), units)
+        # One minibatch is the whole batch: shuffling it, or weighing it again, would only cost time.
+        whole = self._weighted(data, 1) if count == 1 else None
+        shuffled, scale, done = data, whole, _Done()
+        samples: list[Sample] = []
+        epochs = 0
+        while epochs < config.epochs and not self._too_far(done, epochs, count, clip_param):
+            epochs += 1
+            if whole is None:
+                # By the CPU's generator: a checkpoint has its state, and every device draws the same minibatches.
+                shuffled = data.at(torch.randperm(units).to(data.numbers.device))
+                scale = self._weighted(shuffled, count)
+            assert scale is not None
+            if closed is None:
+                self._epoch(shuffled, scale, count, clip_param, done)
+                continue
+            if whole is None or not samples:
+                samples = self._samples(shuffled, scale, count)
+            for sample in samples:
+                done.seen.append(closed.gradient(sample, clip_param))
+                done.norms.append(self._optimise.step())
+            done.samples += samples
+            done.log_ratios += [each.log_ratio for each in done.seen[-count:]]
+            done.weights += [each.weight for each in samples]
+        if closed is not None:
+            done.losses.append(closed.parts(done.samples, done.seen, clip_param))
+        measured = self._measured(done, clip_param, explained)
+        if config.kl_target is not None and config.kl_reaction == "learning_rate":
+            self._steer(measured["approx_kl"] / config.kl_target)
+        return {**measured, "learning_rate": learning_rate, "epochs": epochs}
+
+    def _closed_form(self, obs: Any) -> ClosedForm | None:
+        """What computes gradients instead of autograd, if the module, the options and the observations allow."""
+        config = self.config
+        if not self._asked:
+            self._asked = True
+            plain = config.accumulate == 1 and config.precision == "fp32" and self._across.size == 1
+            if plain and not self._optimise.adds and config.clip_value is None and not config.reward_heads:
+                self._closed = ClosedForm.of(self.module, config.value_coef, config.entropy_coef)
+            if self._closed is not None and not self._closed.takes(obs):
+                self._closed = None
+            if self._closed is not None:
+                self._optimise.flatten()
+        return self._closed
+
+    def _epoch(self, data: _Data, scale: Tensor, count: int, clip_param: float, done: _Done) -> None:
+        """One pass over the data, by autograd."""
+        for start, stop in _cut(0, data.numbers.shape[data.axis], count):
+            bounds = list(_cut(start, stop, min(self.config.accumulate, stop - start)))
+            for part in bounds:
+                with self._optimise.shared(last=part is bounds[-1]):
+                    loss, weight = self._loss(data, scale, part, clip_param)
+                    self._optimise.backward(loss.total)
+                done.losses.append(loss.parts)
+                done.log_ratios.append(loss.log_ratio)
+                done.weights.append(weight)
+            done.norms.append(self._optimise.step())
+
+    def _samples(self, data: _Data, scale: Tensor, count: int) -> list[Sample]:
+        """The minibatches of one epoch."""
+        columns = torch.cat([data.numbers, scale], -1).t().contiguous()
+        found = []
+        for start, stop in _cut(0, len(data.action), count):
+            old_log_prob, _, _, target, _, weight, weighted_advantage = columns[:, start:stop].unbind()
+            obs, action = data.obs[start:stop], data.action[start:stop]
+            found.append(Sample(obs, action, old_log_prob, weight, weighted_advantage, target))
+        return found
+
+    def _loss(self, data: _Data, scale: Tensor, part: tuple[int, int], clip_param: float) -> tuple[Loss, Tensor]:
+        """The loss of some units, and their weights ``[N]``."""
+        config = self.config
+        own = data.between(*part)
+        with self._optimise.autocast():
+            outputs = self._forward(own.obs, own.state, own.carry)
+        action, numbers = own.action, own.numbers
+        scale = scale.narrow(data.axis, part[0], part[1] - part[0])
+        if own.carry is not None:
+            action, numbers, scale = action.flatten(0, 1), numbers.flatten(0, 1), scale.flatten(0, 1)
+        old_log_prob, _, _, target, old_value = self._columns(numbers)
+        weight, weighted_advantage = scale.unbind(-1)
+        log_prob, entropy = log_prob_entropy(outputs, action)
+        loss = ppo_loss(
+            log_prob,
+            old_log_prob,
+            entropy,
+            returns.full_precision(outputs["value"]),
+            weighted_advantage,
+            target,
+            weight,
+            clip_param=clip_param,
+            value_coef=config.value_coef,
+            entropy_coef=config.entropy_coef,
+            old_value=old_value,
+            clip_value=config.clip_value,
+        )
+        return loss, weight
+
+    def _weighted(self, data: _Data, count: int) -> Tensor:
+        """Weight and weighted advantage of each step in its minibatch, one of ``count``: ``[..., 2]``.
+
+        Over all ranks; times their number, because gradients are averaged over them.
+        """
+        _, mask, advantage, _, _ = self._columns(data.numbers)
+        units = mask.shape[-1]
+        sizes = torch.tensor([stop - start for start, stop in _cut(0, units, count)])
+        of_unit = torch.repeat_interleave(torch.arange(count), sizes).to(mask.device)
+
+        def added(x: Tensor) -> Tensor:
+            x = x.sum(0) if x.ndim == 2 else x
+            return self._across.sum(x.new_zeros(count).index_add_(0, of_unit, x))
+
+        number = added(mask)
+        weight = mask / number.clamp(min=1)[of_unit]
+        if self.config.normalise_advantage:
+            centred = advantage - added(weight * advantage)[of_unit]
+            deviation = added(weight * centred.square()).sqrt()
+            # Fewer than two steps have no deviation, and stay as they are.
+            advantage = torch.where((number > 1)[of_unit], centred / (deviation[of_unit] + 1e-8), advantage)
+        weight = weight * self._across.size
+        return torch.stack([weight, weight * advantage], -1)
 
     @torch.no_grad()
-    def _prepare(self, batch: Mapping[str, Any]) -> tuple[Any, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Flat ``[T * B, ...]`` learning data, time-major: values and advantages by the current module."""
+    def _prepare(self, batch: Mapping[str, Any]) -> tuple[_Data, Tensor]:
+        """Time-major learning data with values and advantages by the current module, and the explained variance."""
         mask = batch["mask"]
         if mask.ndim != 2 or mask.shape[1] < 2:
             raise ValueError(f"mask: expected [B, T + 1] with T >= 1, got shape {tuple(mask.shape)}")
-        columns, steps = mask.shape
-        obs = optree.tree_map(lambda x: x.transpose(0, 1).reshape(steps * columns, *x.shape[2:]), batch["obs"])
-        time_major = {
-            key: batch[key][:, :-1].transpose(0, 1)
-            for key in ("action", "log_prob", "reward", "terminated", "truncated", "mask")
-        }
-        values = self._forward(obs)["value"].float().reshape(steps, columns)
-        discount_t, lambda_t = returns.discounts(
-            time_major["terminated"], time_major["truncated"], gamma=self.config.gamma, lam=self.config.gae_lambda
+        heads = self.config.reward_heads
+        obs, action = _transposed(batch["obs"]), batch["action"].transpose(0, 1)
+        mask, terminated, truncated, old_log_prob, reward = (
+            batch[key].transpose(0, 1)
+            for key in ("mask", "terminated", "truncated", "log_prob", "reward_heads" if heads else "reward")
         )
-        advantage = returns.gae(time_major["reward"], discount_t, lambda_t, values)
-        target = advantage + values[:-1]
-        learn = time_major["mask"].reshape(-1)
-        size = len(learn)
-        flat_target, flat_value = target.reshape(-1), values[:-1].reshape(-1)
-        return (
-            optree.tree_map(lambda x: x[:size], obs),
-            time_major["action"].reshape(-1),
-            time_major["log_prob"].reshape(-1),
-            advantage.reshape(-1),
-            flat_target,
-            learn,
-            _explained_variance(flat_value, flat_target, learn),
-        )
+        state: Any = None
+        carry: Tensor | None = None
+        if self._forward.recurrent:
+            state = _transposed(state_of(batch))
+            carry = carries(mask, terminated, truncated)
+        else:
+            obs = _each(lambda x: x.flatten(0, 1), obs)
+        value = self._values(obs, state, carry)
+        if value.shape[value.ndim - len(reward.shape[2:]) :] != reward.shape[2:] or value.numel() != reward.numel():
+            raise ValueError(f"value: expected one for each reward, {tuple(reward.shape)}, got {tuple(value.shape)}")
+        value = value.reshape(reward.shape)
+        returned = value if self._moments is None else self._moments.back(value)
+        advantage = self._advantage(reward[:-1], terminated[:-1], truncated[:-1], returned)
+        target = returned[:-1] + advantage
+        learn = mask[:-1]
+        explained = self._explained_variance(returned[:-1], target, learn)
+        if self._moments is not None:
+            self._moments.add(target, learn, self._across)
+            target = self._moments.scaled(target)
+        if heads:
+            advantage = (advantage * advantage.new_tensor([head.weight for head in heads])).sum(-1)
+        else:
+            target, value = target.unsqueeze(-1), value.unsqueeze(-1)
+        happened = torch.where(learn > 0, old_log_prob[:-1], _NEVER)
+        numbers = torch.cat([torch.stack([happened, learn, advantage], -1), target, value[:-1]], -1)
+        action = action[:-1]
+        if carry is None:
+            rows = learn.numel()
+            obs = _each(lambda x: x[:rows], obs)
+            return _Data(obs, action.flatten(0, 1), None, None, numbers.flatten(0, 1)), explained
+        obs, state, carry = _each(lambda x: x[:-1], (obs, state, carry))
+        return _Data(obs, action, state, carry, numbers), explained
 
-    def _forward(self, obs: Any) -> Mapping[str, Tensor]:
-        outputs: Mapping[str, Tensor] = self.module(*obs) if isinstance(obs, tuple) else self.module(obs)
-        return outputs
+    def _values(self, obs: Any, state: Any, carry: Tensor | None) -> Tensor:
+        """Of every step, in pieces that fit where minibatches fit: flat, time-major."""
+        leaves = optree.tree_leaves(obs)
+        axis = 0 if carry is None else 1
+        units = leaves[0].shape[axis]
+        rows = leaves[0].shape[0] if carry is None else carry.numel()
+        most = max(self.config.minibatch_size, _FORWARD_ROWS)
+        if leaves[0].device.type == "cpu":
+            most = min(most, max(1, rows * _FORWARD_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))))
+        pieces = min(-(-rows // most), units)
+        found = []
+        for start, stop in _cut(0, units, pieces):
+            cut = _each(partial(torch.narrow, dim=axis, start=start, length=stop - start), (obs, state, carry))
+            with self._optimise.autocast():
+                value = returns.full_precision(self._forward(*cut)["value"])
+            found.append(value if carry is None else value.reshape(len(carry), stop - start, *value.shape[1:]))
+        return torch.cat(found, axis)
 
-    def _anneal(self, progress: float) -> float:
-        share = 1 - progress * (1 - self.config.learning_rate_final)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * share
-        return float(self.optimizer.param_groups[0]["lr"])
+    def _advantage(self, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
+        """``[T, B]``, or ``[T, B, K]`` by reward head."""
+        heads = self.config.reward_heads
+        if not heads:
+            discount_t, lambda_t = returns.discounts(
+                terminated, truncated, gamma=self.config.gamma, lam=self.config.gae_lambda, dtype=value.dtype
+            )
+            return returns.gae(reward, discount_t, lambda_t, value)
+        if reward.shape[-1] != len(heads):
+            raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
+        each = [
+            returns.gae(
+                reward[..., k],
+                *returns.discounts(terminated, truncated, gamma=head.gamma, lam=head.gae_lambda, dtype=value.dtype),
+                value[..., k],
+            )
+            for k, head in enumerate(heads)
+        ]
+        return torch.stack(each, -1)
+
+    def _columns(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Log-prob at acting time, mask, advantage, targets and old values."""
+        heads = len(self.config.reward_heads)
+        if not heads:
+            log_prob, mask, advantage, target, value = numbers.unbind(-1)
+            return log_prob, mask, advantage, target, value
+        log_prob, mask, advantage = numbers[..., :3].unbind(-1)
+        return log_prob, mask, advantage, numbers[..., 3 : 3 + heads], numbers[..., 3 + heads :]
+
+    def _kl(self, done: _Done, clip_param: float, last: int = 0) -> Tensor:
+        """``[2]``: KL and share clipped, means over the ``last`` or all minibatches and over all ranks."""
+        parts = last * len(done.weights) // max(len(done.norms), 1)
+        log_ratio, weight = torch.cat(done.log_ratios[-parts:]), torch.cat(done.weights[-parts:])
+        minibatches = last or len(done.norms)
+        return self._across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self._across.size)
+
+    def _too_far(self, done: _Done, epochs: int, count: int, clip_param: float) -> bool:
+        """Whether the last of so many epochs was one too many; asked of the device only if there is a target."""
+        target = self.config.kl_target
+        if target is None or self.config.kl_reaction != "stop" or not epochs:
+            return False
+        return self._kl(done, clip_param, last=count)[0].item() > _TOO_FAR * target
+
+    def _measured(self, done: _Done, clip_param: float, explained: Tensor) -> dict[str, float]:
+        config = self.config
+        parts = self._across.sum(torch.stack(done.losses).sum(0)) / (len(done.norms) * self._across.size)
+        total = parts[0] + config.value_coef * parts[1] - config.entropy_coef * parts[2]
+        norm = torch.stack(done.norms).mean()
+        kl = self._kl(done, clip_param)
+        every = torch.cat([total.reshape(1), parts, kl, norm.reshape(1), explained.reshape(1)])
+        return dict(zip(METRICS, every.tolist(), strict=True))
+
+    def _steer(self, share_of_target: float) -> None:
+        factor = _STEER if share_of_target < 0.5 else 1 / _STEER if share_of_target > 2 else 1.0
+        self._optimise.scale = min(max(self._optimise.scale * factor, _STEERED[0]), _STEERED[1])
+
+    def _explained_variance(self, value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        """Over all ranks and heads."""
+        if value.ndim == 3:
+            value, target, mask = value.sum(-1), target.sum(-1), mask
+        error = target - value
+        sums = [mask, mask * target, mask * target.square(), mask * error, mask * error.square()]
+        count, one, two, error_one, error_two = self._across.sum(torch.stack([x.sum() for x in sums])).unbind()
+        count = count.clamp(min=1)
+        return 1 - (error_two - error_one.square() / count) / (two - one.square() / count).clamp(min=1e-8)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gradient step's scales and the moments of the returns."""
+        moments = {} if self._moments is None else {"moments": self._moments.state_dict()}
+        return {"optimise": self._optimise.state_dict(), **moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._optimise.load_state_dict(state["optimise"])
+        if self._moments is not None and "moments" in state:
+            self._moments.load_state_dict(state["moments"])
 
 
-def _explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    weight = mask / mask.sum().clamp(min=1)
+def _cut(start: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
+    """``count`` neighbouring ranges, as equal as can be."""
+    size, more = divmod(stop - start, count)
+    for index in range(count):
+        end = start + size + (index < more)
+        yield start, end
+        start = end
 
-    def variance(x: Tensor) -> Tensor:
-        return (weight * (x - (weight * x).sum()).square()).sum()
 
-    return 1 - variance(target - value) / variance(target).clamp(min=1e-8)
+def _each(function: Callable[[Tensor], Tensor], nest: Any) -> Any:
+    return optree.tree_map(function, nest)
+
+
+def _transposed(nest: Any) -> Any:
+    return _each(lambda x: x.transpose(0, 1), nest)

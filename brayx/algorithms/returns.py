@@ -7,16 +7,40 @@ arguments that decide about ends are made by `discounts`:
     discount_t = gamma * (1 - terminated)                bootstrapping stops where the environment ended
     lambda_t = lam * (1 - (terminated or truncated))     the trace stops where the trajectory was cut
 
-Half precision is computed in float32. No gradient flows through a result.
+So ``lambda_t = 0`` with ``discount_t > 0`` is a truncation: bootstrap, and look no further. A step that only holds the
+observation to bootstrap from (mask 0 in a learner batch) needs no care of its own: the transition before it was cut,
+and what is computed for it is masked. The end of a column cuts like a truncation.
+
+In games by turns `discounts` takes ``own_turn_t``: into a state where others move the trace does not decay
+(lambda_t = 1), so a target does not rest on values of states in which the agent decides nothing (HandyRL's rule).
+
+Half precision is computed in float32, float64 stays. No gradient flows through a result.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from brayx.algorithms.scan import backward_recurrence
 
-def discounts(terminated: Tensor, truncated: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+
+def full_precision(x: Tensor) -> Tensor:
+    """float32, or float64 where it is that."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def discounts(
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    own_turn_t: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
     """``discount_t`` and ``lambda_t`` of transitions.
 
     Args:
@@ -24,10 +48,20 @@ def discounts(terminated: Tensor, truncated: Tensor, *, gamma: float, lam: float
         truncated: bool ``[T, ...]``: the trajectory was cut after it.
         gamma: discount in [0, 1].
         lam: trace decay in [0, 1].
+        own_turn_t: bool ``[T, ...]``: the state that the transition led to is one where the agent moves; None: all.
+        dtype: of the results; None: torch's default.
+
+    Raises:
+        ValueError: shapes differ.
     """
     _same_shape(terminated=terminated, truncated=truncated)
-    dtype = torch.get_default_dtype()
-    return gamma * (~terminated).to(dtype), lam * (~(terminated | truncated)).to(dtype)
+    dtype = dtype or torch.get_default_dtype()
+    goes_on = (~(terminated | truncated)).to(dtype)
+    lambda_t = lam * goes_on
+    if own_turn_t is not None:
+        _same_shape(terminated=terminated, own_turn_t=own_turn_t)
+        lambda_t = torch.where(own_turn_t.bool(), lambda_t, goes_on)
+    return gamma * (~terminated).to(dtype), lambda_t
 
 
 @torch.no_grad()
@@ -50,30 +84,155 @@ def gae(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Tensor) -> Te
     Raises:
         ValueError: shapes do not fit.
     """
-    _same_shape(r_t=r_t, discount_t=discount_t, lambda_t=lambda_t)
-    if values.shape != (len(r_t) + 1, *r_t.shape[1:]):
-        raise ValueError(f"values: expected shape {(len(r_t) + 1, *r_t.shape[1:])}, got {tuple(values.shape)}")
-    r_t, discount_t, lambda_t, values = (_full_precision(x) for x in (r_t, discount_t, lambda_t, values))
+    r_t, discount_t, lambda_t, values = _checked(r_t=r_t, discount_t=discount_t, lambda_t=lambda_t, values=values)
     delta_t = r_t + discount_t * values[1:] - values[:-1]
-    decay_t = discount_t * lambda_t
-    advantages = torch.empty_like(delta_t)
-    after = torch.zeros_like(delta_t[0])
-    for t in range(len(delta_t) - 1, -1, -1):
-        after = torch.addcmul(delta_t[t], decay_t[t], after, out=advantages[t])
-    return advantages
+    return backward_recurrence(discount_t * lambda_t, delta_t)
 
 
+@torch.no_grad()
 def lambda_returns(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Tensor) -> Tensor:
     """Targets for the value: ``gae + v_tm1``, ``[T, ...]``.
 
     Sutton and Barto 2018, "Reinforcement learning: an introduction", equation 12.18 in recursive form:
     G_tm1 = r_t + discount_t * ((1 - lambda_t) * v_t + lambda_t * G_t). Arguments and errors as in `gae`.
     """
-    return gae(r_t, discount_t, lambda_t, values) + _full_precision(values[:-1]).detach()
+    return gae(r_t, discount_t, lambda_t, values) + full_precision(values[:-1])
 
 
-def _full_precision(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+class NStep(NamedTuple):
+    """What `n_steps` gives, ``[T, ...]`` each.
+
+    Attributes:
+        reward: sum of the discounted rewards.
+        discount: factor of the value to bootstrap from; 0 after a termination.
+        at: int64, where along ``values`` that value is, ``t`` to ``t - 1 + n``, the transition itself being the first.
+    """
+
+    reward: Tensor
+    discount: Tensor
+    at: Tensor
+
+
+@torch.no_grad()
+def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
+    """Rewards of up to ``n`` transitions, and where to bootstrap after them.
+
+    Sutton and Barto 2018, equation 7.1:  G = r_t + discount_t r_{t+1} + ... + discount_t ... v_{t-1+n}. It takes fewer
+    where the trajectory is cut or the column ends before, and bootstraps there.
+
+    Args:
+        r_t: rewards ``[T, ...]``.
+        discount_t: ``[T, ...]``.
+        lambda_t: ``[T, ...]``; 0 cuts after that transition, anything else goes on.
+        n: at least 1.
+
+    Raises:
+        ValueError: shapes do not fit, or n is below 1.
+    """
+    _same_shape(r_t=r_t, discount_t=discount_t, lambda_t=lambda_t)
+    if n < 1:
+        raise ValueError(f"n: expected at least 1, got {n}")
+    r_t, discount_t = _one_dtype(r_t, discount_t)
+    steps = len(r_t)
+    reward, discount = r_t.clone(), discount_t.clone()
+    at = torch.arange(1, steps + 1, device=r_t.device).view(-1, *[1] * (r_t.ndim - 1)).expand(r_t.shape).clone()
+    open_ = lambda_t != 0
+    for k in range(1, min(n, steps)):
+        goes_on = open_[: steps - k]  # from its transition over k - 1 more, with this one to come
+        reward[: steps - k] += torch.where(goes_on, discount[: steps - k] * r_t[k:], 0)
+        discount[: steps - k] *= torch.where(goes_on, discount_t[k:], 1)
+        at[: steps - k] += goes_on
+        open_ = goes_on & (lambda_t[k:] != 0)
+    return NStep(reward, discount, at)
+
+
+@torch.no_grad()
+def n_step_returns(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Tensor, n: int) -> Tensor:
+    """Targets for the value from ``n`` transitions and the value after them, ``[T, ...]``; see `n_steps`."""
+    r_t, discount_t, lambda_t, values = _checked(r_t=r_t, discount_t=discount_t, lambda_t=lambda_t, values=values)
+    found = n_steps(r_t, discount_t, lambda_t, n)
+    return found.reward + found.discount * values.gather(0, found.at)
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` gives, ``[T, ...]`` each.
+
+    Attributes:
+        target: of the value, ``v_s`` in the paper.
+        advantage: factor of the policy gradient, its clipped importance weight included.
+    """
+
+    target: Tensor
+    advantage: Tensor
+
+
+@torch.no_grad()
+def vtrace(
+    r_t: Tensor,
+    discount_t: Tensor,
+    lambda_t: Tensor,
+    values: Tensor,
+    log_rho_tm1: Tensor,
+    *,
+    clip_rho: float | None = 1.0,
+    clip_c: float | None = 1.0,
+    clip_pg_rho: float | None = 1.0,
+) -> VTrace:
+    """Off-policy targets and advantages.
+
+    Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
+    https://arxiv.org/abs/1802.01561, equation 1 in the recursive form of remark 1, with lambda of remark 2:
+
+        v_s = V(x_s) + rho_s (r_s + gamma V(x_{s+1}) - V(x_s)) + gamma c_s (v_{s+1} - V(x_{s+1}))
+
+    where c_s has the factor lambda; and the advantage of section 4.2, rho_s (r_s + gamma v_{s+1} - V(x_s)),
+    where v_{s+1} is mixed with V(x_{s+1}) by lambda, as a lambda-return does: after a cut comes another trajectory.
+
+    Args:
+        r_t: rewards ``[T, ...]``.
+        discount_t: ``[T, ...]``.
+        lambda_t: ``[T, ...]``.
+        values: ``[T + 1, ...]`` of the policy that learns.
+        log_rho_tm1: ``[T, ...]``, log-probability of the action under the policy that learns, less that at acting time.
+        clip_rho: bound of rho in the target; None: none.
+        clip_c: bound of c; None: none.
+        clip_pg_rho: bound of rho in the advantage; None: none.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+    _same_shape(r_t=r_t, log_rho_tm1=log_rho_tm1)
+    r_t, discount_t, lambda_t, values, log_rho_tm1 = _checked(
+        r_t=r_t, discount_t=discount_t, lambda_t=lambda_t, values=values, log_rho_tm1=log_rho_tm1
+    )
+    rho = log_rho_tm1.exp()
+    decay_t = discount_t * lambda_t
+    delta_t = _clipped(rho, clip_rho) * (r_t + discount_t * values[1:] - values[:-1])
+    above = backward_recurrence(decay_t * _clipped(rho, clip_c), delta_t)  # v_s - V(x_s)
+    # gamma * (lambda v_{s+1} + (1 - lambda) V(x_{s+1})); the last one's v is its V.
+    after = discount_t * values[1:]
+    after[:-1] += decay_t[:-1] * above[1:]
+    return VTrace(values[:-1] + above, _clipped(rho, clip_pg_rho) * (r_t + after - values[:-1]))
+
+
+def _clipped(rho: Tensor, bound: float | None) -> Tensor:
+    return rho if bound is None else rho.clamp(max=bound)
+
+
+def _one_dtype(*tensors: Tensor) -> list[Tensor]:
+    """float64 where one of them is, else float32."""
+    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    return [x.to(dtype) for x in tensors]
+
+
+def _checked(*, values: Tensor, **tensors: Tensor) -> list[Tensor]:
+    """The arguments in one dtype, ``values`` in the fourth place as callers have it."""
+    _same_shape(**tensors)
+    first = tensors["r_t"]
+    if values.shape != (len(first) + 1, *first.shape[1:]):
+        raise ValueError(f"values: expected shape {(len(first) + 1, *first.shape[1:])}, got {tuple(values.shape)}")
+    before, beyond = list(tensors.values())[:3], list(tensors.values())[3:]
+    return _one_dtype(*before, values, *beyond)
 
 
 def _same_shape(**tensors: Tensor) -> None:

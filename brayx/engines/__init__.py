@@ -28,6 +28,7 @@ def build_engine(
     example_args: tuple[NestedArray, ...],
     *,
     threads: int = 1,
+    max_batch_size: int = 64,
     device: str = "cpu",
     compiled: bool = False,
     weights: Weights | None = None,
@@ -40,6 +41,7 @@ def build_engine(
         module: takes and returns nested arrays ``[B, ...]``.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: threads of one run of an ONNX engine; torch uses the process's setting.
+        max_batch_size: of one run, negative for exactly so many: what a TensorRT plan is made for. Others take any.
         device: ``cuda`` puts the torch engine on a GPU; TensorRT is always there.
         compiled: the torch engine runs through ``torch.compile``.
         weights: instead of the module's own; a frozen engine needs them here.
@@ -74,7 +76,7 @@ def build_engine(
     if kind == "tensorrt":
         from brayx.engines.tensorrt import TensorRTEngine
 
-        return TensorRTEngine(module, example_args)
+        return TensorRTEngine(module, example_args, max_batch_size=max_batch_size)
     from brayx.engines.export import verify
     from brayx.engines.torch import TorchEngine
 

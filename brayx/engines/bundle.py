@@ -34,6 +34,8 @@ _SAMPLES = 16
 """Rows that a bundle shows."""
 _ROWS = 256
 """Rows of noise, when nothing was recorded."""
+_PLANNED = 64
+"""Rows that a TensorRT plan takes at least; more where larger batches are compared."""
 _LATENCY_RUNS = 1000
 _LATENCY_S = 1.0
 
@@ -105,7 +107,8 @@ def write_bundle(
     names: tuple[Sequence[str], Sequence[str]] = ([], [])
     for runtime in runtimes:
         path = folder / _FILES[runtime]
-        tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0))
+        largest = max(_PLANNED, *batch_sizes)
+        tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
         tolerance = (tolerances or {}).get(runtime, tolerance)
         errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
         timed[runtime] = _latencies(run, inputs, batch_sizes)
@@ -142,12 +145,13 @@ def _write(
     module: torch.nn.Module,
     example_args: tuple[NestedArray, ...],
     calibrate: Sequence[np.ndarray],
+    largest: int,
 ) -> tuple[Tolerance, tuple[Sequence[str], Sequence[str]], Run]:
     """Writes a runtime's file; its tolerance, the graph's names of inputs and outputs, and what runs that file."""
     if runtime == "tensorrt":
         from brayx.engines.tensorrt import TensorRTEngine
 
-        plan = TensorRTEngine(module, example_args)
+        plan = TensorRTEngine(module, example_args, max_batch_size=largest)
         path.write_bytes(plan.plan)
         bound = plan.bind(plan.initial)
         return plan.tolerance, (plan.inputs, plan.outputs), lambda leaves: plan.run(bound, leaves)

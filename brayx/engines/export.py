@@ -69,7 +69,11 @@ class _Flat(torch.nn.Module):
 
 
 def to_onnx(
-    module: torch.nn.Module, example_args: tuple[NestedArray, ...], *, weights_as_inputs: bool = True
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    *,
+    weights_as_inputs: bool = True,
+    traced: bool = False,
 ) -> OnnxGraph:
     """Exports ``module`` with a dynamic batch axis; takes seconds, prints nothing.
 
@@ -77,6 +81,9 @@ def to_onnx(
         module: the model; it is copied, the copy goes to eval mode.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         weights_as_inputs: False makes the weights constants: a file that runs anywhere by itself.
+        traced: by torch's older exporter, which records one run and takes a tenth of a second. What depends on values
+            or the batch size is recorded as it was in that run, so the graph must be verified. Where that exporter
+            fails, or would fold weights into constants, the other one is taken.
 
     Raises:
         ModelError: the module fails on the example, or torch cannot export it with a dynamic batch axis.
@@ -84,6 +91,10 @@ def to_onnx(
     module = frozen_copy(module)
     spec = describe(module, example_args)
     leaves = tuple(torch.as_tensor(leaf) for leaf in example_leaves(example_args, batch_size=2))
+    if traced and weights_as_inputs:
+        recorded = _traced(_Flat(module, spec.input_tree), leaves, spec)
+        if recorded is not None:
+            return recorded
     dynamic = (tuple({0: torch.export.Dim.DYNAMIC} for _ in leaves),)
     flat = _Flat(module, spec.input_tree)
     try:
@@ -102,6 +113,37 @@ def to_onnx(
         cause = next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "unknown")
         raise ModelError(f"the model cannot be exported to ONNX: {cause}") from error
     return OnnxGraph(proto, tuple(input_names), tuple(output_names), weights, spec)
+
+
+def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> OnnxGraph | None:
+    """The graph that one run records, its weights as inputs; None where that cannot be had."""
+    inputs = [leaf.path for leaf in spec.inputs]
+    outputs = [leaf.path if leaf.path not in inputs else f"{leaf.path}_out" for leaf in spec.outputs]
+    file = io.BytesIO()
+    try:
+        with _quiet():
+            torch.onnx.export(
+                flat,
+                leaves,
+                file,  # type: ignore[arg-type]
+                dynamo=False,
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)},
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                do_constant_folding=False,
+            )
+        import onnx
+
+        proto = onnx.load_model_from_string(file.getvalue())
+    except Exception:  # whatever it is, the other exporter may do without, or say it better
+        return None
+    names = [value.name for value in proto.graph.input]
+    weights = {name.removeprefix(_PREFIX): name for name in names if name.startswith(_PREFIX)}
+    if {value.name for value in proto.graph.output} != set(outputs) or set(names) - set(weights.values()) - set(inputs):
+        return None
+    return OnnxGraph(file.getvalue(), tuple(inputs), tuple(outputs), weights, spec)
 
 
 def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:

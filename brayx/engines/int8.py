@@ -27,7 +27,8 @@ _ROWS = 256
 """Rows of noise to calibrate on when there are no samples."""
 _BATCH = 32
 _MARGIN = 2.0
-"""Floats are calibrated on once more, so much larger: samples are few, and what is beyond their range is cut off."""
+"""Floats are calibrated on once more, so much further from their mean: samples are few, and what is beyond their range
+is cut off. From their mean, so that it comes to the same whether a model normalises them itself."""
 _OPERATORS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 
 
@@ -36,17 +37,24 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it is without ty
 
     def __init__(self, feed: Mapping[str, np.ndarray]) -> None:
         rows = len(next(iter(feed.values())))
-        parts = ({name: leaf[at : at + _BATCH] for name, leaf in feed.items()} for at in range(0, rows, _BATCH))
-        both = (part for seen in parts for part in (seen, {name: _larger(leaf) for name, leaf in seen.items()}))
-        self._parts: Iterator[dict[str, np.ndarray]] = iter(both)
+        both = (feed, {name: _wider(leaf) for name, leaf in feed.items()})
+        self._parts: Iterator[dict[str, np.ndarray]] = (
+            {name: leaf[at : at + _BATCH] for name, leaf in part.items()}
+            for part in both
+            for at in range(0, rows, _BATCH)
+        )
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         """The next batch; None after the last."""
         return next(self._parts, None)
 
 
-def _larger(leaf: np.ndarray) -> np.ndarray:
-    return (leaf * _MARGIN).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
+def _wider(leaf: np.ndarray) -> np.ndarray:
+    if leaf.dtype.kind != "f":
+        return leaf
+    mean = leaf.mean(0)
+    wider: np.ndarray = (mean + _MARGIN * (leaf - mean)).astype(leaf.dtype)
+    return wider
 
 
 class Int8Engine(FrozenOnnxEngine):
@@ -70,13 +78,15 @@ class Int8Engine(FrozenOnnxEngine):
         with tempfile.TemporaryDirectory(prefix="brayx-int8-") as folder, _quiet():
             path = Path(folder) / "model.onnx"
             try:
-                # Unsigned activations, signed weights: what x86 multiplies fastest. The rest stays float, as it is not
-                # where the time goes, and each quantised step costs exactness.
+                # Both unsigned: an x86 without VNNI adds products of unsigned and signed bytes in 16 bits, which
+                # saturate. The rest stays float, as it is not where the time goes, and each quantised step costs
+                # exactness.
                 quantize_static(
                     model,
                     path,
                     _Samples(feed),
                     activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QUInt8,
                     op_types_to_quantize=_OPERATORS,
                     per_channel=True,
                 )

@@ -42,6 +42,8 @@ class OnnxEngine(Engine):
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: of one run; more than one pays for large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
+        traced: export in a tenth of the time where that is possible, see `to_onnx`; the comparison then also finds out
+            whether it was, and should not be left out.
 
     Raises:
         ModelError: the module cannot be exported.
@@ -55,8 +57,9 @@ class OnnxEngine(Engine):
         *,
         threads: int = 1,
         verify_outputs: bool = True,
+        traced: bool = False,
     ) -> None:
-        graph = to_onnx(module, example_args)
+        graph = to_onnx(module, example_args, traced=traced)
         self.spec = graph.spec
         self.initial = module_weights(module)
         self.layout = layout_of(self.initial)

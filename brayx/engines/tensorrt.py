@@ -28,6 +28,9 @@ from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
 from brayx.types import NestedArray, Weights
 
 _CHECKED_BATCHES = (1, 2)
+_VERIFIED_BATCHES = (1, 2, 5)
+_TYPICAL = 64
+"""What a plan is tuned for where batches may be larger."""
 _ROWS = 64
 
 
@@ -51,8 +54,7 @@ class TensorRTEngine(Engine):
     Args:
         module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
-        max_batch_size: of one run.
-        typical_batch_size: what the plan is tuned for.
+        max_batch_size: of one run, as a model's options have it; negative: every run has exactly so many.
         cache: folder of plans; if absent ``BRAYX_CACHE``, else ``brayx`` in the user's cache folder. Who can write
             there decides what runs here.
 
@@ -67,14 +69,13 @@ class TensorRTEngine(Engine):
         module: torch.nn.Module,
         example_args: tuple[NestedArray, ...],
         *,
-        max_batch_size: int = 1024,
-        typical_batch_size: int = 64,
+        max_batch_size: int = 64,
         cache: Path | None = None,
     ) -> None:
         self._trt = _tensorrt()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._graph = to_onnx(module, example_args)
-        self._sizes = (1, min(typical_batch_size, max_batch_size), max_batch_size)
+        self._sizes = plan_sizes(max_batch_size)
         self.spec = self._graph.spec
         self.inputs, self.outputs = self._graph.inputs, self._graph.outputs
         self.initial = module_weights(module)
@@ -84,7 +85,7 @@ class TensorRTEngine(Engine):
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
         self._runtime = self._trt.Runtime(self._logger)
         self.plan = self._find_plan(cache or _cache_folder())
-        verify(self, module, example_args)
+        verify(self, module, example_args, batch_sizes=_VERIFIED_BATCHES)
 
     def bind(self, weights: Weights) -> _Bound:
         """As `Engine.bind`; slow, and raises `EngineMismatch` unless the plan then computes what torch does."""
@@ -177,6 +178,12 @@ class TensorRTEngine(Engine):
         if plan is None:
             raise ModelError("TensorRT could not build the model; its log says why")
         return bytes(plan)
+
+
+def plan_sizes(max_batch_size: int) -> tuple[int, int, int]:
+    """Least, typical and largest batch of a plan, for a model's option `max_batch_size`; room for `verify` included."""
+    largest = max(abs(max_batch_size), *_VERIFIED_BATCHES)
+    return 1, abs(max_batch_size) if max_batch_size < 0 else min(_TYPICAL, max_batch_size), largest
 
 
 def cache_key(graph: bytes, version: str, device: str, sizes: Sequence[int]) -> str:

@@ -16,6 +16,8 @@ import optree
 import torch
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_weights, layout_of
+from brayx.engines.normalised import normalised, normalises
+from brayx.engines.scaling import completed, from_weights
 from brayx.errors import ConfigError, ModelError
 from brayx.types import NestedArray, Weights
 
@@ -136,20 +138,27 @@ def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def with_weights(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
-    """A copy of the module that has these weights.
+    """A copy of the module that has these weights, and normalises its observation if scalings are among them.
 
     Raises:
         BadWeights: they are not of this module.
     """
-    check_weights(layout_of(module_weights(module)), weights)
-    module = copy.deepcopy(module)
+    scalings = from_weights(weights)
+    module = normalised(module, scalings) if scalings and not normalises(module) else copy.deepcopy(module)
+    layout = layout_of(module_weights(module))
+    weights = completed(layout, weights)
+    check_weights(layout, weights)
     module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
     return module
 
 
 def module_weights(module: torch.nn.Module) -> Weights:
-    """Copies of the module's parameters and buffers by `state_dict` name."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+    """Copies of the module's parameters and buffers by `state_dict` name.
+
+    Raises:
+        ModelError: one has a dtype that NumPy does not have, bfloat16 say.
+    """
+    return {name: _array(f"weight {name!r}", tensor).copy() for name, tensor in module.state_dict().items()}
 
 
 def example_leaves(example_args: tuple[NestedArray, ...], batch_size: int | None = None) -> list[np.ndarray]:
@@ -198,7 +207,7 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
     spec = ModelSpec(
         inputs=tuple(LeafSpec(path, a.shape[1:], a.dtype) for path, a in zip(input_paths, arrays, strict=True)),
         outputs=tuple(
-            LeafSpec(path, tuple(leaf.shape[1:]), leaf.numpy().dtype)
+            LeafSpec(path, tuple(leaf.shape[1:]), _array(f"output {path!r}", leaf).dtype)
             for path, leaf in zip(output_paths, results, strict=True)
         ),
         input_tree=input_tree,
@@ -230,6 +239,14 @@ def _state(
         )
     initial = optree.tree_map(lambda leaf: np.array(np.asarray(leaf)[0]), example_args[argument])
     return StateSpec(argument, inputs, results, initial)
+
+
+def _array(what: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        array: np.ndarray = tensor.detach().cpu().numpy()
+    except TypeError:
+        raise ModelError(f"{what} is {tensor.dtype}, which NumPy does not have: use float32 there") from None
+    return array
 
 
 def _argument_names(module: torch.nn.Module, count: int) -> list[str]:

@@ -23,12 +23,23 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, SessionExists, SessionUnknown
+from brayx.errors import (
+    BodyTooLarge,
+    BrayxError,
+    HeaderTooLarge,
+    OutOfSequence,
+    SessionExists,
+    SessionUnknown,
+    from_wire,
+)
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.protocol import (
     DEFAULT_MAX_BODY_BYTES,
+    MAX_CREDENTIAL_CHARS,
     MAX_SESSION_CHARS,
     SESSION_PATH,
     STEP_PATH,
@@ -286,6 +297,12 @@ class DoorCompliance:
         for kind in ("start", "tick", "stop"):
             assert self.post(b"", step_kind=kind, session=session)[0] == 200
 
+    def test_http_credentials_have_a_limit(self, door: Door) -> None:
+        longest = dict.fromkeys(("key", "time", "token"), "x" * MAX_CREDENTIAL_CHARS)
+        assert self.post(b"call", **longest) == (200, b"call")
+        for name, value in longest.items():
+            self.refused(431, "header_too_large", **{name: value + "x"})
+
     def test_http_tick_and_stop_without_start(self, door: Door) -> None:
         for kind in ("tick", "stop"):
             self.refused(404, "session_unknown", step_kind=kind, session=uuid.uuid4().hex)
@@ -393,6 +410,12 @@ class DoorCompliance:
     def test_ws_bad_session(self, door: Door) -> None:
         with self.websocket("x" * (MAX_SESSION_CHARS + 1)) as connection:
             assert json.loads(self.receive(connection))["error"] == "bad_request"
+
+    def test_ws_credentials_have_a_limit(self, door: Door) -> None:
+        for name in ("key", "time", "token"):
+            with self.websocket(uuid.uuid4().hex, fields={name: "x" * (MAX_CREDENTIAL_CHARS + 1)}) as connection:
+                assert json.loads(self.receive(connection))["error"] == "header_too_large"
+                assert self.close_of(connection)[0] == 4431
 
     def test_ws_abrupt_disconnect_frees_the_session(self, door: Door) -> None:
         for enveloped in (False, True):
@@ -580,6 +603,79 @@ class DoorCompliance:
                     peer.sock.sendall(whole[:cut])
                 assert client.tick(b"fine") == b"fine"
 
+    # gRPC: ``Play``; ``Step`` is what the clients use
+
+    def test_grpc_credentials_have_a_limit(self, door: Door) -> None:
+        with self.grpc() as stub:
+            for name in ("key", "time", "token"):
+                call = stub.stream(session=uuid.uuid4().hex, **{name: "x" * (MAX_CREDENTIAL_CHARS + 1)})
+                assert isinstance(call.reply(), HeaderTooLarge)
+
+    def test_grpc_a_stream_is_a_session_and_ends_with_it(self, door: Door) -> None:
+        with self.grpc() as stub:
+            stream = stub.stream(session=uuid.uuid4().hex)
+            assert isinstance(stream.reply(), bytes)
+            for body in (ALL_BYTES, b"", bytes(ONE_MIB)):
+                assert stream.tick(body) == body
+            stream.stop()
+            assert isinstance(stream.reply(), bytes)
+            assert stream.reply() is None
+
+    def test_grpc_what_is_sent_at_once_is_answered_in_order(self, door: Door) -> None:
+        with self.grpc() as stub:
+            stream = stub.stream(session=uuid.uuid4().hex)
+            bodies = [b"%d" % number for number in range(100)]
+            for body in bodies:
+                stream.send(kind="TICK", body=body)
+            stream.stop()
+            assert isinstance(stream.reply(), bytes)
+            assert [stream.reply() for _ in bodies] == bodies
+
+    def test_grpc_what_does_not_fit_is_refused_and_the_stream_goes_on(self, door: Door) -> None:
+        with self.grpc() as stub:
+            stream = stub.stream(session=uuid.uuid4().hex)
+            assert isinstance(stream.reply(), bytes)
+            too_large = bytes(self.max_body_bytes + 1)
+            for code, fields in (
+                ("bad_request", {"kind": "START"}),
+                ("bad_request", {"kind": "CALL"}),
+                ("bad_request", {"kind": "TICK", "session": uuid.uuid4().hex}),
+                ("out_of_sequence", {"kind": "TICK", "seq": 3}),
+                ("body_too_large", {"kind": "TICK", "body": too_large}),
+            ):
+                stream.send(**fields)
+                refused = stream.reply()
+                assert isinstance(refused, BrayxError), refused
+                assert refused.code == code, refused
+            assert stream.tick(b"on") == b"on"
+
+    def test_grpc_a_stream_without_a_session_is_told_and_ends(self, door: Door) -> None:
+        with self.grpc() as stub:
+            stream = stub.stream(kind="TICK", session=uuid.uuid4().hex)
+            assert isinstance(stream.reply(), SessionUnknown)
+            assert stream.reply() is None
+
+    def test_grpc_a_stream_that_breaks_frees_its_session(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.grpc() as stub:
+            stream = stub.stream(session=session)
+            assert isinstance(stream.reply(), bytes)
+        self.becomes_free(session, "grpc")
+
+    def test_grpc_a_numbered_session_goes_on_with_another_stream(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.grpc() as stub:
+            stream = stub.stream(session=session)
+            assert isinstance(stream.reply(), bytes)
+            assert stream.tick(b"zero", 0) == b"zero"
+        with self.grpc() as stub:
+            stream = stub.stream(kind="TICK", session=session, seq=0, body=b"was it lost?")
+            assert stream.reply() == b"zero"
+            assert stream.tick(b"one", 1) == b"one"
+            stream.stop()
+            assert isinstance(stream.reply(), bytes)
+        self.becomes_free(session, "grpc")
+
     # What the tests stand on; override `url_of` for a service whose doors have URLs of their own
 
     def url_of(self, door: Door) -> str:
@@ -627,6 +723,12 @@ class DoorCompliance:
         with socket.create_connection((endpoint.host, endpoint.port), timeout=self.timeout_s) as sock:
             yield TcpPeer(sock)
 
+    @contextmanager
+    def grpc(self) -> Iterator[GrpcPeer]:
+        """A bare channel to the gRPC door; its calls are cut off in the end."""
+        with GrpcPeer(Endpoint.parse(self.url_of("grpc")), self.timeout_s) as peer:
+            yield peer
+
     def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """One plain HTTP request below the service's path: status and body."""
         endpoint = Endpoint.parse(self.url_of("http"))
@@ -654,16 +756,23 @@ class DoorCompliance:
 
     @contextmanager
     def websocket(
-        self, session: str, *, enveloped: bool = False, in_query: bool = False, announced: bool = False
+        self,
+        session: str,
+        *,
+        enveloped: bool = False,
+        in_query: bool = False,
+        announced: bool = False,
+        fields: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[ClientConnection]:
         """A bare WebSocket connection to the session door; ``announced``: its ticks are going to be numbered."""
+        headers = {**fields, **({} if in_query else {"session": session}), **({"seq": "0"} if announced else {})}
         from websockets.sync.client import connect
         from websockets.typing import Subprotocol
 
         with connect(
             self.url_of("ws") + SESSION_PATH + (f"?session={session}" if in_query else ""),
             subprotocols=[Subprotocol(WS_SUBPROTOCOL)] if enveloped else None,
-            additional_headers={} if in_query else {"session": session, **({"seq": "0"} if announced else {})},
+            additional_headers=headers,
             open_timeout=self.timeout_s,
             close_timeout=self.timeout_s,
             proxy=None,
@@ -696,11 +805,11 @@ class DoorCompliance:
         assert message[:1] == b"E", message
         assert json.loads(message[1:])["error"] == code
 
-    def becomes_free(self, session: str) -> None:
+    def becomes_free(self, session: str, door: Door = "ws") -> None:
         """Before the deadline, ``session`` can be started again."""
         deadline = time.monotonic() + self.timeout_s
         while True:
-            with Client(self.url_of("ws"), timeout_s=self.timeout_s) as client:
+            with self.client(door) as client:
                 try:
                     client.start(session=session)
                     return
@@ -744,6 +853,67 @@ class TcpPeer:
             raise AssertionError("expected a reply or a close, nothing came in time") from None
         self._replies += self._reader.feed(data)
         return bool(data)
+
+
+class GrpcPeer:
+    """A channel to a gRPC door: a context that gives streams."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+        import grpc
+
+        from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
+
+        self._channel = grpc.insecure_channel(f"{endpoint.host}:{endpoint.port}", [("grpc.enable_http_proxy", 0)])
+        self._stub = GamecoreStub(self._channel)
+        application = endpoint.prefix.strip("/")
+        self._options = {"timeout": timeout_s, "metadata": (("application", application),) if application else ()}
+        self._streams: list[GrpcStream] = []
+
+    def __enter__(self) -> GrpcPeer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in self._streams:
+            stream.cut()
+        self._channel.close()
+
+    def stream(self, kind: str = "START", **fields: Any) -> GrpcStream:
+        """A call of ``Play`` with its first request on its way."""
+        stream = GrpcStream(self._stub, self._options)
+        self._streams.append(stream)
+        stream.send(kind, **fields)
+        return stream
+
+
+class GrpcStream:
+    """One call of ``Play``, request by request and reply by reply."""
+
+    def __init__(self, stub: Any, options: Mapping[str, Any]) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._call = stub.Play(iter(self._requests.get, None), **options)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        from brayx.gamecore.v1 import gamecore_pb2 as pb
+
+        self._requests.put(pb.StepRequest(kind=f"STEP_KIND_{kind}", **fields))
+
+    def tick(self, body: bytes, seq: int | None = None) -> bytes | BrayxError | None:
+        self.send("TICK", body=body, seq=seq)
+        return self.reply()
+
+    def stop(self) -> None:
+        self.send("STOP")
+
+    def reply(self) -> bytes | BrayxError | None:
+        """The next reply's body or error; None: there are no more, and the call went well."""
+        reply = next(self._call, None)
+        if reply is None:
+            return None
+        return from_wire(reply.error) if reply.WhichOneof("reply") == "error" else bytes(reply.body)
+
+    def cut(self) -> None:
+        self._call.cancel()
+        self._requests.put(None)
 
 
 def _frame(kind: str, session: str, body: bytes, time_: int) -> bytes:

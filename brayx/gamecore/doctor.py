@@ -48,6 +48,7 @@ DEFAULT_BODY = b"{}"
 
 _MOST_STATUS_BYTES = 64 * 1024
 _QUOTED_BYTES = 60
+_HAS_STATUS = ("http", "https", "ws", "wss")
 _WIDTH = max(map(len, LAYERS))
 
 _BRAYX_ANSWERS = (SessionError, Unauthorized, Overloaded, DeadlineExceeded)
@@ -233,7 +234,14 @@ class _Patient:
 
     def model_version(self) -> str:
         if self._status is None:
-            raise _Skipped("there is no status page at this door; ask the HTTP door")
+            endpoint = self._endpoint
+            if endpoint.scheme in _HAS_STATUS:
+                raise _Skipped("the door answered no status page at GET /")
+            host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+            raise _Skipped(
+                f"{endpoint.scheme} has no status page, and no reply names the model: give doctor the HTTP door, "
+                f"http://{host}:PORT (8000 or 8100 unless configured)"
+            )
         versions = self._status.get("policy_versions")
         if not isinstance(versions, dict) or not versions:
             raise _Skipped("the status page names no model")
@@ -258,7 +266,7 @@ class _Patient:
     def _read_status(self) -> dict[str, Any] | None:
         """The status page of the HTTP door at this address; None if there is none."""
         endpoint = self._endpoint
-        if endpoint.scheme not in ("http", "https", "ws", "wss"):
+        if endpoint.scheme not in _HAS_STATUS:
             return None
         context = endpoint.tls()
         if context is None:

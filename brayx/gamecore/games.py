@@ -35,7 +35,7 @@ from brayx.errors import (
     SessionUnknown,
     TransportError,
 )
-from brayx.gamecore.auth import add_options
+from brayx.gamecore.auth import add_options, credentials
 from brayx.gamecore.transports import Endpoint
 
 Ended = Literal["terminated", "truncated", "stopped"]
@@ -140,10 +140,18 @@ def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
     return request(body)
 
 
-def reconnecting(options: argparse.Namespace) -> float | None:
-    """``reconnect_s`` for a client, of the command's option."""
-    seconds: float = options.reconnect
-    return seconds or None
+def wishes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the commands' options say to a ``run_games``, whatever the games are.
+
+    Raises:
+        ConfigError: the key cannot be had from its file.
+    """
+    same = ("games", "door", "seed", "max_ticks", "timeout_s", "give_up_after_s")
+    return {
+        **{name: getattr(options, name) for name in same},
+        "reconnect_s": options.reconnect or None,
+        **credentials(options.keys_file, options.key),
+    }
 
 
 def _seconds(text: str) -> float:

@@ -28,7 +28,6 @@ import gymnasium
 
 from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
-from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import Client
 from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send
 
@@ -169,16 +168,9 @@ def main(argv: list[str] | None = None) -> int:
         run_games(
             options.env_id,
             options.url,
-            games=options.games,
-            door=options.door,
-            seed=options.seed,
-            max_ticks=options.max_ticks,
             on_game=on_game,
-            timeout_s=options.timeout_s,
-            reconnect_s=playing.reconnecting(options),
-            give_up_after_s=options.give_up_after_s,
             should_stop=should_stop,
-            **credentials(options.keys_file, options.key),
+            **playing.wishes(options),
         )
 
     return playing.run_command("gym", parser, argv, play)

@@ -31,7 +31,6 @@ from urllib.parse import quote
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
-from brayx.gamecore.auth import credentials
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.games import MOST_RESUMED, RESUMED, Ended, action_reader, encode, jsonable
 from brayx.gamecore.protocol import AGENT_MARK
@@ -432,17 +431,10 @@ def main(argv: list[str] | None = None) -> int:
         run_games(
             options.env_id,
             options.url,
-            games=options.games,
             api=options.api,
-            door=options.door,
-            seed=options.seed,
-            max_ticks=options.max_ticks,
             on_game=on_game,
-            timeout_s=options.timeout_s,
-            reconnect_s=playing.reconnecting(options),
-            give_up_after_s=options.give_up_after_s,
             should_stop=should_stop,
-            **credentials(options.keys_file, options.key),
+            **playing.wishes(options),
         )
 
     return playing.run_command("pettingzoo", parser, argv, play)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from brayx.errors import ProtocolError
+from brayx.errors import HeaderTooLarge, ProtocolError
 
 STEP_PATH = "/step"
 SESSION_PATH = "/session"
@@ -19,6 +19,10 @@ WS_SUBPROTOCOL = "brayx.v1"
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256
+MAX_CREDENTIAL_CHARS = 256
+"""Limit on key, time and token, each."""
+MAX_HEADER_BYTES = 16 * 1024
+"""Limit on an HTTP request's line and headers together."""
 MAX_SEQ = 2**63 - 1
 AGENT_MARK = "-agent-"
 """Stands in the id ``GAME-agent-AGENT`` of a session that is one agent of a game."""
@@ -97,6 +101,21 @@ def check_session(session: str) -> str:
     return session
 
 
+def check_credentials(key: str, time: str, token: str) -> None:
+    """Makes sure that none of them is longer than it can be.
+
+    Raises:
+        HeaderTooLarge: one is.
+    """
+    for name, value in (("key", key), ("time", time), ("token", token)):
+        if len(value) > MAX_CREDENTIAL_CHARS:
+            raise HeaderTooLarge(
+                f"{name} has {len(value)} characters, at most {MAX_CREDENTIAL_CHARS} are allowed",
+                field=name,
+                limit=MAX_CREDENTIAL_CHARS,
+            )
+
+
 def parse_kind(text: str) -> StepKind:
     """The step kind a header names; absent (empty) or Bray's ``auto`` is a stateless call.
 
@@ -132,13 +151,16 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
     """
     kind = parse_kind(headers.get("step_kind", ""))
     session = headers.get("session", "")
+    key, time, token = headers.get("key", ""), headers.get("time", ""), headers.get("token", "")
+    if key or time or token:
+        check_credentials(key, time, token)
     return StepRequest(
         kind=kind,
         session=session if kind is StepKind.CALL else check_session(session),
         body=body,
-        key=headers.get("key", ""),
-        time=headers.get("time", ""),
-        token=headers.get("token", ""),
+        key=key,
+        time=time,
+        token=token,
         seq=parse_seq(headers.get("seq", "")),
     )
 

@@ -14,7 +14,7 @@ read has `NO_REQUEST` as its time, and the connection ends after it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from brayx.errors import BodyTooLarge, BrayxError, ProtocolError
 from brayx.gamecore.protocol import (
@@ -107,6 +107,9 @@ class RequestReader:
 
     Args:
         max_body_bytes: a longer body is refused; the frames after it are read all the same.
+
+    Attributes:
+        in_frame: a frame has begun and is not whole.
     """
 
     def __init__(self, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
@@ -115,13 +118,9 @@ class RequestReader:
         self._large = bytearray()
         self._missing = 0
         self._skip = 0
+        self.in_frame = False
 
-    @property
-    def in_frame(self) -> bool:
-        """Whether a frame has begun and is not whole."""
-        return bool(self._buffer or self._large or self._skip)
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, int, StepRequest | ProtocolError]]:
+    def feed(self, data: bytes) -> Iterable[tuple[bytes, int, StepRequest | ProtocolError]]:
         """Every request that is whole now, as ``(session, time, request)``; a refused one as its error.
 
         Take all of them before the next `feed`.
@@ -129,6 +128,26 @@ class RequestReader:
         Raises:
             MalformedFrame: the stream cannot be read any further.
         """
+        if not self.in_frame and len(data) > _REQUEST_HEAD_BYTES:
+            # What nearly everything is that comes: one tick, without credentials and number.
+            session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data)
+            kind_at = _REQUEST_HEAD_BYTES + session_size
+            if (
+                kind_size == len(_TICK)
+                and not key_size
+                and not token_size
+                and kind_at + kind_size + body_size == len(data)
+                and 0 < session_size <= MAX_FIELD_BYTES
+                and 0 <= body_size <= self._max_body_bytes
+                and time >= 0
+            ):
+                session, body_at = data[_REQUEST_HEAD_BYTES:kind_at], kind_at + kind_size
+                if data[kind_at:body_at] == _TICK and session.isalnum():
+                    request = _new(StepRequest, (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None))
+                    return ((session, time, request),)
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> Iterator[tuple[bytes, int, StepRequest | ProtocolError]]:
         if self._large:  # gathered in place: not copied anew with every piece, nor kept as a million tiny ones
             self._large += data
             self._missing -= len(data)
@@ -195,6 +214,7 @@ class RequestReader:
                 self._large += rest
             else:
                 self._buffer = rest
+        self.in_frame = at < size or self._skip > 0
 
 
 def _check_head(*head: int) -> None:
@@ -209,14 +229,16 @@ def _check_head(*head: int) -> None:
 
 _TICK = b"tick"
 _NUMBERED = b"tick#"
+_KIND_TICK = StepKind.TICK
+_new = tuple.__new__  # a named tuple's own constructor takes three times as long
 
 
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
     if not key and session.isalnum():  # what nearly every frame is, without asking the rest
         if kind == _TICK:
-            return StepRequest(StepKind.TICK, session.decode("ascii"), body)
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None))
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
-            return StepRequest(StepKind.TICK, session.decode("ascii"), body, "", "", "", int(kind[5:]))
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:])))
     name, mark, number = kind.decode("latin-1").partition("#")
     if mark and not number:
         raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")

@@ -14,7 +14,10 @@ a call, and so do rows that came during the call before. All methods must be cal
 
 Rows may carry a *key* (a policy version, say): a call has rows of one key only. What fits into one call is taken in
 order of arrival. When more waits than that, or keys differ, keys take turns, and within a key callers do, a row each:
-who submits a thousand rows does not hold up another's one.
+who submits a thousand rows does not hold up another's one. Nor does it keep others out: where the queue is full and a
+row comes of a caller that has fewer there than another, the newest row of whoever has most gives way to it (this is
+longest queue drop: Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for supporting TCP with per-flow
+queueing", 1998).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -61,7 +64,9 @@ class Batcher(Generic[Row, Result]):
         inline_below_s: mean duration under which a call runs on the event loop; 0 for never.
         buckets: sizes that batches are padded up to, by repeating the last row; empty for no padding.
         max_calls: calls under way at once at most, where ``run`` is a coroutine function.
-        on_batch: told of each finished call: rows (without padding), seconds it took, seconds its first row waited.
+        count: how much work the rows of a call are, where one may stand for several.
+        on_batch: told of each finished call: its rows by ``count``, without padding; seconds it took; seconds its
+            first row waited.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Batcher(Generic[Row, Result]):
         inline_below_s: float = 200e-6,
         buckets: Iterable[int] = (),
         max_calls: int = 1,
+        count: Callable[[list[Row]], int] = len,
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
         if max_calls < 1 or (max_calls > 1 and not inspect.iscoroutinefunction(run)):
@@ -92,16 +98,19 @@ class Batcher(Generic[Row, Result]):
         self._deadline_s = deadline_s
         self._inline_below_s = inline_below_s
         self._buckets = sorted(size for size in buckets if size <= max_batch_size)
+        self._count = count
         self._on_batch = on_batch
         self._waiting: deque[_Request[Row]] = deque()
         # What is left of earlier arrivals when they did not make one call: by key, then by caller, each in turn.
         self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
         self._in_lanes = 0
+        self._held: dict[Hashable, int] = {}  # rows that wait, of each named caller
         self._calls: dict[asyncio.Task[None], list[_Request[Row]]] = {}
         self._max_calls = max_calls
         self._busy = False
         self._flush_handle: asyncio.Handle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline_at = float("inf")  # of that timer
         self._executor: ThreadPoolExecutor | None = None
         self._mean_s: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,7 +132,7 @@ class Batcher(Generic[Row, Result]):
             caller: whose turn the row takes; None: it is a caller of its own.
 
         Raises:
-            QueueFull: ``max_queue`` rows wait already.
+            QueueFull: ``max_queue`` rows wait already; or they came to be so many, and this caller had most of them.
             DeadlineExceeded: no result in time.
             ModelError: the batcher is closed.
         """
@@ -140,10 +149,15 @@ class Batcher(Generic[Row, Result]):
         if self._max_queue - len(self) < len(rows):
             self._drop_abandoned()
             if self._max_queue - len(self) < len(rows):
-                raise self._queue_full()
+                raise self._queue_full(len(rows))
         caller = object() if caller is None else caller
-        results: list[Result] = await asyncio.gather(*[self.enqueue(row, deadline_s, key, caller) for row in rows])
-        return results
+        futures = [self.enqueue(row, deadline_s, key, caller) for row in rows]
+        try:
+            results: list[Result] = await asyncio.gather(*futures)
+            return results
+        finally:
+            for future in futures:  # if one fails, nobody waits for the others
+                future.cancel()
 
     async def close(self) -> None:
         """Fails rows that wait, lets a running call end within its deadline, and frees timers and the thread."""
@@ -158,6 +172,7 @@ class Batcher(Generic[Row, Result]):
         self._waiting.clear()
         self._lanes.clear()
         self._in_lanes = 0
+        self._held.clear()
         if self._calls:
             _, hanging = await asyncio.wait(self._calls, timeout=self._deadline_s)
             for call in hanging:
@@ -174,9 +189,7 @@ class Batcher(Generic[Row, Result]):
         if self._closed:
             raise ModelError("the batcher is closed")
         if len(self._waiting) + self._in_lanes >= self._max_queue:
-            self._drop_abandoned()
-            if len(self) >= self._max_queue:
-                raise self._queue_full()
+            self._make_room(caller)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
@@ -184,8 +197,9 @@ class Batcher(Generic[Row, Result]):
         deadline = now + (self._deadline_s if deadline_s is None else deadline_s)
         future = loop.create_future()
         self._waiting.append(_Request(row, future, now, deadline, key, caller))
-        timer = self._deadline_timer
-        if timer is None or deadline < timer.when():
+        if caller is not None:
+            self._held[caller] = self._held.get(caller, 0) + 1
+        if deadline < self._deadline_at:
             self._set_deadline_timer(deadline)
         if not self._busy:
             if self._flush_handle is None:
@@ -195,8 +209,24 @@ class Batcher(Generic[Row, Result]):
                 self._flush_handle = loop.call_soon(self._flush)
         return future
 
-    def _queue_full(self) -> QueueFull:
-        return QueueFull(f"{len(self)} forwards wait already (max_queue)", max_queue=self._max_queue)
+    def _queue_full(self, more: int = 1) -> QueueFull:
+        room = "" if more == 1 else f"there is no room for {more} more: "
+        most = self._max_queue
+        return QueueFull(f"{room}{len(self)} forwards wait already, max_queue is {most}", max_queue=most)
+
+    def _make_room(self, caller: Hashable) -> None:
+        """For one more row of ``caller`` in a full queue; raises `QueueFull` if nobody has to give way."""
+        self._drop_abandoned()
+        if len(self) < self._max_queue:
+            return
+        most = max(self._held, key=self._held.__getitem__, default=None)
+        if most is None or self._held[most] <= self._held.get(caller, 0) + 1:
+            raise self._queue_full()
+        # All of them are in `_waiting` now.
+        index = next(i for i in range(len(self._waiting) - 1, -1, -1) if self._waiting[i].caller == most)
+        self._waiting[index].future.set_exception(self._queue_full())
+        del self._waiting[index]
+        self._held[most] -= 1
 
     def _requests(self) -> Iterator[_Request[Row]]:
         """All that wait."""
@@ -211,6 +241,7 @@ class Batcher(Generic[Row, Result]):
         self._lanes.clear()
         self._in_lanes = 0
         self._waiting = deque(left)
+        self._held = dict(Counter(request.caller for request in left if request.caller is not None))
 
     def _schedule(self) -> None:
         """Plans the next call; there are rows and no call runs."""
@@ -228,6 +259,7 @@ class Batcher(Generic[Row, Result]):
             key = batch[0].key if batch else None
             if not [request for request in batch if request.key != key]:  # a generator would cost most of this method
                 self._waiting.clear()
+                self._held.clear()
                 return batch
         self._into_lanes()
         while self._lanes:
@@ -252,6 +284,8 @@ class Batcher(Generic[Row, Result]):
             caller, lane = callers.popitem(last=False)
             request = lane.popleft()
             self._in_lanes -= 1
+            if request.caller is not None:
+                self._let_go(request.caller)
             if lane:
                 callers[caller] = lane
             if not request.future.done():
@@ -259,6 +293,13 @@ class Batcher(Generic[Row, Result]):
         if callers:
             self._lanes[key] = callers
         return batch
+
+    def _let_go(self, caller: Hashable) -> None:
+        held = self._held[caller] - 1
+        if held:
+            self._held[caller] = held
+        else:
+            del self._held[caller]
 
     def _flush(self) -> None:
         self._flush_handle = None
@@ -271,7 +312,10 @@ class Batcher(Generic[Row, Result]):
             if size >= len(rows):
                 rows.extend([rows[-1]] * (size - len(rows)))
                 break
-        if not self._run_is_async and self._mean_s.get(len(rows).bit_length(), float("inf")) < self._inline_below_s:
+        if (
+            not self._run_is_async
+            and self._mean_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s
+        ):
             self._run_inline(batch, rows)
         else:
             call = self._loop.create_task(self._run_away(batch, rows))
@@ -328,7 +372,7 @@ class Batcher(Generic[Row, Result]):
         if len(results) != len(rows):
             self._fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
             return
-        size_class = len(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
+        size_class = self._count(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
         mean_s = self._mean_s.get(size_class)
         self._mean_s[size_class] = seconds if mean_s is None else 0.9 * mean_s + 0.1 * seconds
         for request, result in zip(batch, results, strict=False):
@@ -337,7 +381,8 @@ class Batcher(Generic[Row, Result]):
         if self._on_batch is not None:
             assert self._loop is not None
             waited = self._loop.time() - batch[0].arrived - (time.perf_counter() - started)
-            self._on_batch(len(batch), seconds, max(0.0, waited))
+            count = self._count([request.row for request in batch])
+            self._on_batch(count, seconds, max(0.0, waited))
 
     @staticmethod
     def _fail(batch: list[_Request[Row]], error: Exception) -> None:
@@ -350,10 +395,11 @@ class Batcher(Generic[Row, Result]):
         assert self._loop is not None
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        self._deadline_at = deadline
         self._deadline_timer = self._loop.call_at(deadline, self._on_deadline)
 
     def _on_deadline(self) -> None:
-        self._deadline_timer = None
+        self._deadline_timer, self._deadline_at = None, float("inf")
         assert self._loop is not None
         # The timer may fire up to the clock's resolution early.
         now = self._loop.time() + 1e-3

@@ -6,11 +6,17 @@ Knows nothing of what the model must give to be learned from; the trainer looks 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from brayx.components import load
-from brayx.engines import build_engine
+from brayx.engines import FROZEN, build_engine
+from brayx.engines.base import load_weights
+from brayx.engines.scaling import Scaling, from_weights, unscaled
 from brayx.errors import BrayxError, ConfigError, ModelError, first_line
+from brayx.types import NestedArray, flatten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,8 +58,27 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
     return built[0], tuple(built[1])
 
 
+def acting_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """As `build_model`, for who acts on what games observe: normalises that where the job's rollouts did for learning.
+
+    By moments that come with a version's weights; without any, observations stay as they are.
+    """
+    built, example = build_model(folder, module, name, config)
+    parts = [part for part in config.values() if isinstance(part, Mapping) and part.get("kind") == "rollout"]
+    if not any(part.get("model") == name and part.get("normalise_obs") for part in parts):
+        return built, example
+    from brayx.engines.normalised import normalised, observed
+
+    leaves = {path: leaf for path, leaf in observed(built, example).items() if leaf.dtype.kind == "f"}
+    return normalised(built, {path: Scaling.none(leaf.shape[1:]) for path, leaf in leaves.items()}), example
+
+
 def engine_of(
-    config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], weights: Weights | None = None
+    config: ModelConfig,
+    module: nn.Module,
+    example_args: tuple[Any, ...],
+    weights: Weights | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Engine:
     """The engine that a model component's options ask for.
 
@@ -61,16 +86,44 @@ def engine_of(
         config: its options.
         module, example_args: what `build_model` gave.
         weights: to begin with, instead of the module's own; a frozen engine keeps them.
+        checkpoint: folder that those are from; a frozen engine is calibrated on, and compared over, what it recorded.
 
     Raises:
         ConfigError, BadWeights, ModelError, EngineMismatch: as `build_engine`.
     """
+    frozen = checkpoint is not None and config.engine in FROZEN
     return build_engine(
         config.engine,
         module,
         example_args,
         threads=config.threads,
+        max_batch_size=config.max_batch_size,
         device=config.device,
         compiled=config.compile,
         weights=weights,
+        samples=recorded_samples(Path(checkpoint), module, example_args) if frozen and checkpoint else None,
     )
+
+
+def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:
+    """Input leaves ``[N, ...]`` that a checkpoint recorded; None when it has none, or not what the model takes.
+
+    Where observations were normalised for learning, they are given as a game does.
+
+    Raises:
+        BadWeights: they cannot be read.
+    """
+    from brayx.engines.torch import describe
+
+    path = folder / "samples.npz"
+    if not path.is_file():
+        return None
+    recorded = load_weights(path)
+    for leaf, scaling in from_weights(load_weights(folder / "weights.npz")).items():
+        if leaf in recorded:
+            recorded[leaf] = unscaled(scaling, recorded[leaf])
+    keys = list(flatten(example_args[0] if len(example_args) == 1 else example_args, "obs"))
+    leaves = [recorded[key] for key in keys if key in recorded]
+    wanted = [(leaf.shape, leaf.dtype) for leaf in describe(module, example_args).inputs]
+    fits = [(leaf.shape[1:], leaf.dtype) for leaf in leaves] == wanted and len(leaves[0]) > 0
+    return leaves if fits else None

@@ -7,7 +7,7 @@ processes. Knows nothing of engines or weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,9 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
-from brayx.model.local import PinnedModel
+from brayx.model.columns import stacked, to_rows
+from brayx.model.handles import Caller, Elsewhere, sooner
+from brayx.model.local import Model, PinnedModel
 from brayx.model.weights import unwrap
 from brayx.types import Forward, NestedArray
 
@@ -30,7 +32,7 @@ class _Handle(Protocol):
     get_version: Any
 
 
-class ModelClient:
+class ModelClient(Elsewhere):
     """A model behind a Serve deployment handle; see `Model` for what it promises. Use it on one event loop.
 
     A call whose replica dies is sent again while its deadline lasts: a forward has no side effects.
@@ -113,49 +115,46 @@ class ModelClient:
         self._version = max(self._version, int(version))
         return self._version
 
-    async def forward(self, *args: NestedArray, version: int | None = None) -> Forward:
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""
-        return await self._forward(args, version, None)
+        return await self._forward(args, version, None, deadline_s)
 
-    def pinned(self, version: int | None = None) -> PinnedModel:
-        """A handle at one version; see `Model.pinned`.
+    def as_caller(self) -> Model:
+        """The model for one of many that share it; see `LocalModel.as_caller`."""
+        return Caller(self)
 
-        It lasts as long as a replica has the version ready or the weight store keeps it: its forwards raise
-        `VersionUnknown` from then on. Where versions follow each other quickly, pin a model in this process.
-        """
-        return _Pinned(self, self._version if version is None else version)
+    async def pin(self, version: int) -> PinnedModel:
+        """As `pinned`: whether the deployment can have that version, a forward tells."""
+        return self.pinned(version)
 
     async def close(self) -> None:
         """Ends the handle; the deployment goes on."""
         await self._batcher.close()
 
     async def forward_columns(
-        self, columns: Sequence[np.ndarray], *, version: int | None = None
+        self, columns: Sequence[np.ndarray], *, version: int | None = None, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Forwards of several observations in a call of their own; see `ModelReplica.forward`."""
+        deadline_s = sooner(self._deadline_s, deadline_s)
         try:
-            async with asyncio.timeout(self._deadline_s):
-                outputs, versions = await self._send(columns, version)
+            async with asyncio.timeout(deadline_s):
+                outputs, versions = await self._send(columns, version, deadline_s)
         except TimeoutError:
-            message = f"the model deployment did not answer within {self._deadline_s:g} s"
+            message = f"the model deployment did not answer within {deadline_s:g} s"
             raise DeadlineExceeded(message) from None
         self._version = max(self._version, int(versions.max()))
         return outputs, versions
 
-    async def _forward(self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable) -> Forward:
-        row = self._spec.flatten_inputs(args)
-        leaves, made_by = await self._batcher.submit(row, key=version, caller=caller)
-        return Forward(self._spec.unflatten_outputs(leaves), made_by)
-
     async def _call(
         self, rows: list[list[np.ndarray]], version: int | None = None
     ) -> list[tuple[list[np.ndarray], int]]:
-        columns = [np.stack(column) for column in zip(*rows, strict=True)]
-        outputs, versions = await self.forward_columns(columns, version=version)
-        return [([leaf[i, ...] for leaf in outputs], int(versions[i])) for i in range(len(rows))]
+        return to_rows(len(rows), *await self.forward_columns(stacked(rows), version=version))
 
-    async def _send(self, columns: Sequence[np.ndarray], version: int | None) -> tuple[list[np.ndarray], np.ndarray]:
-        result: tuple[list[np.ndarray], np.ndarray] = await self._ask(self._handle.forward.remote, columns, version)
+    async def _send(
+        self, columns: Sequence[np.ndarray], version: int | None, deadline_s: float
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        send = self._handle.forward.remote
+        result: tuple[list[np.ndarray], np.ndarray] = await self._ask(send, columns, version, deadline_s)
         return result
 
     async def _ask(self, method: Callable[..., Any], *args: Any) -> Any:
@@ -172,20 +171,3 @@ class ModelClient:
                 if isinstance(cause, BrayxError):
                     raise cause from None
                 raise ModelError(f"the model deployment failed: {error}") from error
-
-
-class _Pinned:
-    """A version to ask the deployment for."""
-
-    __slots__ = ("_model", "_version")
-
-    def __init__(self, model: ModelClient, version: int) -> None:
-        self._model = model
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    async def forward(self, *args: NestedArray) -> Forward:
-        return await self._model._forward(args, self._version, self)

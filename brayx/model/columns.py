@@ -55,3 +55,13 @@ def to_columns(spec: ModelSpec, args: tuple[NestedArray, ...]) -> list[np.ndarra
 def _mismatch(expected: Sequence[LeafSpec], got: list[str]) -> ShapeMismatch:
     wanted = [f"{spec.path}: [{', '.join(['N', *map(str, spec.shape)])}] {spec.dtype}" for spec in expected]
     return ShapeMismatch(f"model input does not fit: expected {wanted}, got {got}", expected=wanted, got=got)
+
+
+def stacked(rows: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Leaves ``[N, ...]`` from those of ``N`` observations."""
+    return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+def to_rows(count: int, outputs: Sequence[np.ndarray], versions: np.ndarray) -> list[tuple[list[np.ndarray], int]]:
+    """Leaves and policy version of the first ``count`` rows, from output leaves and versions ``[N, ...]``."""
+    return [([leaf[i, ...] for leaf in outputs], int(versions[i])) for i in range(count)]

@@ -7,6 +7,17 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
+class CanaryConfig(BaseModel):
+    """A share of the sessions that is served by another version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")] = "candidate"
+    """Alias in the registry of the version that they get; as long as it has none, nobody does."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Of the sessions, chosen by their ids."""
+
+
 class ModelConfig(BaseModel):
     """A model: the module, the engine that runs it and where."""
 
@@ -48,6 +59,21 @@ class ModelConfig(BaseModel):
     memory_per_worker: Annotated[int, Field(ge=0)] = 0
     """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""
 
+    follow_s: Annotated[float, Field(gt=0, le=3600)] | None = 10.0
+    """When it is served by an alias: how often it is looked whether that has moved; null: never. Sessions keep the
+    version that they began with."""
+    canary: CanaryConfig | None = None
+    """When it is served by an alias: a share of the sessions gets another one's version; needs ``follow_s``."""
+
+    @field_validator("canary")
+    @classmethod
+    def _followed(cls, value: CanaryConfig | None, info: ValidationInfo) -> CanaryConfig | None:
+        if value is not None and (
+            info.data.get("follow_s") is None or info.data.get("engine") in ("onnx-frozen", "int8")
+        ):
+            raise ValueError("null, unless follow_s is set and the engine takes new weights")
+        return value
+
     @field_validator("device", "compile")
     @classmethod
     def _torch_only(cls, value: str | bool, info: ValidationInfo) -> str | bool:
@@ -61,6 +87,8 @@ class ModelConfig(BaseModel):
         on_gpu = info.data.get("device") == "cuda" or info.data.get("engine") == "tensorrt"
         if not value and on_gpu and info.data.get("placement") == "remote":
             raise ValueError("a share of a GPU, since the engine runs on one")
+        if value and not on_gpu:
+            raise ValueError("0, unless the engine runs on a GPU: tensorrt, or torch with device cuda")
         return value
 
     @field_validator("max_batch_size")

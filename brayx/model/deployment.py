@@ -20,16 +20,25 @@ from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec, load_weights
 from brayx.errors import ModelError
 from brayx.hub import HubClient, get_hub
+from brayx.metrics import Sink
 from brayx.model import http
+from brayx.model.arms import Followed
 from brayx.model.build import engine_of
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
+from brayx.model.following import Following
+from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
+from brayx.model.pool import PoolClient
 from brayx.model.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
+from brayx.prometheus import Exporter
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
+
+_FOLLOWED_VERSIONS = 4
+"""Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
 
 BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
 """Gives the module and its ``forward_args``; pickles (a `functools.partial` of a module-level function does)."""
@@ -38,12 +47,18 @@ BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
 class ModelReplica:
     """One copy of the model. `start` it before use and `close` it after.
 
+    Attributes:
+        model: what acts.
+        recorder: where calls of the engine are counted.
+
     Args:
         build: gives the module and its example arguments.
         config: engine and batcher options.
         weight_store: name and namespace of the store to follow; None for weights that stay.
         hub: name and namespace of the hub that its metrics go to; None: nowhere.
         checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version.
+        version: their policy version, instead of what that says.
+        following: component name, what is followed and by whom, of a model that is served by an alias.
 
     Raises:
         BadWeights: the checkpoint's weights cannot be read or do not fit.
@@ -58,28 +73,32 @@ class ModelReplica:
         weight_store: tuple[str, str | None] | None = None,
         checkpoint: str | None = None,
         hub: tuple[str, str] | None = None,
+        version: int | None = None,
+        following: tuple[str, Followed, PoolClient] | None = None,
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
-        self._recorder = HubClient(get_hub(*hub)) if hub is not None else None
+        self._books = HubClient(get_hub(*hub) if hub is not None else None)
+        self.recorder: Sink = self._books
         module, example_args = build()
-        version, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
-        engine = engine_of(config, module, example_args, weights)
+        found, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
+        engine = engine_of(config, module, example_args, weights, checkpoint)
         self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
-            version=version,
-            max_versions=config.max_versions,
-            fetch=self._fetch if weight_store is not None else None,
+            version=found if version is None else version,
+            max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
+            fetch=self._fetch if weight_store is not None or following is not None else None,
             max_batch_size=config.max_batch_size,
             max_wait_s=config.max_wait_ms / 1000,
             max_queue=config.max_queue,
             deadline_s=config.deadline_s,
             buckets=config.buckets,
-            on_batch=self._on_batch if hub is not None else None,
+            on_batch=self._on_batch,
         )
         self._weight_store = weight_store
-        self._subscriber: WeightSubscriber | None = None
+        self._subscriber: WeightSubscriber | Following | None = None
+        self._following = following
 
     async def start(self) -> None:
         """Loads the newest weights of the store, if it holds any, and follows it from then on.
@@ -90,17 +109,22 @@ class ModelReplica:
         if self._weight_store is not None:
             name, namespace = self._weight_store
             self._store = get_weight_store(name, namespace)
-            self._subscriber = WeightSubscriber(self._store, self.model.load)
-            await self._subscriber.start()
+            subscriber = self._subscriber = WeightSubscriber(self._store, self.model.load)
+            await subscriber.start()
+        elif self._following is not None:
+            name, followed, client = self._following
+            self._subscriber = Following(client, {name: followed}, {name: self.model})
+            self._subscriber.start()
 
     async def forward(
-        self, columns: Sequence[np.ndarray], version: int | None = None
+        self, columns: Sequence[np.ndarray], version: int | None = None, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Forwards of several observations.
 
         Args:
             columns: input leaves ``[N, ...]`` in the order of the spec, N at least 1.
             version: policy version to act with; None: the newest when each batch begins.
+            deadline_s: as of `Model.forward`.
 
         Returns:
             Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: they may differ, since
@@ -110,15 +134,17 @@ class ModelReplica:
             ShapeMismatch, VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
         """
         check_columns(self.model.spec.inputs, columns)
-        return await self.model.forward_columns(columns, version=version)
+        return await self.model.forward_columns(columns, version=version, deadline_s=deadline_s)
 
     def _on_batch(self, rows: int, seconds: float, waited_s: float) -> None:
-        assert self._recorder is not None
-        self._recorder.add("forward_batch_size", float(rows))
-        self._recorder.add("forward_seconds", seconds)
-        self._recorder.add("forward_wait_seconds", waited_s)
+        self.recorder.add("forward_batch_size", float(rows))
+        self.recorder.add("forward_seconds", seconds)
+        self.recorder.add("forward_wait_seconds", waited_s)
 
     async def _fetch(self, version: int) -> Weights:
+        if self._following is not None:
+            name, _, client = self._following
+            return await client.fetch(name, version)
         return await fetch_weights(self._store, version)
 
     async def get_spec(self) -> ModelSpec:
@@ -139,29 +165,36 @@ class ModelReplica:
         if self._subscriber is not None:
             await self._subscriber.stop()
         await self.model.close()
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._books.close)
 
 
-class _ServedModel(ModelReplica):
+class _ServedModel(ModelReplica, ModelDoor):
     """Serve's way of calling `start` and `close`: an async constructor, and ``__del__`` when it drains a replica."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         super().__init__(*args, **kwargs)
+        self._export = self.recorder = Exporter(self.recorder, self._levels)
         await self.start()
+        here = serve.get_replica_context()
+        self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     async def __del__(self) -> None:
+        await asyncio.to_thread(self._export.close)  # first: it hands over to what `close` ends
         await self.close()
+
+    def _levels(self) -> list[tuple[str, str, float]]:
+        """What the export looks at."""
+        return [("acting_version", serve.get_replica_context().deployment, float(self.model.version))]
 
     async def __call__(self, request: Request) -> Response:
         """HTTP, where the application has a route: see `brayx.model.http`."""
-        body = b""
+        body = bytearray()  # bytes would be copied with every chunk
         async for chunk in request.stream():
             body += chunk
             if len(body) > http.DEFAULT_MAX_BODY_BYTES:
                 break  # `answer` refuses it
         kind = request.headers.get("content-type", "")
-        status, media_type, content = await http.answer(self.model, request.method, kind, body)
+        status, media_type, content = await http.answer(self.model, request.method, kind, bytes(body))
         return Response(content, status, media_type=media_type)
 
 
@@ -173,11 +206,13 @@ def model_application(
     weight_store: tuple[str, str | None] | None = None,
     checkpoint: str | None = None,
     hub: tuple[str, str] | None = None,
+    version: int | None = None,
+    following: tuple[str, Followed, PoolClient] | None = None,
 ) -> serve.Application:
     """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
 
     Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
-    handle goes to `ModelClient`. With a route prefix it is reached over HTTP, too. Arguments are those of
+    handle goes to `ModelClient`. With a route prefix it is reached over HTTP and gRPC, too. Arguments are those of
     `ModelReplica`.
     """
     actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
@@ -194,7 +229,13 @@ def model_application(
         ray_actor_options=actor_options,
     )
     application: serve.Application = deployment.bind(
-        build, config, weight_store=weight_store, checkpoint=checkpoint, hub=hub
+        build,
+        config,
+        weight_store=weight_store,
+        checkpoint=checkpoint,
+        hub=hub,
+        version=version,
+        following=following,
     )
     return application
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import optree
 
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BadBody, ModelError
@@ -87,7 +88,7 @@ def unpack(body: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             )
             for name, entry in header.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadBody(f"safetensors header: {type(error).__name__}: {error}") from None
     data, arrays = memoryview(body)[8 + length :], {}
     for name, (dtype, shape, offsets) in entries.items():
@@ -96,7 +97,10 @@ def unpack(body: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         begin, end = offsets
         if not 0 <= begin <= end <= len(data) or end - begin != math.prod(shape) * dtype.itemsize:
             raise BadBody(f"safetensors: {name!r} of shape {shape} does not fill bytes {begin} to {end}")
-        arrays[name] = np.frombuffer(data[begin:end], dtype).reshape(shape)
+        try:
+            arrays[name] = np.frombuffer(data[begin:end], dtype).reshape(shape)
+        except ValueError as error:  # more axes, or longer ones, than NumPy has
+            raise BadBody(f"safetensors: {name!r}: {error}") from None
     return arrays, metadata
 
 
@@ -151,6 +155,36 @@ def describe(spec: ModelSpec, version: int) -> dict[str, Any]:
         return [{"path": leaf.path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves]
 
     return {"inputs": told(spec.inputs), "outputs": told(spec.outputs), "policy_version": version}
+
+
+def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpec:
+    """A signature from its leaves alone: what a client has that knows the model by what it says of itself.
+
+    Parts of a path that count from 0 are a tuple's, others a dictionary's.
+    """
+
+    def tree(leaves: Sequence[LeafSpec]) -> dict[str, Any]:
+        root: dict[str, Any] = {}
+        for leaf in leaves:
+            *above, last = leaf.path.split("/")
+            inside = root
+            for part in above:
+                inside = inside.setdefault(part, {})
+            inside[last] = 0
+        return root
+
+    def nested(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        values = [nested(value) for value in part.values()]
+        return (
+            tuple(values) if list(part) == [str(i) for i in range(len(part))] else dict(zip(part, values, strict=True))
+        )
+
+    arguments: NestedArray = tuple(nested(value) for value in tree(inputs).values())
+    found = tree(outputs)
+    result: NestedArray = 0 if list(found) == ["output"] and found["output"] == 0 else nested(found)
+    return ModelSpec(tuple(inputs), tuple(outputs), optree.tree_structure(arguments), optree.tree_structure(result))
 
 
 def _plain(value: NestedArray) -> Any:

@@ -1,14 +1,15 @@
 """A model over HTTP: a request's bytes to an answer's. Knows nothing of servers, Serve, or where weights come from.
 
-``GET`` tells the signature. ``POST`` with JSON is ``{"args": [...], "batch": false, "version": null}`` and gives
-``{"outputs": ..., "policy_version": 7}``. ``POST`` with ``application/x-safetensors`` takes the inputs by their paths,
-each ``[N, ...]``, with the metadata ``version`` if one is asked for, and gives the outputs so, with the int64 array
-``policy_version`` ``[N]`` beside them. Errors are the JSON documents of every door.
+``GET`` tells the signature. ``POST`` with JSON is ``{"args": [...], "batch": false, "version": null, "deadline_s":
+null}`` and gives ``{"outputs": ..., "policy_version": 7}``. ``POST`` with ``application/x-safetensors`` takes inputs by
+their paths, each ``[N, ...]``, with the metadata ``version`` and ``deadline_s`` if they are asked for, and gives the
+outputs so, with the int64 array ``policy_version`` ``[N]`` beside them. Errors are the JSON documents of every door.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from brayx.types import NestedArray
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 64 * 2**20
+
+VERSIONS = "policy_version"
+"""Name of the array beside the outputs."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -41,7 +45,7 @@ async def answer(
             raise ProtocolError(f"method {method}, expected GET or POST")
         kind = content_type.partition(";")[0].strip().lower()
         if kind == encoding.SAFETENSORS:
-            return 200, encoding.SAFETENSORS, await _binary(model, body)
+            return 200, encoding.SAFETENSORS, await forward_packed(model, body)
         if kind in (encoding.JSON, ""):
             return 200, encoding.JSON, await _json(model, body)
         raise ProtocolError(f"content-type {kind!r}, expected {encoding.JSON} or {encoding.SAFETENSORS}")
@@ -59,32 +63,64 @@ def too_large(max_body_bytes: int) -> BodyTooLarge:
 
 async def _json(model: LocalModel, body: bytes) -> bytes:
     asked = encoding.parse(body)
-    unknown = set(asked) - {"args", "batch", "version"}
+    unknown = set(asked) - {"args", "batch", "version", "deadline_s"}
     args, batch, version = asked.get("args"), asked.get("batch", False), asked.get("version")
     if unknown or not isinstance(args, list) or not isinstance(batch, bool) or not _is_version(version):
         raise BadBody(
-            "expected {'args': [...], 'batch': true or false, 'version': integer or null}, "
-            f"got keys {sorted(asked)}: args {type(args).__name__}, batch {batch!r:.40}, version {version!r:.40}"
+            "expected {'args': [...], 'batch': true or false, 'version': integer or null, 'deadline_s': number or null}"
+            f", got keys {sorted(asked)}: args {type(args).__name__}, batch {batch!r:.40}, version {version!r:.40}"
         )
+    deadline_s = _deadline(asked.get("deadline_s"))
     arguments = _as_nested(model.spec, args)
     if not batch:
-        outputs, made_by = await model.forward(*arguments, version=version)
+        outputs, made_by = await model.forward(*arguments, version=version, deadline_s=deadline_s)
         return encoding.dump({"outputs": outputs, "policy_version": made_by})
-    leaves, versions = await model.forward_columns(to_columns(model.spec, arguments), version=version)
+    leaves, versions = await model.forward_columns(
+        to_columns(model.spec, arguments), version=version, deadline_s=deadline_s
+    )
     return encoding.dump({"outputs": model.spec.unflatten_outputs(leaves), "policy_version": versions})
 
 
-async def _binary(model: LocalModel, body: bytes) -> bytes:
+async def forward_packed(
+    model: LocalModel, body: bytes, version: int | None = None, deadline_s: float | None = None
+) -> bytes:
+    """Inputs as safetensors to outputs as safetensors, with ``policy_version`` beside them.
+
+    Args:
+        model: what acts.
+        body: every input by its path, ``[N, ...]``.
+        version: policy version to act with; None: what the metadata ``version`` says, else the newest.
+        deadline_s: seconds until it fails; None: what the metadata ``deadline_s`` says, else the model's own.
+
+    Raises:
+        BadBody: it is not in that format, or has other arrays.
+        ShapeMismatch, VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
+    """
     arrays, metadata = encoding.unpack(body)
     columns = encoding.columns_of(model.spec, arrays)
     check_columns(model.spec.inputs, columns)
-    try:
-        version = int(metadata["version"]) if "version" in metadata else None
-    except ValueError:
-        raise BadBody(f"metadata 'version' is {metadata['version']!r:.40}, expected an integer") from None
-    leaves, versions = await model.forward_columns(columns, version=version)
+    if version is None and "version" in metadata:
+        try:
+            version = int(metadata["version"])
+        except ValueError:
+            raise BadBody(f"metadata 'version' is {metadata['version']!r:.40}, expected an integer") from None
+    deadline_s = _deadline(metadata.get("deadline_s") if deadline_s is None else deadline_s)
+    leaves, versions = await model.forward_columns(columns, version=version, deadline_s=deadline_s)
     outputs = encoding.outputs_of(model.spec, leaves)
-    return encoding.pack({**outputs, "policy_version": np.asarray(versions)})
+    return encoding.pack({**outputs, VERSIONS: np.asarray(versions)})
+
+
+def _deadline(value: Any) -> float | None:
+    """Seconds, of a number or its digits; `BadBody` if they are none."""
+    if value is None:
+        return None
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadBody(f"deadline_s is {value!r:.40}, expected a number of seconds above 0")
+    return seconds
 
 
 def _is_version(value: Any) -> bool:

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import optree
 
-from brayx.engines.base import Engine, ModelSpec
+from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.model.batcher import Batcher
+from brayx.model.handles import Caller, sooner
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, Weights
 
 _MAX_FETCHES = 16
+_WHOLE_FROM = 0.5
+"""Share of a full batch from which columns are a call of their own: there is little left to join them with."""
+_ONE: NestedArray = (0,)
+_LONE = optree.tree_structure(_ONE)
+"""Of arguments that are one array."""
 
 
 class Model(Protocol):
@@ -31,12 +38,13 @@ class Model(Protocol):
     def version(self) -> int:
         """Newest policy version this handle knows to be acting; 0 before the first published weights."""
 
-    async def forward(self, *args: NestedArray, version: int | None = None) -> Forward:
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation.
 
         Args:
             *args: the model's arguments without batch axis; not to be changed until the result is there.
             version: policy version to act with; None: the newest when the batch begins.
+            deadline_s: a result is there within so many seconds, or it fails; at most the model's own deadline.
 
         Raises:
             ShapeMismatch: the arguments do not fit; nobody else's batch is touched.
@@ -65,8 +73,18 @@ class PinnedModel(Protocol):
     def version(self) -> int:
         """The version."""
 
-    async def forward(self, *args: NestedArray) -> Forward:
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
         """As `Model.forward`, with this version; the forwards of one handle are one caller's."""
+
+
+class _Columns:
+    """Observations that are a call of their own; as a batcher's key and row, which share no call with others."""
+
+    __slots__ = ("leaves", "weights")
+
+    def __init__(self, leaves: Sequence[np.ndarray], weights: WeightSet | None) -> None:
+        self.leaves = leaves
+        self.weights = weights
 
 
 class LocalModel:
@@ -102,7 +120,9 @@ class LocalModel:
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
         self._engine = engine
-        self._spec = engine.spec
+        self._spec = spec = engine.spec
+        self._lone_input = spec.inputs[0] if spec.input_tree == _LONE else None
+        self._lone_output = spec.output_tree.is_leaf()
         self._versions = versions or Versions(
             engine, weights=weights, version=version, keep=max_versions, max_pinned=max_pinned
         )
@@ -117,8 +137,12 @@ class LocalModel:
             deadline_s=deadline_s,
             inline_below_s=inline_below_s,
             buckets=buckets,
+            count=_count,
             on_batch=on_batch,
         )
+        # What is padded goes row by row.
+        self._max_batch_size = 0 if tuple(buckets) else max(max_batch_size, 0)
+        self._whole_from = max(2.0, _WHOLE_FROM * max_batch_size)
 
     @property
     def spec(self) -> ModelSpec:
@@ -140,31 +164,32 @@ class LocalModel:
         """
         self._versions.load(version, weights)
 
-    async def forward(self, *args: NestedArray, version: int | None = None) -> Forward:
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""
-        spec = self._spec
-        row = spec.flatten_inputs(args)
-        key = None if version is None else await self._ready(version)
-        leaves, made_by = await self._batcher.enqueue(row, None, key)
-        return Forward(spec.output_tree.unflatten(leaves), made_by)
+        return await self._forward(args, version, None, deadline_s)
 
     async def forward_columns(
-        self, columns: Sequence[np.ndarray], *, version: int | None = None
+        self, columns: Sequence[np.ndarray], *, version: int | None = None, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Forwards of several observations, which are one caller's.
 
         Args:
             columns: checked input leaves ``[N, ...]`` in the order of the spec.
-            version: as of `forward`.
+            version, deadline_s: as of `forward`.
 
         Returns:
             Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: without ``version`` they may
             differ, since rows end up in several batches.
         """
-        key = None if version is None else await self._ready(version)
-        count = len(columns[0])
+        until = self._until(deadline_s)
+        key = None if version is None else await self._ready(version, until)
+        count, left_s = len(columns[0]), until - asyncio.get_running_loop().time()
+        if self._whole_from <= count <= self._max_batch_size:
+            block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], key)
+            result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block)  # type: ignore[arg-type]
+            return result[0], np.full(count, result[1], np.int64)
         rows = [[np.ascontiguousarray(leaf[i, ...]).reshape(leaf.shape[1:]) for leaf in columns] for i in range(count)]
-        results = await self._batcher.submit_many(rows, key=key)
+        results = await self._batcher.submit_many(rows, left_s, key=key)
         outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
         return outputs, np.array([made_by for _, made_by in results], np.int64)
 
@@ -172,17 +197,52 @@ class LocalModel:
         """A handle at one version; see `Model.pinned`."""
         return _Pinned(self, self._versions.pin(version))
 
+    def as_caller(self) -> Model:
+        """The model for one of many that share it: who asks for much is refused first, and waits for the others."""
+        return Caller(self)
+
+    async def pin(self, version: int) -> PinnedModel:
+        """As `pinned`, of a version that is fetched if it is not ready.
+
+        Raises:
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
+            Overloaded: as `pinned`.
+        """
+        weights = await self._ready(version, self._until(None))  # held, so that it is still there
+        return _Pinned(self, self._versions.pin(weights.version))
+
     async def close(self) -> None:
         """Ends the batcher and its thread; forwards that wait fail."""
         for fetch in self._fetches.values():
             fetch.cancel()
         await self._batcher.close()
 
-    async def _forward_with(self, weights: WeightSet, args: tuple[NestedArray, ...], caller: Hashable) -> Forward:
-        leaves, version = await self._batcher.enqueue(self._spec.flatten_inputs(args), None, weights, caller)
-        return Forward(self._spec.unflatten_outputs(leaves), version)
+    async def _forward(
+        self,
+        args: tuple[NestedArray, ...],
+        version: int | None,
+        caller: Hashable,
+        deadline_s: float | None = None,
+        weights: WeightSet | None = None,
+    ) -> Forward:
+        """One caller's forward; with ``weights``, which somebody holds, or those of ``version``, or the newest."""
+        if version is not None:
+            until = self._until(deadline_s)
+            weights = await self._ready(version, until)
+            deadline_s = until - asyncio.get_running_loop().time()
+        lone = self._lone_input
+        if lone is not None and len(args) == 1 and _fits(args[0], lone):
+            row = [args[0]]  # as most models are asked; what `flatten_inputs` does for any costs twice as much
+        else:
+            row = self._spec.flatten_inputs(args)
+        leaves, version = await self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
+        return Forward(leaves[0] if self._lone_output else self._spec.output_tree.unflatten(leaves), version)
 
-    async def _ready(self, version: int) -> WeightSet:
+    def _until(self, deadline_s: float | None) -> float:
+        """When a forward that begins now fails, by the loop's clock."""
+        return asyncio.get_running_loop().time() + sooner(self._deadline_s, deadline_s)
+
+    async def _ready(self, version: int, until: float) -> WeightSet:
         """The weight set of a version, fetched if need be; however many ask for one, it is fetched once."""
         try:
             return self._versions.get(version)
@@ -196,14 +256,14 @@ class LocalModel:
             fetching = self._fetches[version] = asyncio.create_task(self._fetched(version))
             fetching.add_done_callback(lambda _: self._fetches.pop(version, None))
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout_at(until):
                 return await asyncio.shield(fetching)
         except asyncio.CancelledError:
             if fetching.cancelled():
                 raise ModelError("the model was closed") from None
             raise
         except TimeoutError:
-            raise DeadlineExceeded(f"policy version {version} was not fetched in {self._deadline_s:g} s") from None
+            raise DeadlineExceeded(f"policy version {version} was not fetched in time") from None
 
     async def _fetched(self, version: int) -> WeightSet:
         assert self._fetch is not None
@@ -215,15 +275,43 @@ class LocalModel:
         return await asyncio.to_thread(self._versions.add, version, weights)
 
     def _run(
-        self, rows: list[list[np.ndarray]], weights: WeightSet | None = None
+        self, rows: list[list[np.ndarray]], weights: WeightSet | _Columns | None = None
     ) -> list[tuple[list[np.ndarray], int]]:
+        if isinstance(weights, _Columns):
+            used = weights.weights or self._versions.newest
+            return [(self._engine.run(used.bound, weights.leaves), used.version)]
         weights = weights or self._versions.newest  # read once: a batch never mixes versions
         version, bound = weights.version, weights.bound
         if len(rows) == 1:
             outputs = self._engine.run(bound, [leaf[None] for leaf in rows[0]])
             return [([leaf[0, ...] for leaf in outputs], version)]
-        outputs = self._engine.run(bound, [np.array(column) for column in zip(*rows, strict=True)])
-        return [([leaf[i, ...] for leaf in outputs], version) for i in range(len(rows))]
+        outputs = self._engine.run(bound, [_joined(column) for column in zip(*rows, strict=True)])
+        parts = zip(*[_rows(leaf) for leaf in outputs], strict=True)
+        return [(list(leaves), version) for leaves in parts]
+
+
+def _count(rows: list[Any]) -> int:
+    """Observations of a call."""
+    return len(rows[0].leaves[0]) if type(rows[0]) is _Columns else len(rows)
+
+
+def _fits(leaf: NestedArray, spec: LeafSpec) -> bool:
+    """Whether it is what the engine takes as it is."""
+    fits: bool = (
+        type(leaf) is np.ndarray and leaf.dtype == spec.dtype and leaf.shape == spec.shape and leaf.flags.c_contiguous
+    )
+    return fits
+
+
+def _joined(column: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows ``[...]`` as ``[N, ...]``; `numpy.array` and `stack` take longer."""
+    first = column[0]
+    return np.concatenate(column).reshape(len(column), *first.shape) if first.ndim else np.array(column)
+
+
+def _rows(leaf: np.ndarray) -> list[np.ndarray]:
+    """The rows of ``[N, ...]`` as views: a list of a vector's would hold its numbers instead."""
+    return list(leaf) if leaf.ndim > 1 else [leaf[i, ...] for i in range(len(leaf))]
 
 
 class _Pinned:
@@ -239,5 +327,5 @@ class _Pinned:
     def version(self) -> int:
         return self._weights.version
 
-    async def forward(self, *args: NestedArray) -> Forward:
-        return await self._model._forward_with(self._weights, args, self)
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        return await self._model._forward(args, None, self, deadline_s, self._weights)

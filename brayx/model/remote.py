@@ -7,28 +7,21 @@ finds them. A facade: it batches, swaps and restarts nothing itself.
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import secrets
 import threading
-import weakref
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.engines import build_engine
 from brayx.engines.base import ModelSpec, check_weights
-from brayx.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    StartupError,
-    VersionUnknown,
-)
+from brayx.engines.scaling import completed, learned
+from brayx.errors import ConfigError, VersionUnknown
 from brayx.model.checkpoints import Checkpoints, starting_weights
 from brayx.model.client import ModelClient
 from brayx.model.columns import to_columns
+from brayx.model.here import background, here
 from brayx.model.local import LocalModel, Model
 from brayx.model.named import (
     ANSWER_S,
@@ -36,18 +29,15 @@ from brayx.model.named import (
     asked,
     config_of,
     deploy,
-    deployed,
     find,
     not_found,
     recipe_of,
     remove,
 )
 from brayx.model.recipe import CheckpointInterval, Origin, Recipe, prepare
-from brayx.model.versions import Versions
 from brayx.model.weights import (
     KEPT_VERSIONS,
     WeightPublisher,
-    WeightSubscriber,
     create_weight_store,
     fetch_weights,
 )
@@ -63,11 +53,9 @@ PROJECT = "brayx-models"
 _CALLS_AT_ONCE = 8
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
-Result = TypeVar("Result")
-
 
 class RemoteModel:
-    """A model that is found by its name.
+    """A model that is found by its name. The constructor blocks; on an event loop, await `connect` instead.
 
     Args:
         name: letters, digits, ``_``, ``.``, ``-``. If a model of that name runs, this is a handle of it, and all
@@ -79,7 +67,7 @@ class RemoteModel:
         checkpoint_interval: steps (int) or time (`datetime.timedelta`) after which a publish is also written to MLflow;
             a model that is started again under its name goes on from the newest.
         checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
-            ``models:/name@alias``.
+            ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
         max_batch_size: observations of one engine call at most; negative: exactly so many, padded.
         num_workers: replicas.
         cpus_per_worker, gpus_per_worker, memory_per_worker: what Ray reserves for each; memory in MiB.
@@ -126,9 +114,7 @@ class RemoteModel:
             raise ConfigError(f"name is {name!r}, expected up to 100 letters, digits, _ . or -", key="name")
         self._name = name
         override = override_model and model is not None
-        if override:
-            remove(name)
-        store, started = find(name), False
+        store, started = None if override else find(name), False
         if store is None:
             if model is None:
                 raise not_found(name)
@@ -148,7 +134,16 @@ class RemoteModel:
             uri = tracking_uri(tracking)
             trial = None if checkpoint_interval is None else Trial.open(PROJECT, name, initialise(uri))
             version, step, weights = starting_weights(weights, None if override else trial, checkpoint, uri)
+            if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
+                # It was trained on normalised observations: the model does that itself from here on.
+                from brayx.engines.torch import with_weights
+
+                trained = with_weights(model, weights)
+                skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
+            weights = completed(layout, weights)
             check_weights(layout, weights)
+            if override:  # not before the new one is known to be sound
+                remove(name)
             token = secrets.token_hex(8)
             recipe = Recipe(
                 skeleton, example, names, spec, layout, config, local_mode, _lineage, trial, checkpoint_interval, token
@@ -161,21 +156,15 @@ class RemoteModel:
         self._recipe = recipe_of(store, start_timeout_s)
         self._deadline_s = self._recipe.config.deadline_s
         self._lock = threading.Lock()
-        self._models: dict[asyncio.AbstractEventLoop, ModelClient | LocalModel] = {}
+        self._callers: dict[Model, Model] = {}
         self._publisher: WeightPublisher | None = None
         self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
-        self._versions: Versions | None = None
-        self._subscriber: WeightSubscriber | None = None
-        self._handle: Any = None
         try:
             if started:
                 WeightPublisher(store, last_version=version).publish(weights, step)
                 if not local_mode:
                     deploy(name, self._recipe, route_prefix)
-            if self._recipe.local:
-                self._build_here()
-            else:
-                self._handle = deployed(name, start_timeout_s)
+            self._here = here(name, store, self._recipe, start_timeout_s, self)
         except BaseException:
             if started:
                 remove(name)
@@ -206,13 +195,16 @@ class RemoteModel:
         """Policy version of the newest weights, from 1."""
         return self._newest()[0]
 
-    async def forward(self, *args: NestedArray, batch: bool = False, **kwargs: NestedArray) -> NestedArray:
+    async def forward(
+        self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
+    ) -> NestedArray:
         """The model's outputs, on any event loop.
 
         Args:
             *args: the model's arguments, nested arrays; without batch axis unless ``batch``.
             batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs. With newer weights on
                 their way the rows may be of two versions.
+            deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
             **kwargs: arguments by name.
 
         Raises:
@@ -220,28 +212,50 @@ class RemoteModel:
             QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`.
         """
         arguments = self._recipe.positional(args, kwargs)
-        model = self._on_this_loop()
+        model = self._here.on_this_loop()
         if not batch:
-            return (await model.forward(*arguments)).outputs
+            return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
         columns = to_columns(self.spec, arguments)
         size = abs(self._recipe.config.max_batch_size)
         slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+        loop = asyncio.get_running_loop()
+        until = None if deadline_s is None else loop.time() + deadline_s
 
         async def part(start: int) -> list[np.ndarray]:
             async with slots:
-                outputs, _ = await model.forward_columns([leaf[start : start + size] for leaf in columns])
+                left_s = None if until is None else until - loop.time()
+                some = [leaf[start : start + size] for leaf in columns]
+                outputs, _ = await model.forward_columns(some, deadline_s=left_s)
                 return outputs
 
         parts = await asyncio.gather(*[part(start) for start in range(0, len(columns[0]), size)])
         return self.spec.unflatten_outputs([np.concatenate(leaves) for leaves in zip(*parts, strict=True)])
 
-    def __call__(self, *args: NestedArray, batch: bool = False, **kwargs: NestedArray) -> NestedArray:
+    def __call__(
+        self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
+    ) -> NestedArray:
         """`forward` for code that does not await, in a notebook say; blocks the thread it is called in."""
-        return _background(self.forward(*args, batch=batch, **kwargs), self._deadline_s + ANSWER_S)
+        longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
+        return background(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
+
+    @classmethod
+    async def connect(
+        cls,
+        name: str,
+        model: torch.nn.Module | None = None,
+        forward_args: tuple[NestedArray, ...] = (),
+        forward_kwargs: Mapping[str, NestedArray] | None = None,
+        **options: Any,
+    ) -> RemoteModel:
+        """The constructor for code on an event loop, an agent's say, which the constructor itself would hold up.
+
+        It works in a thread, which goes on to its end when this is cancelled. Arguments and errors are the same.
+        """
+        return await asyncio.to_thread(cls, name, model, forward_args, forward_kwargs, **options)
 
     def client(self) -> Model:
         """The model for this event loop as an agent's services take it: results with versions, asked for or pinned."""
-        return self._on_this_loop()
+        return self._here.on_this_loop()
 
     def publish_weights(self, weights: Weights | Mapping[str, torch.Tensor] | torch.nn.Module, step: int = -1) -> int:
         """Makes ``weights`` what every next batch uses, wherever it runs; blocks until the store has them.
@@ -258,6 +272,7 @@ class RemoteModel:
             DeadlineExceeded: the store did not answer in time.
         """
         arrays = _arrays(weights)
+        arrays = completed(self._recipe.layout, arrays)
         check_weights(self._recipe.layout, arrays)
         with self._lock:
             newest, newest_step = self._newest()
@@ -314,20 +329,9 @@ class RemoteModel:
         )
 
     def close(self) -> None:
-        """Ends this handle: its tasks, and a checkpoint that is being written; the model goes on."""
+        """Ends this handle, and a checkpoint that is being written; the model and other handles go on."""
         self._checkpoints.close()
-        models, self._models = self._models, {}
-
-        async def end() -> None:
-            if self._subscriber is not None:
-                await self._subscriber.stop()
-            for loop, model in models.items():
-                if loop is asyncio.get_running_loop():
-                    await model.close()
-                elif loop.is_running():
-                    asyncio.run_coroutine_threadsafe(model.close(), loop)
-
-        _background(end(), ANSWER_S)
+        self._here.leave(self)
 
     def delete(self) -> None:
         """Ends the model itself: its replicas and its weights. Checkpoints stay in MLflow."""
@@ -339,6 +343,14 @@ class RemoteModel:
 
     def __repr__(self) -> str:
         return f"<RemoteModel {self._name!r}>"
+
+    def _as_caller(self, model: ModelClient | LocalModel) -> Model:
+        """The model with this handle as one caller among those of the process."""
+        caller = self._callers.get(model)
+        if caller is None:
+            caller = model.as_caller()
+            self._callers = {model: caller}  # most handles are used on one loop; those of loops that ended go
+        return caller
 
     def _newest(self) -> tuple[int, int]:
         steps: dict[int, int] = asked(self._store.steps.remote())
@@ -357,48 +369,7 @@ class RemoteModel:
                 nearest=nearest,
             )
         version = max(having)
-        return version, _background(fetch_weights(self._store, version), ANSWER_S), steps[version]
-
-    def _build_here(self) -> None:
-        """Local mode: an engine of this process, whose weights follow the store."""
-        recipe = self._recipe
-        found = asked(self._store.wait_newer.remote(0, ANSWER_S), 2 * ANSWER_S)
-        if not isinstance(found, tuple):
-            raise StartupError(f"the weight store of model {self._name!r} holds nothing", name=self._name)
-        version, _, [reference] = found
-        weights: Weights = asked(reference)
-        engine = build_engine(recipe.config.engine, recipe.module(weights), recipe.example_args)
-        self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
-        self._engine = engine
-        self._subscriber = WeightSubscriber(self._store, self._versions.load)
-        # A handle that is dropped without `close` follows the store no longer; at the interpreter's end nobody does.
-        weakref.finalize(self, _let_go, self._subscriber).atexit = False
-        _background(self._subscriber.start(), ANSWER_S)
-
-    def _on_this_loop(self) -> ModelClient | LocalModel:
-        """A batcher belongs to one event loop, so each loop has a model of its own; engine and weights are shared."""
-        loop = asyncio.get_running_loop()
-        model = self._models.get(loop)
-        if model is not None:
-            return model
-        options: dict[str, Any] = {
-            "max_batch_size": self._recipe.config.max_batch_size,
-            "deadline_s": self._deadline_s,
-        }
-        with self._lock:
-            for ended in [other for other in self._models if other.is_closed()]:
-                del self._models[ended]
-            if self._versions is not None:
-                fetch = functools.partial(fetch_weights, self._store)
-                model = LocalModel(self._engine, versions=self._versions, fetch=fetch, **options)
-            else:
-                model = ModelClient(self._handle, self.spec, max_calls=self._recipe.config.num_workers, **options)
-            self._models[loop] = model
-        return model
-
-
-def _let_go(subscriber: WeightSubscriber) -> None:
-    asyncio.run_coroutine_threadsafe(subscriber.stop(), _the_background().loop)
+        return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
 
 
 def _arrays(weights: Any) -> Weights:
@@ -410,26 +381,3 @@ def _arrays(weights: Any) -> Weights:
         name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         for name, value in weights.items()
     }
-
-
-class _Background:
-    """An event loop in a thread of its own, for what is called without one."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="brayx-models", daemon=True).start()
-
-
-@functools.lru_cache(maxsize=1)
-def _the_background() -> _Background:
-    return _Background()
-
-
-def _background(work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
-    """Runs a coroutine on the background loop and waits for it, whatever loop runs in this thread."""
-    future: Future[Result] = asyncio.run_coroutine_threadsafe(work, _the_background().loop)
-    try:
-        return future.result(timeout_s)
-    except TimeoutError:
-        future.cancel()
-        raise DeadlineExceeded(f"no answer in {timeout_s:g} s") from None

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from brayx.engines.base import Engine
+from brayx.engines.scaling import completed
 from brayx.errors import Overloaded, VersionUnknown
 from brayx.types import Weights
 
@@ -48,7 +49,7 @@ class Versions:
         self._keep = keep
         self._max_pinned = max_pinned
         self._lock = threading.Lock()
-        self.newest = WeightSet(version, engine.bind(engine.initial if weights is None else weights))
+        self.newest = WeightSet(version, self._bind(engine.initial if weights is None else weights))
         """What a forward without a version uses; replaced as a whole, so that nobody sees a half."""
         self._others: OrderedDict[int, WeightSet] = OrderedDict()
         self._alive: WeakValueDictionary[int, WeightSet] = WeakValueDictionary({version: self.newest})
@@ -64,7 +65,7 @@ class Versions:
         Raises:
             BadWeights: they do not fit the model; nothing changes.
         """
-        made = WeightSet(version, self._engine.bind(weights))
+        made = WeightSet(version, self._bind(weights))
         with self._lock:
             before, self.newest = self.newest, made
             self._alive[version] = made
@@ -78,7 +79,7 @@ class Versions:
         Raises:
             BadWeights: they do not fit the model.
         """
-        made = WeightSet(version, self._engine.bind(weights))
+        made = WeightSet(version, self._bind(weights))
         with self._lock:
             found = self._alive.setdefault(version, made)
             if found is not self.newest:
@@ -114,6 +115,9 @@ class Versions:
                     f"{pinned} policy versions are kept by those who pinned them (max_pinned)", max_pinned=pinned
                 )
         return found
+
+    def _bind(self, weights: Weights) -> Any:
+        return self._engine.bind(completed(self._engine.layout, weights))
 
     def _keep_ready(self, kept: WeightSet) -> None:
         self._others[kept.version] = kept

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them, none after the last: ``[..., sizes[0]] -> [..., sizes[-1]]``.
+    """Linear layers with an activation between them and, unless asked for, none after the last.
+
+    ``[..., sizes[0]] -> [..., sizes[-1]]``
 
     Args:
         sizes: of the input, the hidden layers and the output.
         activation: makes the module between layers.
         gain: of the orthogonal initialisation of hidden layers.
         last_gain: of the last layer; ``gain`` if absent.
+        last_activation: the last layer is followed by an activation, too.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class MLP(nn.Module):
         activation: Callable[[], nn.Module] = nn.Tanh,
         gain: float = math.sqrt(2),
         last_gain: float | None = None,
+        last_activation: bool = False,
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
@@ -41,7 +47,7 @@ class MLP(nn.Module):
             nn.init.orthogonal_(linear.weight, last_gain if index == last and last_gain is not None else gain)
             nn.init.zeros_(linear.bias)
             layers.append(linear)
-            if index < last:
+            if index < last or last_activation:
                 layers.append(activation())
         self.layers = nn.Sequential(*layers)
 
@@ -49,6 +55,32 @@ class MLP(nn.Module):
         """``[..., sizes[0]] -> [..., sizes[-1]]``."""
         y: torch.Tensor = self.layers(x)
         return y
+
+
+@dataclass(frozen=True)
+class Towers:
+    """What an actor-critic that is nothing but two MLPs is made of, for who computes with the layers themselves.
+
+    Attributes:
+        policy, value: the linear layers from first to last; the same activation follows each but the last.
+        activation: ``tanh`` or ``relu``.
+        log_std: ``[D]`` of a Gaussian, whose mean the policy gives; None: it gives logits.
+    """
+
+    policy: tuple[nn.Linear, ...]
+    value: tuple[nn.Linear, ...]
+    activation: Literal["tanh", "relu"]
+    log_std: nn.Parameter | None = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All of them."""
+        layers = [p for layer in (*self.policy, *self.value) for p in layer.parameters()]
+        return layers if self.log_std is None else [*layers, self.log_std]
+
+
+def linears(module: nn.Module) -> tuple[nn.Linear, ...]:
+    """The linear layers of a module, in order."""
+    return tuple(layer for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
 class ActorCritic(nn.Module):
@@ -68,3 +100,7 @@ class ActorCritic(nn.Module):
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
         """``[..., obs_dim]`` float32 -> ``{"logits": [..., num_actions], "value": [...]}``."""
         return {"logits": self.policy(obs), "value": self.value(obs).squeeze(-1)}
+
+    def towers(self) -> Towers | None:
+        """Its layers; None of a class derived from this one, which may do anything with them."""
+        return Towers(linears(self.policy), linears(self.value), "tanh") if type(self) is ActorCritic else None

@@ -15,6 +15,9 @@ Where the model's observation is known, a fragment's is converted to its dtypes 
 float32, integers to floats, say), and one of another shape or meaning is refused: what an agent acts with is learned
 from, and ``np.asarray`` of a list of JSON numbers is float64.
 
+`Columns` are such columns already, many at once. They are looked at as whole arrays and copied by slices; one of
+exactly a batch's size is the batch itself. A batch's columns may come from both.
+
 Knows nothing of queues, Ray or torch.
 """
 
@@ -27,7 +30,7 @@ import numpy as np
 
 from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
-from brayx.types import Fragment, NestedArray, flatten
+from brayx.types import Columns, Fragment, NestedArray, flatten
 
 Batch = dict[str, np.ndarray]
 """A learner batch, ``[B, T + 1, ...]``."""
@@ -40,6 +43,11 @@ _FIXED: dict[str, np.dtype] = {
     "mask": np.dtype(np.float32),
     "policy_version": np.dtype(np.int64),
 }
+
+
+READY_KEY = "ready_s"
+"""In a batch of a stream: Unix time, ``[]`` float64, since when its buffer had one to give; NaN: it was given again.
+Whoever learns takes it out."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,25 @@ class Layout:
             extras={},
         )
 
-    def completed(self, fragment: Fragment) -> Layout:
-        """This layout with what it does not know as ``fragment`` has it, observations beside the model's included."""
+    @staticmethod
+    def of_columns(columns: Columns) -> Layout:
+        """The layout that ``columns`` have; ``action`` None when they have none."""
+        steps = {key: (array.shape[2:], array.dtype) for key, array in columns.arrays.items()}
+        return Layout(
+            obs={key: step for key, step in steps.items() if _is_observed(key)},
+            action=steps.get("action"),
+            extras={
+                key: step
+                for key, step in steps.items()
+                if not _is_observed(key) and key not in _FIXED and key != "action"
+            },
+        )
+
+    def completed(self, pushed: Fragment | Columns) -> Layout:
+        """This layout with what it does not know as ``pushed`` has it, observations beside the model's included."""
         if self.action is not None and self.extras is not None:
             return self
-        own = Layout.of(fragment)
+        own = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
         return Layout({**own.obs, **self.obs}, self.action or own.action, own.extras, self.model)
 
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -104,34 +126,35 @@ class Layout:
         }
 
 
-def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
+def check(fragment: Fragment, layout: Layout | None, newest_version: int | None = None) -> dict[str, np.ndarray]:
     """The arrays of ``fragment`` by batch key, when it is whole, finite and of the given layout.
 
     Args:
         fragment: what somebody pushed.
         layout: what it must look like, as far as it is known; None: only that it agrees with itself.
+        newest_version: of the policy; None: nobody knows.
 
     Raises:
         BadFragment: names the field, what it holds and what was expected.
     """
     if not isinstance(fragment, Fragment):
-        raise BadFragment(f"expected a Fragment, got {type(fragment).__name__}")
+        raise BadFragment(f"expected a Fragment or Columns, got {type(fragment).__name__}")
     length = len(np.atleast_1d(fragment.reward))
     if length == 0:
         raise BadFragment("reward: a fragment needs at least one transition, got none")
     arrays = {
         **flatten(fragment.obs, "obs"),
-        "action": np.asarray(fragment.action),
-        "log_prob": np.asarray(fragment.log_prob),
-        "reward": np.asarray(fragment.reward),
-        "policy_version": np.asarray(fragment.policy_version),
+        "action": _array("action", fragment.action),
+        "log_prob": _array("log_prob", fragment.log_prob),
+        "reward": _array("reward", fragment.reward),
+        "policy_version": _array("policy_version", fragment.policy_version),
     }
     taken = {*arrays, *_FIXED}
     for name, extra in fragment.extras.items():
         if name in taken:
             raise BadFragment(f"extras[{name!r}] has the name of a field of its own", field=name)
-        arrays[name] = np.asarray(extra)
-    observed = {path for path in arrays if path == "obs" or path.startswith("obs/")}
+        arrays[name] = _array(name, extra)
+    observed = {path for path in arrays if _is_observed(path)}
     if not observed:
         raise BadFragment("obs: has no leaves", field="obs")
     for key, array in arrays.items():
@@ -145,18 +168,94 @@ def check(fragment: Fragment, layout: Layout | None) -> dict[str, np.ndarray]:
     for key in sorted(expected.keys() - arrays.keys() - {"terminated", "truncated", "mask"}):
         raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
     for key, array in arrays.items():
-        if key not in expected:
-            raise BadFragment(f"{key}: not in this buffer's layout, which has {sorted(expected)}", field=key)
-        shape, dtype = expected[key]
-        converted = as_dtype(array, dtype) if key in whole.model or array.dtype == dtype else None
-        if converted is None or array.shape[1:] != shape:
-            raise BadFragment(
-                f"{key}: expected shape {shape} of {dtype} a step, got {array.shape[1:]} of {array.dtype}", field=key
-            )
-        if dtype.kind == "f" and not np.isfinite(converted).all():
-            raise BadFragment(f"{key}: holds NaN or infinity", field=key)
-        arrays[key] = converted
+        arrays[key] = _fitting(key, array, 1, whole, expected)
+    _check_version(arrays["policy_version"], newest_version)
     return arrays
+
+
+def check_columns(
+    columns: Columns, unroll_length: int, layout: Layout | None, newest_version: int | None = None
+) -> Batch:
+    """The arrays of ``columns``, when they are whole, finite and of the given layout; copies only what it converts.
+
+    Args:
+        columns: what somebody pushed.
+        unroll_length: transitions of a column, ``T``.
+        layout: what they must look like, as far as it is known; None: only that they agree with themselves.
+        newest_version: of the policy; None: nobody knows.
+
+    Raises:
+        BadFragment: names the field, what it holds and what was expected.
+    """
+    arrays = {key: _array(key, array) for key, array in columns.arrays.items()}
+    for key in sorted({"action", *_FIXED} - arrays.keys()):
+        raise BadFragment(f"{key}: missing; these columns have {sorted(arrays)}", field=key)
+    if not any(map(_is_observed, arrays)):
+        raise BadFragment("obs: has no leaves", field="obs")
+    rows, steps = len(np.atleast_1d(arrays["mask"])), unroll_length + 1
+    if rows == 0:
+        raise BadFragment("mask: needs at least one column, got none", field="mask")
+    for key, array in arrays.items():
+        if array.shape[:2] != (rows, steps):
+            raise BadFragment(f"{key}: expected {rows} columns of {steps} steps, got shape {array.shape}", field=key)
+        if array.dtype.kind not in "biuf":
+            raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
+    made = Columns(arrays)
+    whole = Layout.of_columns(made) if layout is None else layout.completed(made)
+    expected = whole.keys()
+    for key in sorted(expected.keys() - arrays.keys()):
+        raise BadFragment(f"{key}: missing; this buffer's columns have {sorted(expected)}", field=key)
+    arrays = {key: _fitting(key, array, 2, whole, expected) for key, array in arrays.items()}
+    mask = arrays["mask"]
+    if not ((mask == 0) | (mask == 1)).all():
+        raise BadFragment("mask: holds something else than 0 and 1", field="mask")
+    if mask[:, -1].any():
+        raise BadFragment("mask: is 1 at a column's last step, which only bootstraps", field="mask")
+    if newest_version is not None:
+        _check_version(arrays["policy_version"][mask > 0], newest_version)
+    return arrays
+
+
+def _check_version(versions: np.ndarray, newest: int | None) -> None:
+    if newest is not None and versions.max(initial=newest) > newest:
+        raise BadFragment(
+            f"policy_version: {versions.max()} is unknown, the newest published is {newest}", field="policy_version"
+        )
+
+
+def _fitting(
+    key: str, array: np.ndarray, axes: int, layout: Layout, expected: dict[str, tuple[tuple[int, ...], np.dtype]]
+) -> np.ndarray:
+    """``array`` as the layout has it, after ``axes`` leading axes; raises `BadFragment` when it is not so."""
+    if key not in expected:
+        raise BadFragment(f"{key}: not in this buffer's layout, which has {sorted(expected)}", field=key)
+    shape, dtype = expected[key]
+    converted = as_dtype(array, dtype) if key in layout.model or array.dtype == dtype else None
+    if converted is None or array.shape[axes:] != shape:
+        raise BadFragment(
+            f"{key}: expected shape {shape} of {dtype} a step, got {array.shape[axes:]} of {array.dtype}", field=key
+        )
+    if not _is_finite(converted):
+        raise BadFragment(f"{key}: holds NaN or infinity", field=key)
+    return converted
+
+
+def _array(key: str, value: NestedArray) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # of lists that are not all of one length
+        raise BadFragment(f"{key}: is no array: {error}", field=key) from None
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    if array.dtype.kind != "f":
+        return True
+    with np.errstate(all="ignore"):  # a sum needs no second array; only one that is not finite itself is looked into
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _is_observed(key: str) -> bool:
+    return key == "obs" or key.startswith("obs/")
 
 
 def _step(array: NestedArray) -> tuple[tuple[int, ...], np.dtype]:
@@ -165,16 +264,20 @@ def _step(array: NestedArray) -> tuple[tuple[int, ...], np.dtype]:
 
 
 class Packer:
-    """Writes fragments into batches, one column after the other.
+    """Writes fragments and columns into batches, one column after the other.
 
     Args:
         batch_size: columns of a batch, ``B``.
         unroll_length: transitions of a column, ``T``.
         layout: what fragments look like; what it does not know, or None, is as in the first good one.
+
+    Attributes:
+        newest_version: of the policy: what claims to be of a newer one is refused; None: nothing is.
     """
 
     def __init__(self, batch_size: int, unroll_length: int, layout: Layout | None = None) -> None:
         self.layout = layout
+        self.newest_version: int | None = None
         self._size = batch_size
         self._length = unroll_length
         self._batch: Batch | None = None
@@ -186,15 +289,41 @@ class Packer:
         """Transitions in the batch that is not full yet."""
         return 0 if self._batch is None else int(self._batch["mask"].sum())
 
-    def add(self, fragment: Fragment) -> Iterator[Batch]:
-        """Packs one fragment and gives the batches that became full, usually none.
+    def add(self, pushed: Fragment | Columns) -> Iterator[Batch]:
+        """Packs a fragment, or columns, and gives the batches that became full, usually none.
+
+        Columns of exactly a batch's size are given as they are, ahead of what waits.
 
         Raises:
             BadFragment: at the call, before anything is packed.
         """
-        arrays = check(fragment, self.layout)
-        self.layout = Layout.of(fragment) if self.layout is None else self.layout.completed(fragment)
-        return iter(self._pack(arrays, fragment))
+        if isinstance(pushed, Columns):
+            columns = self.checked(pushed)
+            rows = len(columns["mask"])
+            return iter([columns] if rows == self._size else self._copy(columns, rows))
+        arrays = check(pushed, self.layout, self.newest_version)
+        self.layout = Layout.of(pushed) if self.layout is None else self.layout.completed(pushed)
+        return iter(self._pack(arrays, pushed))
+
+    def checked(self, columns: Columns) -> Batch:
+        """The arrays of ``columns`` as they would be packed; like `add` it learns the layout from them.
+
+        Raises:
+            BadFragment: as `add`.
+        """
+        arrays = check_columns(columns, self._length, self.layout, self.newest_version)
+        made = Columns(arrays)
+        self.layout = Layout.of_columns(made) if self.layout is None else self.layout.completed(made)
+        return arrays
+
+    def closes(self, steps: int) -> int:
+        """How many columns a fragment of so many transitions fills up, the one that is begun included; at most."""
+        return (self._step + steps + 1) // self._length
+
+    @property
+    def columns(self) -> int:
+        """Whole columns of the batch that is not full yet."""
+        return self._column
 
     def flush(self) -> Batch | None:
         """The unfinished batch, its rest masked out, when it holds a transition."""
@@ -218,11 +347,30 @@ class Packer:
                 batch["truncated"][self._column, self._step - 1] = not fragment.terminated
             if done < total or not fragment.terminated:  # somebody bootstraps from the observation after this step
                 for key in arrays:
-                    if key == "obs" or key.startswith("obs/"):
+                    if _is_observed(key):
                         batch[key][self._column, self._step] = arrays[key][done]
                 self._step += 1
             if self._step >= self._length:
                 self._close(full)
+        return full
+
+    def _copy(self, columns: Batch, rows: int) -> list[Batch]:
+        full: list[Batch] = []
+        batch, begun = self._open(), None
+        if self._step:  # the column that a fragment has begun stands aside and goes on behind these
+            begun = {key: array[self._column].copy() for key, array in batch.items()}
+        done = 0
+        while done < rows:
+            batch = self._open()
+            count = min(self._size - self._column, rows - done)
+            for key, array in batch.items():
+                array[self._column : self._column + count] = columns[key][done : done + count]
+            done, self._column = done + count, self._column + count
+            self._give_if_full(full)
+        if begun is not None:
+            batch = self._open()
+            for key, array in batch.items():
+                array[self._column] = begun[key]
         return full
 
     def _open(self) -> Batch:
@@ -233,6 +381,9 @@ class Packer:
 
     def _close(self, full: list[Batch]) -> None:
         self._column, self._step = self._column + 1, 0
+        self._give_if_full(full)
+
+    def _give_if_full(self, full: list[Batch]) -> None:
         if self._column == self._size and self._batch is not None:
             full.append(self._batch)
             self._batch, self._column = None, 0

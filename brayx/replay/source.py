@@ -1,4 +1,8 @@
-"""The replay buffer as a Ray Data stream: one block is one row is one whole learner batch.
+"""Replay buffers as one stream of learner batches: directly, or through Ray Data, where one block is one batch.
+
+`read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream: each shard has one call
+waiting there, and the next batch is of whoever's turn it is among those that have one. `Stream` is the consumer's end;
+it knows which shard each batch came from, so that credits and priorities find their way back.
 
 A Ray Data row of this stream holds a batch under every key, so a consumer sees ``[1, B, T + 1, ...]`` and takes
 ``[0]``. Ray Data shapes what a read task yields to ``DataContext.target_max_block_size``: it joins smaller yields and
@@ -15,8 +19,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -24,29 +29,226 @@ import ray.data
 from ray.data.block import Block, BlockAccessor, BlockMetadata
 from ray.data.context import DataContext
 from ray.data.datasource import Datasource, ReadTask
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
-from brayx.errors import ReplayError
-from brayx.replay.buffer import Next, get_buffer
+from brayx.errors import DeadlineExceeded, ReplayError, first_line
+from brayx.replay.actor import Next
+from brayx.replay.mix import Mix
 from brayx.replay.packing import Batch
+from brayx.replay.shards import Shards
+
+Buffers: TypeAlias = str | Mapping[str, float]
+"""A buffer's name, or the names of several with their weights."""
 
 _POLL_S = 0.5
 """One wait for a batch; actor calls cannot be cancelled by force, so a task that must go waits no longer than this."""
 _ANSWER_S = 30.0
-"""Past this the buffer actor counts as lost."""
+"""Past this a shard counts as lost."""
+_ORIGIN = "_origin"
+"""Key of a block that says which shard its batch is from."""
+
+
+class _Lane:
+    """What is under way with one shard.
+
+    Attributes:
+        coming: the call that is waiting there; None: attach first.
+        batch: what it gave, until its turn comes.
+    """
+
+    def __init__(self, buffer: str, shards: Shards, origin: int, number: int) -> None:
+        self.buffer, self.origin = buffer, origin
+        self._shards, self._actor = shards, shards[number].actor
+        self._reader: int | None = None
+        self._asked_at = time.monotonic()
+        self._down_since: float | None = None
+        self._attaching = False
+        self._resume_at = 0.0
+        self.coming: Any = None
+        self.batch: Batch | None = None
+        self.ended = False
+        self.given = 0
+
+    def ask(self) -> None:
+        """Has a call waiting, if it can and nothing else is there."""
+        if self.coming is None and self.batch is None and not self.ended and time.monotonic() >= self._resume_at:
+            self._attaching = self._reader is None
+            self.coming = (
+                self._actor.attach.remote() if self._attaching else self._actor.next_batch.remote(self._reader, _POLL_S)
+            )
+            self._asked_at = time.monotonic()
+
+    def answer(self) -> None:
+        """Takes the answer of the call that is done. Raises ReplayError when the buffer is gone for good."""
+        call, self.coming = self.coming, None
+        try:
+            answer: Any = ray.get(call, timeout=_ANSWER_S)
+        except RayActorError as error:
+            # An actor that died takes a moment to restart; one that was killed for good never answers again.
+            if self._shards.gone():
+                raise self.lost(first_line(error)) from error
+            now = time.monotonic()
+            self._reader, self._resume_at = None, now + 0.1
+            self._down_since = self._down_since or now
+            return
+        self._down_since = None
+        if self._attaching:
+            self._reader = answer
+            return
+        assert isinstance(answer, Next)
+        if answer.unknown:
+            self._reader = None
+        self.ended, self.batch = answer.ended, answer.batch
+
+    @property
+    def is_lost(self) -> bool:
+        """It has not answered for longer than one that lives, or is being restarted, would take."""
+        now = time.monotonic()
+        hangs = self.coming is not None and now - self._asked_at > _ANSWER_S + _POLL_S
+        return hangs or (self._down_since is not None and now - self._down_since > _ANSWER_S)
+
+    def lost(self, why: str = "it does not answer") -> ReplayError:
+        """What to raise then."""
+        return ReplayError(f"the stream of buffer {self.buffer!r} broke: {why}", buffer=self.buffer)
+
+
+def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batch, int] | None]:
+    """Batches with the number of their shard (as `Stream` counts them), until all streams end; None now and then.
+
+    A batch is asked for before it is needed, so it travels while the caller works. Of each shard, no more than
+    ``max_in_flight`` come that are not acknowledged. A shard whose process dies is left out until Ray has started
+    another in its place.
+
+    Raises:
+        ReplayError: a buffer is gone for good, or does not answer.
+    """
+    weights = weights_of(buffers)
+    mix = Mix(weights)
+    lanes: list[_Lane] = []
+    for name in weights:
+        shards = Shards.find(name, namespace=namespace)
+        lanes += [_Lane(name, shards, len(lanes) + number, number) for number in range(len(shards))]
+    while True:
+        for lane in lanes:
+            lane.ask()
+        calls = {lane.coming: lane for lane in lanes if lane.coming is not None}
+        held = any(lane.batch is not None for lane in lanes)
+        if calls:
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=0 if held else _POLL_S)
+            if len(lanes) > 1:
+                done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            for call in done:
+                calls[call].answer()
+                calls[call].ask()
+        elif not held:
+            time.sleep(0.05)  # all that have not ended are being restarted
+        if all(lane.ended and lane.batch is None for lane in lanes):
+            return
+        if all(lane.is_lost for lane in lanes if not lane.ended) and not held:
+            raise next(lane for lane in lanes if not lane.ended).lost()
+        ready = {lane.buffer for lane in lanes if lane.batch is not None}
+        if not ready:
+            yield None
+            continue
+        chosen = mix.choose(ready)
+        lane = min((x for x in lanes if x.buffer == chosen and x.batch is not None), key=lambda lane: lane.given)
+        batch, lane.batch = lane.batch, None
+        lane.given += 1
+        lane.ask()
+        assert batch is not None
+        yield batch, lane.origin
+
+
+class Stream:
+    """The consumer's end: an iterator of learner batches, whose arrays may be views of shared memory: read only.
+
+    Args:
+        items: batches with the number of their shard, or None where nothing came for a moment.
+        buffers: that they are of.
+        namespace: None: the caller's.
+        timeout_s: longest wait for one batch; None: for ever, which only a learner that others end may do.
+    """
+
+    def __init__(
+        self,
+        items: Generator[tuple[Batch, int] | None],
+        buffers: Buffers,
+        namespace: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._items = items
+        self._shards = [Shards.find(name, namespace=namespace) for name in weights_of(buffers)]
+        self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
+        self._taken: deque[int] = deque()
+        self._timeout_s = timeout_s
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Batch:
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        for item in self._items:
+            if item is not None:
+                batch, origin = item
+                self._taken.append(origin)
+                return batch
+            if deadline is not None and time.monotonic() > deadline:
+                raise DeadlineExceeded(f"no batch came from the replay buffer within {self._timeout_s:g} s")
+        raise StopIteration
+
+    def took(self) -> None:
+        """The learner took a batch, the oldest it had not: as many more may be sent. Does not wait."""
+        if self._taken:
+            shards, number = self._origins[self._taken.popleft()]
+            shards.ack(number)
+
+    def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
+        """New priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch. Does not wait."""
+        for shards in self._shards:
+            shards.update_priorities(np.asarray(index), np.asarray(priorities))
+
+    def close(self) -> None:
+        """Ends the reading; what is under way is lost."""
+        self._items.close()
+
+
+def read_buffer(buffers: Buffers, namespace: str | None = None, *, timeout_s: float | None = None) -> Stream:
+    """The stream of buffers, read in this process.
+
+    Args:
+        buffers: a name, or names with weights.
+        namespace: None: the caller's.
+        timeout_s: longest wait for one batch; None: until the stream ends.
+
+    Raises:
+        ReplayError: there is no such buffer; later, by the iterator: it is gone for good.
+    """
+    return Stream(read(buffers, namespace), buffers, namespace, timeout_s)
+
+
+def batches_of(shard: Any, buffers: Buffers, namespace: str | None = None) -> Stream:
+    """The stream of a dataset of `replay_dataset`, or of a rank's shard of it; arguments as there."""
+    return Stream(_items_of(shard), buffers, namespace)
+
+
+def _items_of(shard: Any) -> Generator[tuple[Batch, int] | None]:
+    for block in shard.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
+        origins = block.pop(_ORIGIN)
+        for row in range(len(origins)):
+            yield {key: array[row] for key, array in block.items()}, int(origins[row])
 
 
 class ReplaySource(Datasource):
-    """Reads a buffer actor until its stream ends.
+    """Reads buffers until their streams end.
 
     Args:
-        buffer_name: of the buffer actor.
-        namespace: Ray namespace it lives in. A read task runs in the job's namespace, which need not be the same.
+        buffers: a name, or names with weights.
+        namespace: Ray namespace they live in. A read task runs in the job's namespace, which need not be the same.
     """
 
-    def __init__(self, buffer_name: str, namespace: str | None = None) -> None:
+    def __init__(self, buffers: Buffers, namespace: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._buffer_name = buffer_name
+        self._buffers = buffers
         self._namespace = namespace
 
     def estimate_inmemory_data_size(self) -> int | None:
@@ -57,59 +259,17 @@ class ReplaySource(Datasource):
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task. Called several times by Ray Data, so it has no effect of its own."""
-        name, namespace = self._buffer_name, self._namespace
+        buffers, namespace = self._buffers, self._namespace
 
-        def read() -> Iterator[Block]:
-            for batch in read_buffer(name, namespace):
-                yield BlockAccessor.batch_to_block({key: array[np.newaxis] for key, array in batch.items()})
+        def blocks() -> Iterator[Block]:
+            for item in read(buffers, namespace):
+                if item is not None:
+                    batch, origin = item
+                    row = {key: array[np.newaxis] for key, array in batch.items()}
+                    yield BlockAccessor.batch_to_block({**row, _ORIGIN: np.array([origin])})
 
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-        return [ReadTask(read, metadata)]
-
-
-def read_buffer(buffer_name: str, namespace: str | None = None) -> Generator[Batch]:
-    """Batches of a buffer actor until its stream ends, or another reader takes over.
-
-    The next batch is asked for before one is given, so it travels while the caller works. Whoever learns from a
-    batch must call the actor's ``ack``, or no more than ``max_in_flight`` come. When the actor's process dies, the
-    stream goes on with the one that Ray starts in its place.
-
-    Raises:
-        ReplayError: the buffer actor is gone for good, or does not answer.
-    """
-    actor = get_buffer(buffer_name, namespace=namespace)
-    deadline = time.monotonic() + _ANSWER_S
-    reader = None
-    while True:
-        try:
-            if reader is None:
-                reader = ray.get(actor.attach.remote(), timeout=_ANSWER_S)
-                coming = actor.next_batch.remote(reader, _POLL_S)
-            answer: Next = ray.get(coming, timeout=_ANSWER_S)
-            deadline = time.monotonic() + _ANSWER_S
-            if answer.ended:
-                return
-            if answer.unknown:
-                reader = None
-                continue
-            coming = actor.next_batch.remote(reader, _POLL_S)
-        except (RayActorError, GetTimeoutError) as error:
-            # An actor that died takes a moment to restart; one that was killed for good never answers again.
-            if isinstance(error, GetTimeoutError) or time.monotonic() > deadline or _is_gone(buffer_name, namespace):
-                raise ReplayError(f"the stream of buffer {buffer_name!r} broke: {error}", buffer=buffer_name) from error
-            reader = None
-            time.sleep(0.1)
-            continue
-        if answer.batch is not None:
-            yield answer.batch
-
-
-def _is_gone(buffer_name: str, namespace: str | None) -> bool:
-    try:
-        get_buffer(buffer_name, namespace=namespace)
-    except ReplayError:
-        return True
-    return False
+        return [ReadTask(blocks, metadata)]
 
 
 def stream_context() -> None:
@@ -123,33 +283,31 @@ def stream_context() -> None:
     context.print_on_execution_start = False
 
 
-def replay_dataset(buffer_name: str, *, namespace: str | None = None) -> Any:
-    """The stream of a buffer actor as a `ray.data.Dataset`.
+def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
+    """The stream of buffers as a `ray.data.Dataset`.
 
     Iterate it with `batches_of`. Sets the process's `DataContext` (see `stream_context`).
 
     Args:
-        buffer_name: of the buffer actor.
+        buffers: a name, or names with weights: of what is there, each has its share.
         namespace: None: the caller's.
     """
+    weights_of(buffers)
     stream_context()
     namespace = namespace or ray.get_runtime_context().namespace
     with warnings.catch_warnings():
         # Deprecated in favour of named arguments, of which there is none for retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
         return ray.data.read_datasource(
-            ReplaySource(buffer_name, namespace),
+            ReplaySource(buffers, namespace),
             override_num_blocks=1,
             num_cpus=0,
             ray_remote_args={"max_retries": 0},
         )
 
 
-def batches_of(shard: Any) -> Generator[Batch]:
-    """Learner batches of a dataset or of a rank's shard of it.
-
-    The arrays are views of shared memory: read only.
-    """
-    for block in shard.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-        for row in range(len(block["mask"])):
-            yield {key: array[row] for key, array in block.items()}
+def weights_of(buffers: Buffers) -> dict[str, float]:
+    """Weight by name. Raises ValueError for a weight that is not positive."""
+    weights = {buffers: 1.0} if isinstance(buffers, str) else dict(buffers)
+    Mix(weights)  # says what is wrong with them here
+    return weights

@@ -4,7 +4,7 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
-from brayx.tracking.registry import PoolEntry, find, register, resolve
+from brayx.tracking.registry import PoolEntry, aliases, find, promote, register, resolve, tag
 from brayx.tracking.store import initialise, tracking_uri
 from brayx.tracking.trial import Checkpoint, Status, Trial
 
@@ -13,9 +13,12 @@ __all__ = [
     "PoolEntry",
     "Status",
     "Trial",
+    "aliases",
     "find",
     "initialise",
+    "promote",
     "register",
     "resolve",
+    "tag",
     "tracking_uri",
 ]

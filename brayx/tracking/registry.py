@@ -143,6 +143,62 @@ def find(reference: str, uri: str) -> PoolEntry:
         return _entry(chosen[-1])
 
 
+def aliases(name: str, uri: str) -> dict[str, int]:
+    """The versions of a model that its aliases point to; empty: there is no such model, or it has none.
+
+    Raises:
+        TrackingError: the registry could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        return {}
+    with telling(f"cannot read the model registry of {uri}"):
+        model = _registered(client_of(uri), name)
+        return {} if model is None else {alias: int(version) for alias, version in model.aliases.items()}
+
+
+def promote(
+    reference: str, uri: str, *, to: str = "champion", version: int | None = None
+) -> tuple[PoolEntry, int | None]:
+    """Points an alias at a version: `set_registered_model_alias`, once it is sure that the version is there.
+
+    Args:
+        reference: as of `find`; without ``version`` it names what is promoted.
+        uri: tracking URI.
+        to: the alias.
+        version: instead of the reference's, which names the model alone then.
+
+    Returns:
+        What the alias points to now, and the version it pointed to before; None: to none.
+
+    Raises:
+        ConfigError: ``reference`` has another form, or ``to`` cannot be an alias.
+        ModelNotFound: no such model, alias or version.
+        TrackingError: the registry failed.
+    """
+    if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]*", to):
+        raise ConfigError(f"alias {to!r} cannot be one: expected letters, digits, _ and -, but not v1 or latest")
+    if version is not None:
+        name = re.match(r"models:/([^/@]+)", reference)
+        reference = f"models:/{name[1]}/{version}" if name else reference
+    entry = find(reference, uri)
+    with telling(f"cannot promote {reference}"):
+        before = aliases(entry.name, uri).get(to)
+        client_of(uri).set_registered_model_alias(entry.name, to, str(entry.version))
+    return entry, before
+
+
+def tag(name: str, version: int, tags: Mapping[str, str], uri: str) -> None:
+    """Writes facts on a version.
+
+    Raises:
+        TrackingError: the registry failed.
+    """
+    with telling(f"cannot tag version {version} of model {name!r}"):
+        for key, value in tags.items():
+            client_of(uri).set_model_version_tag(name, str(version), key, value)
+
+
 def resolve(reference: str, uri: str) -> Path:
     """Local folder with the files of the version that ``reference`` names; arguments and errors as `find`."""
     entry = find(reference, uri)

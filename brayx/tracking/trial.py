@@ -6,6 +6,7 @@ everything. Knows nothing of what is inside a checkpoint: to this file it is a f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -182,6 +183,20 @@ class Trial:
             for start in range(0, len(fresh), 100):
                 client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
 
+    def set_tag(self, name: str, value: str) -> None:
+        """Sets a tag of the run; names that begin with ``brayx.`` are brayx's own."""
+        with telling(f"cannot set tag {name!r} of trial {self.name!r}"):
+            client_of(self.uri).set_tag(self.run_id, _NOT_IN_METRIC.sub("_", name), value)
+
+    def tags(self) -> dict[str, str]:
+        """Every tag of the run."""
+        return dict(self._run().data.tags)
+
+    def log_dict(self, values: Mapping[str, Any], artifact_file: str) -> None:
+        """Saves JSON values as ``artifact_file`` (``histograms.json``)."""
+        with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
+            client_of(self.uri).log_dict(self.run_id, dict(values), artifact_file)
+
     def log_figure(self, figure: Figure, artifact_file: str) -> None:
         """Saves a matplotlib figure as ``artifact_file`` (``curve.png``)."""
         with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
@@ -211,7 +226,12 @@ class Trial:
         checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), files)
         record = {"path": path, "metrics": numbers, "saved_at_s": checkpoint.saved_at_s, "files": files}
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
-            client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
+            try:
+                client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
+            except Exception:
+                with contextlib.suppress(Exception):  # half of it on a full disk would keep the next one out
+                    self._delete_artifacts(path)
+                raise
             # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
             client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
             if replaced is not None:
@@ -271,17 +291,21 @@ class Trial:
         """
         what = f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"
         with telling(what):
-            folder = Path(client_of(self.uri).download_artifacts(checkpoint.run_id, checkpoint.artifact_path))
+            # Not by the client, which copies what is local, too: into a temporary folder that nobody removes.
+            folder = Path(self._artifacts().download_artifacts(checkpoint.artifact_path))
             there = _count_files(folder)
         if there < checkpoint.files:
             raise TrackingError(f"{what}: {folder} has {there} of its {checkpoint.files} files")
         return folder
 
     def _delete_artifacts(self, path: str) -> None:
+        self._artifacts().delete_artifacts(path)
+
+    def _artifacts(self) -> Any:
+        """MLflow's repository of the run's files."""
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        repository = get_artifact_repository(self._run().info.artifact_uri, tracking_uri=self.uri)
-        repository.delete_artifacts(path)  # type: ignore[no-untyped-call]
+        return get_artifact_repository(self._run().info.artifact_uri, tracking_uri=self.uri)
 
     def _run(self) -> Run:
         with telling(f"cannot read trial {self.name!r} ({self.run_id}) from {self.uri}"):

@@ -1,27 +1,32 @@
-"""A trainer's state as a folder: ``weights.npz``, ``trainer.pt``, ``meta.json``, ``samples.npz``.
+"""A trainer's state as a folder: ``weights.npz``, ``normaliser.npz``, ``trainer.pt``, ``meta.json``, ``samples.npz``.
 
-``weights.npz`` alone is what acting needs. ``samples.npz`` holds observations that were learned from, for whoever
-calibrates or checks a copy of the model. ``trainer.pt`` holds the optimiser and the state of the random generators,
-as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run. ``meta.json``
-holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
+``weights.npz`` alone is what acting needs: the module's weights, and how observations are normalised
+(`brayx.engines.scaling`). ``samples.npz`` holds observations that were learned from, for whoever calibrates or checks a
+copy of the model. ``normaliser.npz`` holds the moments that observations and rewards are normalised with, where they
+are. ``trainer.pt`` holds the optimiser, what the algorithm has learned beside it and the state of the random
+generators, as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run.
+``meta.json`` holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from brayx.algorithms.base import Algorithm
 from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
+from brayx.engines.scaling import Scaling, learned, to_weights
 from brayx.engines.torch import module_weights
-from brayx.errors import TrackingError
+from brayx.errors import TrackingError, first_line
+from brayx.types import Weights
 
 
 @dataclass
@@ -43,6 +48,22 @@ class Counters:
     best_return: float | None = None
 
 
+class Normaliser(Protocol):
+    """Running moments of observations and rewards, which acting and learning share."""
+
+    def scalings(self) -> Mapping[str, Scaling]:
+        """How observations are normalised now, by a learner batch's names; does not wait for anybody."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays by name, or mappings of such."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        ...
+
+
 def save(
     folder: Path,
     module: nn.Module,
@@ -50,6 +71,10 @@ def save(
     counters: Counters,
     about: Mapping[str, Any],
     samples: Mapping[str, np.ndarray] | None = None,
+    *,
+    algorithm: Algorithm | None = None,
+    normaliser: Normaliser | None = None,
+    observed: Collection[str] = (),
 ) -> None:
     """Writes a checkpoint into ``folder``, which exists.
 
@@ -60,13 +85,40 @@ def save(
         counters: how far training has come.
         about: JSON values for ``meta.json``, beside the counters.
         samples: observations by leaf, ``[N, ...]``; none: no such file.
+        algorithm: whose own state is saved.
+        normaliser: whose moments are saved; None: no such file.
+        observed: leaves of the observation that the module takes; of those acting is told how they are normalised.
+
+    Raises:
+        TrackingError: it cannot be written, as on a full disk.
     """
+    try:
+        _save(folder, module, optimizer, algorithm, normaliser, observed, samples)
+        (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError of a file that it cannot write
+        raise TrackingError(
+            f"checkpoint {folder} cannot be written: {first_line(error)}", folder=str(folder)
+        ) from error
+
+
+def _save(
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    algorithm: Algorithm | None,
+    normaliser: Normaliser | None,
+    observed: Collection[str],
+    samples: Mapping[str, np.ndarray] | None,
+) -> None:
     if samples:
         save_weights(folder / "samples.npz", dict(samples))
-    save_weights(folder / "weights.npz", module_weights(module))
+    if normaliser is not None:
+        save_weights(folder / "normaliser.npz", _flat(normaliser.state_dict()))
+    save_weights(folder / "weights.npz", acting_weights(module, normaliser, observed))
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
         "optimizer": optimizer.state_dict(),
+        "algorithm": {} if algorithm is None else algorithm.state_dict(),
         "torch_rng": torch.get_rng_state(),
         "numpy_rng": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
         "python_rng": random.getstate(),
@@ -75,20 +127,55 @@ def save(
     if device.type == "cuda":  # dropout draws there
         state["cuda_rng"] = torch.cuda.get_rng_state(device)
     torch.save(state, folder / "trainer.pt")
-    (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))
 
 
-def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Counters:
-    """Brings ``module``, ``optimizer`` and the random generators to the state that `save` wrote.
+def acting_weights(module: nn.Module, normaliser: Normaliser | None, observed: Collection[str]) -> Weights:
+    """What acting needs: copies of the module's weights, and how the leaves ``observed`` are normalised now."""
+    weights = module_weights(module)
+    return weights if normaliser is None else weights | to_weights(normaliser.scalings(), observed)
 
-    The module may be on another device than the one that was saved: the generator of a GPU is then left as it is.
+
+class Restored:
+    """What a checkpoint's module and optimiser were brought to; `go_on` does the rest once there is an algorithm.
+
+    Attributes:
+        counters: how far training had come.
+    """
+
+    def __init__(self, counters: Counters, state: Mapping[str, Any], device: torch.device) -> None:
+        self.counters = counters
+        self._state = state
+        self._device = device
+
+    def go_on(self, algorithm: Algorithm) -> None:
+        """Gives the algorithm its state, then the random generators theirs, since making things draws from them.
+
+        The module may be on another device than the one that was saved: the generator of a GPU is then left as it is.
+        """
+        state = self._state
+        if state.get("algorithm"):
+            algorithm.load_state_dict(state["algorithm"])
+        torch.set_rng_state(state["torch_rng"])
+        name, keys, *rest = state["numpy_rng"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+        version, numbers, gauss = state["python_rng"]
+        random.setstate((version, tuple(numbers), gauss))
+        if self._device.type == "cuda" and "cuda_rng" in state:
+            torch.cuda.set_rng_state(state["cuda_rng"], self._device)
+
+
+def restore(
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, normaliser: Normaliser | None = None
+) -> Restored:
+    """Brings ``module``, ``optimizer`` and ``normaliser`` to the state that `save` wrote.
 
     Raises:
         TrackingError: the folder is not a whole checkpoint.
-        BadWeights: its weights do not fit the module.
+        BadWeights: its weights do not fit the module; or they, or moments that are asked for, are not there.
     """
     try:
-        weights = load_weights(folder / "weights.npz")
+        weights = learned(load_weights(folder / "weights.npz"))
+        moments = None if normaliser is None else load_weights(folder / "normaliser.npz")
         state = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         counters = Counters(**json.loads((folder / "meta.json").read_text())["counters"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
@@ -96,15 +183,32 @@ def restore(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -
     check_weights(layout_of(module_weights(module)), weights)
     module.load_state_dict({key: torch.from_numpy(np.array(array)) for key, array in weights.items()})
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["torch_rng"])
-    name, keys, *rest = state["numpy_rng"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    version, numbers, gauss = state["python_rng"]
-    random.setstate((version, tuple(numbers), gauss))
-    device = _device(module)
-    if device.type == "cuda" and "cuda_rng" in state:
-        torch.cuda.set_rng_state(state["cuda_rng"], device)
-    return counters
+    if normaliser is not None and moments is not None:
+        normaliser.load_state_dict(_nested(moments))
+    return Restored(counters, state, _device(module))
+
+
+_BETWEEN = "::"  # a leaf's path has a slash
+
+
+def _flat(state: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """Arrays of nested mappings, by their keys joined."""
+    flat: dict[str, np.ndarray] = {}
+    for key, value in state.items():
+        flat |= _flat(value, f"{prefix}{key}{_BETWEEN}") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What `_flat` was given."""
+    nested: dict[str, Any] = {}
+    for path, array in flat.items():
+        *above, name = path.split(_BETWEEN)
+        inside = nested
+        for key in above:
+            inside = inside.setdefault(key, {})
+        inside[name] = array
+    return nested
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from brayx.algorithms.build import AlgorithmConfig
 from brayx.algorithms.ppo import PPOConfig
+from brayx.metrics import XAxis
 
 
 class TrainerConfig(BaseModel):
@@ -17,9 +19,19 @@ class TrainerConfig(BaseModel):
     kind: Literal["trainer"] = "trainer"
     model: str
     """Name of the model component that learns."""
-    buffers: Annotated[list[str], Field(min_length=1, max_length=1)]
-    """Name of the buffer component it learns from."""
-    algorithm: PPOConfig = PPOConfig()
+    buffers: Annotated[list[str], Field(min_length=1, max_length=64)]
+    """Names of the buffer components it learns from."""
+    weights: list[Annotated[float, Field(gt=0)]] | None = None
+    """How much of each buffer it learns from, in proportion; null: equally much."""
+    eval_buffers: Annotated[list[str], Field(max_length=64)] = []
+    """Names of buffer components whose losses are measured and not learned from."""
+    eval_interval: Annotated[int, Field(ge=1)] = 100
+    """Updates between two evaluations, on those buffers and by the hook ``evaluate``."""
+    eval_batches: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Newest batches of each of those buffers that are measured; they are kept until newer ones come."""
+    hooks: str | None = None
+    """Import path of a module with ``handle``, ``loss`` or ``evaluate``, looked up beside the YAML file first."""
+    algorithm: AlgorithmConfig = PPOConfig()
     """Options of the algorithm."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """Adam's, at the start."""
@@ -33,8 +45,14 @@ class TrainerConfig(BaseModel):
     """Updates between two published weights."""
     checkpoint_interval_s: Annotated[float, Field(gt=0)] = 15.0
     """Seconds between two checkpoints."""
+    checkpoint_interval: Annotated[int, Field(ge=1)] | None = None
+    """Updates between two checkpoints, beside those that the seconds ask for; null: only those."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept, beside the best."""
+    prefetch: Annotated[int, Field(ge=0, le=64)] = 0
+    """Batches made ready ahead of the learner by a thread, on a GPU by a stream; each ages the data by an update."""
+    x_axis: XAxis = "env_steps"
+    """What metrics are written over in MLflow: ``env_steps``, ``updates`` or ``seconds``; the others are metrics."""
     where: Literal["train", "process"] = "train"
     """``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. ``process``: a thread of the job itself, fed
     by the buffer directly; for small jobs, it starts at once."""
@@ -48,3 +66,12 @@ class TrainerConfig(BaseModel):
     """Threads of torch in a rank."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Times that ranks which died are started again, from the newest checkpoint; as often if they cannot start."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainerConfig:
+        if self.weights is not None and len(self.weights) != len(self.buffers):
+            raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.buffers)} buffers")
+        names = [*self.buffers, *self.eval_buffers]
+        if len(set(names)) < len(names):
+            raise ValueError("a buffer stands more than once in buffers and eval_buffers")
+        return self

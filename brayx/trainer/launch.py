@@ -18,18 +18,25 @@ import ray
 import torch
 from torch import nn
 
+from brayx.algorithms.build import AlgorithmConfig, check_outputs
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
+from brayx.metrics import Kind
 from brayx.model.build import build_model
 from brayx.model.weights import WeightPublisher, get_weight_store
-from brayx.replay.buffer import get_buffer
 from brayx.replay.packing import Batch, Layout
-from brayx.replay.source import batches_of, read_buffer, replay_dataset
+from brayx.replay.shards import Shards
+from brayx.replay.source import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.tracking import Trial
+from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import BEST_METRIC, Alone, Ranks, Summary, learn
+from brayx.trainer.hooks import Hooks, load_hooks
+from brayx.trainer.loop import Summary, learn
+from brayx.trainer.prefetch import close, state_argument
+from brayx.trainer.ranks import Alone, Processes, Ranks
+from brayx.trainer.saving import BEST_METRIC
 
 _ANSWER_S = 30.0
 _DATASET = "replay"
@@ -45,13 +52,15 @@ class LearnerSpec:
         config: options.
         model_name: name of the model component, passed to ``build_model``.
         model_module: import path of the module that has ``build_model(name, config)``.
-        model_folder: looked in first for it; empty: nowhere else.
+        model_folder: looked in first for it, and for hooks; empty: nowhere else.
         model_config: passed to ``build_model``.
         namespace: Ray namespace of the three actors below.
-        buffer: name of the buffer actor.
+        buffer: name of the buffer, or names of several with their weights.
         weight_store: name of the weight store actor.
         hub: name of the trial's hub.
         trial: the MLflow run.
+        eval_buffers: names of the actors of buffers that are measured, by component.
+        normaliser: opens the moments that checkpoints hold, which others gather; picklable. None: there are none.
         seed: of the learner's random generators and the initial weights.
         about: JSON values for ``meta.json`` of checkpoints: the job's configuration, say.
     """
@@ -60,12 +69,14 @@ class LearnerSpec:
     model_name: str
     model_module: str
     namespace: str
-    buffer: str
+    buffer: Buffers
     weight_store: str
     hub: str
     trial: Trial
     model_folder: str = ""
     model_config: Mapping[str, Any] = field(default_factory=dict)
+    eval_buffers: Mapping[str, str] = field(default_factory=dict)
+    normaliser: Callable[[], Normaliser] | None = None
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,9 +92,9 @@ class TrialNumbers:
         self._asked: Any = None
         self._asked_at = 0.0
 
-    def add(self, name: str, value: float) -> None:
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample."""
-        self._client.add(name, value)
+        self._client.add(name, value, label=label, kind=kind, weight=weight)
 
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
@@ -117,65 +128,72 @@ class TrialKeeper:
         return self._trial.latest_checkpoint()
 
 
-class TrainRanks:
-    """`loop.Ranks` inside a Ray Train worker."""
+def train_ranks() -> Ranks:
+    """The ranks of the Ray Train worker group that this process is one of."""
+    import ray.train
+    import ray.train.torch
 
-    def __init__(self) -> None:
-        import ray.train
-        import ray.train.torch
-
-        context = ray.train.get_context()
-        self.rank = context.get_world_rank()
-        self.size = context.get_world_size()
-        self.device = ray.train.torch.get_device()
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module on its device; under DDP when there are several ranks."""
-        import ray.train.torch
-
-        wrapped: nn.Module = ray.train.torch.prepare_model(module)
-        return wrapped
-
-    def agree(self, steps: int, stop: bool) -> tuple[int, bool]:
-        """One all-reduce, when there are several ranks."""
-        if self.size == 1:
-            return steps, stop
-        both = torch.tensor([steps, int(stop)], dtype=torch.int64, device=self.device)
-        torch.distributed.all_reduce(both)
-        return int(both[0]), bool(both[1])
+    device = ray.train.torch.get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if ray.train.get_context().get_world_size() > 1:
+        return Processes(device)
+    alone = Alone()
+    alone.device = device
+    return alone
 
 
-def run_learner(spec: LearnerSpec, batches: Generator[Batch], ranks: Ranks) -> Summary:
+def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
     """Opens what ``spec`` names and learns from ``batches`` until the end, which the buffer is told.
 
     Raises:
-        ConfigError: the model module is missing or is not one.
-        ModelError: the model does not give what is learned from; `BadWeights`: training diverged.
+        ConfigError: the model module is missing or is not one, or the hooks are.
+        ModelError: the model does not give what is learned from, or a hook failed; `Diverged`: training did.
         ReplayError, StartupError, TrackingError: an actor or the trial is not there.
     """
     torch.manual_seed(spec.seed + ranks.rank)
     module, forward_args = learned_model(spec)
-    buffer = get_buffer(spec.buffer, namespace=spec.namespace)
+    hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
     store = get_weight_store(spec.weight_store, spec.namespace)
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
+    evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
     try:
-        with contextlib.closing(batches) as stream:
-            summary = learn(
-                spec.config,
-                module,
-                forward_args,
-                batches=stream,
-                took=lambda: buffer.ack.remote(1),
-                publisher=lambda newest: WeightPublisher(store, last_version=newest),
-                numbers=numbers,
-                keeper=TrialKeeper(spec.trial, spec.config.checkpoints_kept),
-                ranks=ranks,
-                about=spec.about,
-            )
-        buffer.end.remote()  # so that nobody plays on while Ray Train takes its ranks down
+        summary = learn(
+            spec.config,
+            module,
+            forward_args,
+            batches=batches,
+            took=batches.took,
+            publisher=lambda newest: WeightPublisher(store, last_version=newest),
+            numbers=numbers,
+            keeper=TrialKeeper(spec.trial, spec.config.checkpoints_kept),
+            ranks=ranks,
+            about=spec.about,
+            hooks=hooks,
+            feedback=batches.update_priorities,
+            eval_batches=evaluated,
+            normaliser=None if spec.normaliser is None else spec.normaliser(),
+        )
+        for name in (*weights_of(spec.buffer), *spec.eval_buffers.values()):
+            # So that nobody plays on while Ray Train takes its ranks down, and who waits for a batch comes back.
+            Shards.find(name, namespace=spec.namespace).end()
         return summary
     finally:
+        close(batches)
+        for stream in evaluated.values():
+            close(stream)
         numbers.close()
+
+
+def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:
+    """Batches of a buffer that nobody learns from: whoever asks for the next has done with the last."""
+    stream = read_buffer(buffer, namespace)
+    try:
+        for batch in stream:
+            yield batch
+            stream.took()
+    finally:
+        stream.close()
 
 
 def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -183,29 +201,36 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
 
     Raises:
         ConfigError: names what is wrong with it.
-        ModelError: it raised, does not give ``logits`` ``[N, A]`` and ``value`` ``[N]``, or fails on its own example.
+        ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
     """
     module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
     with torch.random.fork_rng(devices=[]):
         # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
-        _check_outputs(spec.model_name, describe(copy.deepcopy(module).cpu(), forward_args))
+        _check_outputs(spec.model_name, spec.config.algorithm, describe(copy.deepcopy(module).cpu(), forward_args))
     return module, forward_args
 
 
 def observation(spec: LearnerSpec) -> Layout:
     """The layout of what the model of ``spec`` observes; arguments and errors as `learned_model`."""
-    return Layout.of_model(learned_model(spec)[1])
+    module, forward_args = learned_model(spec)
+    at = state_argument(module)  # what a memory held comes beside the observation
+    return Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at))
 
 
-def _check_outputs(model: str, spec: ModelSpec) -> None:
+def _check_outputs(model: str, algorithm: AlgorithmConfig, spec: ModelSpec) -> None:
     shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in spec.outputs}
     told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
-    for name, expected in (("logits", "[N, A]"), ("value", "[N]")):
-        if name not in shapes:
-            gave = ", ".join(told.values())
-            raise ModelError(f"model {model!r} gave no output {name!r}; it gave: {gave}", output=name)
-        if len(shapes[name]) != expected.count(",") + 1:
-            raise ModelError(f"model {model!r} gave {told[name]}, expected {name} {expected}", output=name)
+    try:
+        check_outputs(algorithm, told)
+    except ConfigError as error:
+        gave = ", ".join(told.values())
+        raise ModelError(f"model {model!r}: {error.message}; it gave: {gave}", **error.details) from error
+    several = bool(getattr(algorithm, "reward_heads", None))  # a value for each part of the reward
+    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if several else ("[N]", 1)}
+    for path, shape in shapes.items():
+        expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
+        if len(shape) != rank:
+            raise ModelError(f"model {model!r} gave {told[path]}, expected {path} {expected}", output=path)
 
 
 def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
@@ -216,17 +241,17 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
     """
     import ray.train
 
-    buffer = get_buffer(spec.buffer, namespace=spec.namespace)
-    failed: BrayxError | None = ray.get(buffer.failure.remote(), timeout=_ANSWER_S)
+    first = Shards.find(next(iter(weights_of(spec.buffer))), namespace=spec.namespace)
+    failed = first.failure()
     if failed is not None:
         return failed
-    ranks = TrainRanks()
+    ranks = train_ranks()
     try:
-        return run_learner(spec, batches_of(ray.train.get_dataset_shard(_DATASET)), ranks)
+        return run_learner(spec, batches_of(ray.train.get_dataset_shard(_DATASET), spec.buffer, spec.namespace), ranks)
     except _FINAL as error:
         if ranks.size == 1:
             return error
-        ray.get(buffer.fail.remote(error), timeout=_ANSWER_S)
+        first.fail(error)
         raise
 
 
@@ -313,7 +338,8 @@ class Learner:
 
     def stop(self) -> None:
         """Ends its stream: it saves a last checkpoint and is done. Does not wait."""
-        get_buffer(self._spec.buffer, namespace=self._spec.namespace).end.remote()
+        for name in weights_of(self._spec.buffer):
+            Shards.find(name, namespace=self._spec.namespace).end()
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
         """The summary once it is done; None if that takes longer than ``timeout_s``.

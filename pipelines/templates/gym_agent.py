@@ -15,6 +15,7 @@ import numpy as np
 
 from brayx import Agent, Fragment, State, Step, forward, push, record, sample_categorical
 from brayx.errors import BadBody
+from brayx.types import flatten
 
 
 class GymAgent(Agent):
@@ -37,7 +38,10 @@ class GymAgent(Agent):
         outputs, version = await forward(self.model, obs)
         action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)
         state.value = float(outputs["value"])
-        state.step = Step(obs, np.asarray(action), log_prob, version)
+        memory = (
+            flatten(outputs["state"], "state") if "state" in outputs else {}
+        )  # a recurrent policy's, before the step
+        state.step = Step(obs, np.asarray(action), log_prob, version, memory)
         state.output["action"] = action
 
     async def on_episode(self, episode: list[State], done: bool) -> None:

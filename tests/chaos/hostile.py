@@ -22,9 +22,14 @@ _OPENING = (
     b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-protocol: brayx.v1\r\n\r\n"
 )
 
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a client of gRPC opens a connection with."""
+
 
 def request(door: Door, body: bytes) -> bytes:
-    """A stateless call; over WebSocket, which has none, a tick."""
+    """A stateless call; over WebSocket, which has none, a tick; over gRPC the opening and the head of one."""
+    if door == "grpc":
+        return _HTTP2 + b"\0\0\x40\1\4\0\0\0\1" + bytes(64)
     if door == "tcp":
         return encode_request(StepRequest(StepKind.CALL, "", body), 1)
     if door.endswith("http"):

@@ -237,7 +237,7 @@ def main() -> None:
     import ray
     from ray import serve
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": "127.0.0.1", "port": options.port},

@@ -5,6 +5,7 @@ Here because it takes minutes and all the CPUs there are.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests.end_to_end.jobs import ROOT, Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
 
+SPY = Path(sys.executable).parent / "py-spy"
+
 
 @pytest.mark.parametrize(
     ("words", "row"),
@@ -20,8 +23,21 @@ pytestmark = pytest.mark.chaos
         (["benchmarks.ticks", "--quick", "--rounds", "1", "--markdown"], "| cartpole | tcp "),
         (["benchmarks.layers", "--inside", "--markdown"], "| HTTP door around the table (ASGI) "),
         (["benchmarks.forward", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| ... during a swap, to that "),
+        (
+            ["benchmarks.plane", "--sessions", "100", "--rounds", "1", "--seconds", "0.3", "--markdown"],
+            "| a tick that is passed on, p50 ms ",
+        ),
+        (["benchmarks.hosts", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| a Serve replica "),
+        pytest.param(
+            ["benchmarks.shares", "--sessions", "16", "--seconds", "2", "--markdown"],
+            "| session table ",
+            marks=pytest.mark.skipif(not SPY.exists(), reason="py-spy is in the extra bench"),
+        ),
+        (["benchmarks.train", "--quick", "--markdown"], "| brayx "),
+        (["benchmarks.scaling", "--quick", "--markdown"], "| environment "),
+        (["benchmarks.replay", "--quick", "--markdown"], "| learner idle, % "),
     ],
-    ids=["ticks", "layers", "forward"],
+    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "scaling", "replay"],
 )
 def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
     with Command(["python", "-m", *words], tmp_path, runs_in=ROOT) as command, said_on_failure(command):

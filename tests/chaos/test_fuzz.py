@@ -112,7 +112,7 @@ def test_any_conversation_over_websocket(
     talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
 
 
-@pytest.mark.parametrize("door", ["http", "ws", "tcp", "asgi http", "asgi ws"])
+@pytest.mark.parametrize("door", ["http", "ws", "tcp", "asgi http", "asgi ws", "grpc"])
 async def test_a_thousand_connections_harm_nobody(target: Target, door: Door) -> None:
     async with guarded(target, (door,)) as ticks:
         crowd = [await connected(target, door, started=False) for _ in range(1000)]
@@ -127,7 +127,10 @@ async def test_who_never_reads_is_not_read_from_and_harms_nobody(door: Door) -> 
         fresh = target.report()
         async with guarded(target, (door,)) as ticks:
             crowd = await deaf(target, door, 20, 3.0)
-            assert target.report().rss - fresh.rss < 60 * 2**20, "more than three megabytes are kept for each"
+            if door != "asgi http":
+                # uvicorn by itself reads eight requests of a client that sends ahead for each that it answers, until
+                # the kernel takes no more answers; HAProxy passes on one at a time.
+                assert target.report().rss - fresh.rss < 60 * 2**20, "more than three megabytes are kept for each"
             await further(ticks, door)
             if door in ("http", "ws", "tcp"):  # uvicorn by itself waits for ever, the ingress before it does not
                 counted = "tcp" if door == "tcp" else "http"
@@ -146,12 +149,13 @@ async def test_a_websocket_that_stalls_in_a_message_is_closed_and_harms_nobody(d
         assert ticks[door]
 
 
+@pytest.mark.parametrize("door", ["asgi http", "grpc"])
 @pytest.mark.parametrize("where", ["opening", "request"])
-async def test_who_stalls_before_uvicorn_harms_nobody(where: Where) -> None:
+async def test_who_stalls_before_a_server_of_others_harms_nobody(door: Door, where: Where) -> None:
     with Target() as target:
-        async with guarded(target, ("asgi http",)) as ticks:
-            crowd = await stalled(target, "asgi http", where, 500)
-            await further(ticks, "asgi http")
+        async with guarded(target, (door,)) as ticks:
+            crowd = await stalled(target, door, where, 500)
+            await further(ticks, door)
             for connection in crowd:
                 connection.close()
         await settled(target, target.report().tasks)

@@ -16,9 +16,8 @@ import random
 import signal
 import time
 import uuid
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -39,8 +38,9 @@ from brayx.gamecore.protocol import AGENT_MARK, StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.ports import free_port
-from tests.chaos.ledger import PLAIN, ROOT, Entry, Event, Wish, chained, events, pid_of, replace
-from tests.end_to_end.jobs import Command, said_on_failure
+from tests.chaos.ledger import PLAIN, ROOT, Entry, Wish, chained, events, replace
+from tests.chaos.verdict import Game, Records, Told, check_ends, check_games, check_tidings
+from tests.end_to_end.jobs import Command, said_on_failure, tuned
 
 pytestmark = pytest.mark.chaos
 
@@ -53,57 +53,6 @@ OUTAGE_S = 55.0
 IDLE_S = 60.0
 THINK_S = 0.6
 """Mean time between two ticks of a session: two cores serve and play."""
-
-
-@dataclass
-class Told:
-    """A client was told that its session's replica is gone, or is ending.
-
-    Attributes:
-        reason: of a loss.
-        run: where its last reply came from.
-    """
-
-    session: str
-    at: float
-    code: str
-    reason: str
-    run: str
-
-
-@dataclass
-class Game:
-    """Sessions of one game that were started at the same time.
-
-    Attributes:
-        at: when the last of them was answered.
-        runs: where they started.
-    """
-
-    name: str
-    at: float
-    runs: list[str]
-
-
-@dataclass
-class Records:
-    """What all players have seen.
-
-    Attributes:
-        wrong: what must not be.
-        told: losses and resumptions, to be held against what was killed.
-        stopped: sessions that were stopped, with the reply to it or not.
-        doubtful: sessions whose start was not answered, so that nobody knows of them.
-        games: those all of whose sessions have started.
-        counts: of what happened, for people.
-    """
-
-    wrong: list[str] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
-    stopped: set[str] = field(default_factory=set)
-    doubtful: set[str] = field(default_factory=set)
-    games: list[Game] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class Player:
@@ -192,7 +141,7 @@ class Player:
             except BrayxError as error:
                 if not await self._failed("stop", error):
                     return
-        self._records.stopped.add(self._session)
+        self._records.stopped[self._session] = time.time()
         if reply:
             self._check(reply, "stop")
 
@@ -290,7 +239,7 @@ class Chaos:
     """Hurts the service, one way after the other.
 
     Attributes:
-        killed: replicas that were.
+        killed: replicas that were, and when.
         hurt: since when a replica was being killed, or being ended in order.
     """
 
@@ -299,7 +248,7 @@ class Chaos:
         self._folder = folder
         self._random = random.Random(seed)
         self._wish = Wish(replicas=3)
-        self.killed: set[int] = set()
+        self.killed: dict[int, float] = {}
         self.hurt: dict[int, float] = {}
         self.log: list[str] = []
 
@@ -366,9 +315,9 @@ class Chaos:
 
     def _kill_one(self, of: set[int]) -> None:
         pid = self._random.choice(sorted(of))
-        self.killed.add(pid)
         self.hurt.setdefault(pid, time.time())
         os.kill(pid, signal.SIGKILL)
+        self.killed[pid] = time.time()
         self._say(f"killed {pid} of {sorted(of)}")
 
     async def _bring_about(self, wish: Wish) -> None:
@@ -386,75 +335,6 @@ class Chaos:
     def _say(self, what: str) -> None:
         self.log.append(f"{time.time():.3f} {what}")
         print(self.log[-1], flush=True)
-
-
-def settings(file: Path) -> dict[str, str | None]:
-    """The variables that an env file sets."""
-    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
-    return {name: value for name, _, value in (line.partition("=") for line in lines)}
-
-
-def check_tidings(records: Records, seen: list[Event], chaos: Chaos) -> list[str]:
-    """Losses and resumptions that nothing explains.
-
-    The session's replica, or one that took it over, must have been killed; of a session that was drained the last one
-    must have been ending in order, and have told the actor.
-    """
-    runs = {event.run: event for event in seen if event.what == "begin"}
-    drained = {event.run for event in seen if event.what == "end" and event.reason == "drained"}
-    of_session: dict[str, list[str]] = defaultdict(list)
-    for run, event in runs.items():
-        of_session[event.session].append(run)
-    wrong = []
-    for told in records.told:
-        known = of_session[told.session]
-        if told.reason == "drained":
-            if known[-1] not in drained or not chaos.hurt.get(pid_of(known[-1]), told.at) < told.at:
-                wrong.append(f"{told} came, but nobody had asked the replica of {known[-1]} to end")
-            continue
-        since = known[known.index(told.run) :] if told.run in known else known
-        if not any(pid_of(run) in chaos.killed for run in since):
-            wrong.append(f"{told} came, but of its runs {since} none was killed")
-    return wrong
-
-
-def check_games(records: Records, hurt: dict[int, float]) -> list[str]:
-    """Games whose sessions started on several replicas although none of these was being killed or ended."""
-    wrong = []
-    for game in records.games:
-        pids = {pid_of(run) for run in game.runs}
-        if len(pids) > 1 and all(hurt.get(pid, game.at) >= game.at for pid in pids):
-            wrong.append(f"game {game.name} started in two halves: {game.runs}")
-    return wrong
-
-
-def check_ends(records: Records, seen: list[Event], killed: set[int]) -> tuple[list[str], Counter[str]]:
-    """Sessions without exactly one reason, and how many ended with which."""
-    begun = {event.run: event for event in seen if event.what == "begin"}
-    continued = {event.before for event in begun.values()}
-    ends: dict[str, list[Event]] = defaultdict(list)
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for event in seen:
-        if event.what == "end":
-            ends[event.run].append(event)
-            reasons[event.session].append(event.reason)
-    wrong = []
-    for run, event in begun.items():
-        told = [end.reason for end in ends[run]]
-        if len(told) > 1:
-            wrong.append(f"run {run} of session {event.session} was told {told}")
-        if not told and pid_of(run) not in killed and run not in continued and event.session not in records.doubtful:
-            wrong.append(f"run {run} of session {event.session} never ended")
-    for session, told in reasons.items():
-        if len(told) != 1:
-            wrong.append(f"session {session} ended with {told}")
-    last = {event.session: run for run, event in begun.items()}
-    wrong += [
-        f"session {session} was stopped, and ended with {reasons.get(session)}"
-        for session in records.stopped
-        if reasons.get(session) != ["stop"] and pid_of(last[session]) not in killed
-    ]
-    return wrong, Counter(told[0] for told in reasons.values())
 
 
 def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player | Pair]:
@@ -481,7 +361,7 @@ def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player |
 async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(6)]
     http, grpc, native, tcp, metrics, stats = ports
-    environment = settings(ROOT / "docker" / "serve.env") | {
+    environment: dict[str, str | None] = {
         "PYTHONPATH": str(ROOT),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
@@ -498,7 +378,7 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
     replace(tmp_path / "wish.json", asdict(Wish(replicas=3)))
     seed = int(os.environ.get("BRAYX_CHAOS_SEED", str(random.getrandbits(32))))
     print(f"seed {seed}")
-    words = ["python", "-m", "tests.chaos.ledger", str(tmp_path), *map(str, (http, grpc, native, tcp))]
+    words = tuned("python", "-m", "tests.chaos.ledger", str(tmp_path), *map(str, (http, grpc, native, tcp)))
     records = Records()
     with Command(words, tmp_path, environment) as command, said_on_failure(command):
         await asyncio.to_thread(command.until, (tmp_path / "done.json").exists, "three replicas ran")
@@ -524,7 +404,7 @@ async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -
                 break
             await asyncio.sleep(2.0)
     split = check_games(records, chaos.hurt)
-    wrong = [*records.wrong, *check_tidings(records, seen, chaos), *split, *silent]
+    wrong = [*records.wrong, *check_tidings(records, seen, chaos.killed, chaos.hurt), *split, *silent]
     told = "\n".join([f"seed {seed}", *chaos.log, *(f"{what}: {n}" for what, n in sorted(records.counts.items()))])
     print(f"{told}\nended: {dict(reasons)}\ndoubtful starts: {len(records.doubtful)}\ngames: {len(records.games)}")
     assert not wrong, f"{len(wrong)} violations, the first:\n" + "\n".join(wrong[:40])

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import random
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from tests.chaos.target import MAX_BODY_BYTES, WAIT_S, Door, Target
 POOL = 64
 """Sessions that all hostile connections share, so that they get into each other's way."""
 _QUIET_S = 0.1
+_SLOW_S = 2.0
+"""A service that has other things to do may take as long to answer what is in order."""
 
 
 _LENGTHS = (-1, 0, 1, 7, 255, 256, 257, 65535, MAX_BODY_BYTES, MAX_BODY_BYTES + 1, 2**31, 2**62, 2**63 - 1, -(2**63))
@@ -397,8 +400,9 @@ async def _hostile(
         opening = traffic.opening(rng)
         if opening and rng.random() < 0.9:
             data = ws_frame(2, b"S") + data
+        answered = not wild and not opening  # each frame, unless it is damaged
         if rng.random() < (0.5 if wild else 0.1):
-            data = damaged(data, rng)
+            data, answered = damaged(data, rng), False
         if opening and rng.random() < 0.1:
             opening = damaged(opening, rng)
         replies = traffic.replies()
@@ -406,7 +410,7 @@ async def _hostile(
         try:
             # uvicorn by itself drops what comes before the opening is answered.
             hasty = door != "asgi ws" and rng.random() < 0.3
-            await _exchange(address, opening, data, count, replies, rng, hasty=hasty)
+            await _exchange(address, opening, data, count, replies, rng, hasty=hasty, answered=answered)
         except OSError:
             pass  # it was closed while it was written to
         except AssertionError as error:
@@ -423,10 +427,14 @@ async def _exchange(
     rng: random.Random,
     *,
     hasty: bool = False,
+    answered: bool = False,
 ) -> None:
     """Sends a stream in pieces and reads what comes; then leaves in one way or another.
 
-    ``hasty``: without waiting for the answer to the opening.
+    Args:
+        address, opening, data, count, replies, rng: the stream, and what it is read with.
+        hasty: without waiting for the answer to the opening.
+        answered: all ``count`` frames get replies.
     """
     reader, writer = await asyncio.open_connection(*address)
     received = 0
@@ -458,8 +466,10 @@ async def _exchange(
         patience = rng.random()
         while patience > 0.1 and replies.count < count:
             before = received
-            done, _ = await asyncio.wait((receiving,), timeout=_QUIET_S)
-            if done or received == before:
+            deadline = time.monotonic() + (_SLOW_S if answered else _QUIET_S)
+            while received == before and not receiving.done() and time.monotonic() < deadline:
+                await asyncio.wait((receiving,), timeout=_QUIET_S)
+            if receiving.done() or received == before:
                 break
         if patience > 0.9 and not receiving.done():
             writer.write_eof()

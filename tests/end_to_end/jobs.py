@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,10 +47,11 @@ def job_folder(folder: Path, **files: str) -> Path:
 class Command:
     """A command of this environment (``brayx``, ``serve``), running as a context; ended whole at its end.
 
-    Its temporary files are in a folder of its own, but for Ray's, whose sockets need short paths.
+    Its temporary files are in a folder of its own, but for Ray's, whose sockets need short paths, and for what torch
+    keeps for the next time.
 
     Args:
-        words: the command and its arguments.
+        words: the command, of this environment or with its whole path, and its arguments.
         folder: where it runs; its output is kept there.
         environment: variables to set; None takes one away.
         runs_in: where it runs, if not in ``folder``.
@@ -75,6 +77,7 @@ class Command:
             "COLUMNS": "400",
             "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp",
             "TMPDIR": str(self._temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")),
         }
         variables = {**os.environ, **defaults, **(environment or {}), MARK: self._mark}
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -163,6 +166,11 @@ class Command:
                 raise AssertionError(f"left after {timeout_s:.1f} s: {self.lines()}; it said:\n{self.err[-4000:]}")
             time.sleep(0.05)
         return time.monotonic() - began
+
+
+def tuned(*words: str) -> list[str]:
+    """A command of this environment with the settings for HAProxy, as the guide has users start it."""
+    return ["/bin/sh", str(ROOT / "docker" / "serve.sh"), str(BIN / words[0]), *words[1:]]
 
 
 def setting(*options: str) -> list[str]:

@@ -1,17 +1,19 @@
-"""The compliance suite through HAProxy, with the settings that `docker/serve.env` has, in front of two replicas."""
+"""The compliance suite through HAProxy in front of two replicas, as `docker/serve.sh` starts it for users."""
 
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.ports import free_port
-from tests.end_to_end.jobs import ROOT, Command, said_on_failure
+from tests.end_to_end.jobs import Command, said_on_failure, tuned
 from tests.integration.test_grpc import guide
 
 
@@ -24,8 +26,6 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]
     config["http_options"]["port"], config["grpc_options"]["port"] = http, grpc
     config["applications"][0]["args"] = {"num_workers": 2, "native_port": None, "tcp_port": None}
     (folder / "echo.yaml").write_text(yaml.safe_dump(config))
-    lines = [line for line in (ROOT / "docker" / "serve.env").read_text().splitlines() if line[:1] not in ("", "#")]
-    environment: dict[str, str | None] = {name: value for name, _, value in (line.partition("=") for line in lines)}
 
     def answers() -> bool:
         try:
@@ -34,9 +34,12 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]
         except (OSError, ValueError):
             return False
 
-    with Command(["serve", "run", "echo.yaml"], folder, environment) as command, said_on_failure(command):
+    with Command(tuned("serve", "run", "echo.yaml"), folder) as command, said_on_failure(command):
         command.until(answers, "the service answered")
-        assert command.pids("haproxy")
+        (haproxy, *_) = command.processes("haproxy", "-f")
+        words = haproxy.cmdline()
+        settings = Path(words[words.index("-f") + 1]).read_text()
+        assert re.search(r"balance hdr\(session\)\s+hash-type consistent djb2 avalanche", settings), settings
         yield http, grpc
         command.control_c(group=False)
         command.gone(60.0)

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from brayx.engines.bundle import Samples, write_bundle
+from brayx.engines.normalised import normalised
 from brayx.engines.torch import TorchEngine
+from brayx.rollout.moments import ObsNormaliser
 from tests.unit.engines.models import awkward, cartpole, recurrent
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
@@ -76,6 +78,30 @@ def test_node_computes_what_torch_computes(node: list[str], tmp_path: Path, mode
         worst = check(node, tmp_path, "int8")["worst"]
         report = json.loads((tmp_path / "report.json").read_text())["runtimes"]["int8"]["errors"]
         assert all(0 < worst[name] < 2 * sizes["1"]["absolute"] for name, sizes in report.items()), worst
+
+
+def test_node_gives_a_model_that_learned_on_normalised_observations_a_game_s_own(
+    node: list[str], tmp_path: Path
+) -> None:
+    module, example = cartpole()
+    rng = np.random.default_rng(0)
+    raw = (rng.standard_normal((64, 4)) * [1, 20, 300, 0.1] + [0, 50, -90, 3]).astype(np.float32)
+    normaliser = ObsNormaliser({"obs": (4,)}, {"obs": raw.dtype})
+    normaliser.add("obs", raw)
+    normaliser.refresh()
+    trained = normalised(module, normaliser.scalings())
+    write_bundle(tmp_path, trained, example, ["onnx"], Samples([raw], "a game"), batch_sizes=(1,))
+    told = json.loads((tmp_path / "bundle.json").read_text())
+    kept = {
+        leaf["name"]: np.fromfile(tmp_path / leaf["samples"], "<f4").reshape(-1, *leaf["shape"])
+        for leaf in (*told["inputs"], *told["outputs"])
+    }
+    # What Node.js is compared with is what the trainer's own parts make of the same observations.
+    engine = TorchEngine(module, example)
+    logits, _ = engine.run(engine.bind(engine.initial), [normaliser("obs", kept["obs"])])
+    np.testing.assert_allclose(kept["logits"], logits, atol=1e-5)
+    assert np.abs(kept["obs"]).max() > 100
+    assert all(error < 1e-4 for error in check(node, tmp_path, "onnx")["worst"].values())
 
 
 def test_node_sees_a_bundle_that_is_wrong(node: list[str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -22,6 +23,7 @@ import ray
 from ray import serve
 
 from brayx.actor.directory import NAMESPACE, Location, stop_directory
+from brayx.actor.memory import ClusterMemory
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance
@@ -30,7 +32,7 @@ from deployments.actor import WeightSource, actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
-from tests.waiting import until
+from tests.waiting import until, until_awaited
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
@@ -239,6 +241,30 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
                 with pytest.raises(SessionExists):
                     await second.start(session=client.session)
         assert await play_until(clients[:1], iter([False, True]).__next__) == 1
+
+
+async def test_sessions_whose_owner_died_while_the_directory_was_away_are_told_so_once(echo: str) -> None:
+    until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
+    memory = ClusterMemory(DIRECTORY, NAMESPACE)
+    async with sessions(echo, 8) as clients:
+        where = {str(client.session): locate(str(client.session)) for client in clients}
+        await until_awaited(lambda: set(where) <= {s for of in memory.read().values() for s in of}, "a renewal", WAIT_S)
+        victim = next(iter(where.values()))
+        assert victim is not None
+        os.kill(pid_of(victim.address), signal.SIGKILL)
+        ray.kill(ray.get_actor(DIRECTORY, namespace=NAMESPACE), no_restart=False)
+        told: dict[str, list[tuple[int, str]]] = {session: [] for session, at in where.items() if at == victim}
+        deadline = time.monotonic() + WAIT_S
+        for session, answers in told.items():
+            while len(answers) < 2 and time.monotonic() < deadline:
+                answer = await asyncio.to_thread(post, echo, "tick", session)
+                if answer[0] != 503:  # while the directory restarts
+                    answers.append(answer)
+            assert answers == [(410, "session_lost"), (404, "session_unknown")], session
+        for client in clients:
+            if str(client.session) not in told:
+                assert await client.tick(b"on") == b"on"
+    await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 import uuid
 
 import numpy as np
@@ -384,6 +385,70 @@ async def test_replicas_killed_under_load_give_no_wrong_answer(serve_instance, t
         ended = True
         await asyncio.gather(*callers)
         assert not failed, "each was sent again within its deadline"
+
+
+@pytest.mark.chaos
+async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_version_they_say(
+    serve_instance, ray_cluster
+):
+    """Every answer is of the weights that it names. A forward that met a kill is sent again, or fails typed in time."""
+    name = f"weights-{uuid.uuid4().hex[:8]}"
+    store = create_weight_store(name)
+    publisher = WeightPublisher(store)
+    await asyncio.to_thread(publisher.publish, factor(1), 1)
+    config = ModelConfig(module="unused", engine="torch", placement="remote", num_workers=2, max_versions=4)
+    async with served(config, build_telltale, weight_store=(name, ray_cluster)) as (_, model):
+        pids, versions, failed, asked, kills = set(), set(), [], 0, []
+        published = asyncio.Event()
+
+        async def act(value):
+            nonlocal asked
+            last = 0
+            while not published.is_set():
+                asked += 1
+                # One in four asks for the version that it got last, which may be gone.
+                version = last if last and asked % 4 == 0 else None
+                try:
+                    async with asyncio.timeout(
+                        30
+                    ):  # a forward without an answer or an error after its 20 s is a failure
+                        outputs, made_by = await model.forward(np.full(3, value, np.float32), version=version)
+                except BrayxError as error:
+                    failed.append((version, error))
+                    continue
+                assert outputs["factor"] == made_by
+                assert (outputs["scaled"] == np.float32(made_by) * value).all(), (
+                    "another version's, or another caller's"
+                )
+                assert version in (None, made_by)
+                pids.add(int(outputs["pid"]))
+                versions.add(made_by)
+                last = made_by
+
+        def learn():
+            for value in range(2, 1001):
+                publisher.publish(factor(value), value)
+                time.sleep(0.01)
+                if value % 250 == 0 and value < 1000 and pids:
+                    victim = pids.pop()
+                    pids.clear()
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(victim, signal.SIGKILL)
+                        kills.append(victim)
+
+        callers = [asyncio.create_task(act(value)) for value in range(1, 17)]
+        await until(lambda: pids, "a replica answers", timeout_s=60)
+        await asyncio.to_thread(learn)
+        await until(lambda: 1000 in versions, "the newest acts", timeout_s=60)
+        published.set()
+        await asyncio.gather(*callers)
+        assert kills
+        assert len(versions) > 20
+        unknown = [error for version, error in failed if isinstance(error, VersionUnknown) and version is not None]
+        late = [error for _, error in failed if isinstance(error, DeadlineExceeded)]
+        assert len(unknown) + len(late) == len(failed), failed
+        assert len(failed) < asked / 2
+    ray.kill(store)
 
 
 @pytest.mark.chaos

@@ -18,9 +18,26 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
-from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch, VersionUnknown, from_wire
+from brayx.engines.base import save_weights
+from brayx.engines.scaling import Scaling, to_weights
+from brayx.engines.torch import module_weights
+from brayx.errors import (
+    BadWeights,
+    ConfigError,
+    DeadlineExceeded,
+    ModelError,
+    ModelNotFound,
+    ShapeMismatch,
+    VersionUnknown,
+    from_wire,
+)
+from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.ports import free_port
+from deployments.model import ModelArgs
+from deployments.model import app as model_app
+from pipelines.cli import TEMPLATES
+from tests.integration.test_prometheus import scrape
 from tests.waiting import until, until_awaited
 
 # Workers cannot import this file: what it defines travels by value.
@@ -55,6 +72,8 @@ class Broken(torch.nn.Module):
         return x * self.weight
 
 
+GRPC_PORT = free_port()
+SERVICER = "brayx.model.v1.model_pb2_grpc.add_ModelServicer_to_server"
 EXAMPLE = ({"x": np.zeros((1, 3), np.float32)},)
 OFFSET = {"offset": np.zeros(1, np.float32)}
 X = {"x": np.array([1, 2, 3], np.float32)}
@@ -69,7 +88,11 @@ def factor(value):
 def serve_instance(ray_cluster):
     """URL of Serve's ingress."""
     port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": port},
+        grpc_options={"port": GRPC_PORT, "grpc_servicer_functions": [SERVICER]},
+    )
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
 
@@ -204,6 +227,42 @@ def test_forwards_over_http(serve_instance):
     model.delete()
 
 
+async def test_forwards_over_grpc(serve_instance):
+    model = await asyncio.to_thread(RemoteModel, "dialled", Scale(2), EXAMPLE, OFFSET, route_prefix="/dialled")
+    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/model-dialled", deadline_s=30)
+    assert dialled.spec == model.spec
+    with pytest.raises(ShapeMismatch, match="offset"):
+        dialled.spec.check((X,))
+    forwards = await asyncio.gather(*[dialled.forward(X, np.float32(i)) for i in range(32)])
+    assert [forward.outputs["scaled"].tolist() for forward in forwards] == [[2 + i, 4 + i, 6 + i] for i in range(32)]
+    assert await asyncio.to_thread(model.publish_weights, factor(3)) == 2
+    async with asyncio.timeout(30):
+        while (newest := await dialled.forward(X, ZERO)).policy_version < 2:
+            pass
+    assert newest.outputs["scaled"].tolist() == [3, 6, 9]
+    assert (await dialled.pinned(1).forward(X, ZERO)).outputs["scaled"].tolist() == [2, 4, 6]
+    x = np.arange(300, dtype=np.float32).reshape(100, 3)
+    outputs, versions = await dialled.forward_batch({"x": x}, np.zeros(100, np.float32))
+    np.testing.assert_array_equal(outputs["scaled"], 3 * x)
+    assert versions.tolist() == [2] * 100
+    # Through Serve's ingress an error is still a typed one, with its details.
+    with pytest.raises(VersionUnknown, match="no policy version 9, nearest is 2") as raised:
+        await dialled.forward(X, ZERO, version=9)
+    assert raised.value.details["nearest"] == 2
+    await dialled.close()
+    await asyncio.to_thread(model.delete)
+
+
+async def test_a_job_s_model_is_served_alone(serve_instance, tracking_db):
+    args = ModelArgs(config=str(TEMPLATES / "cartpole.yaml"), tracking=tracking_db)
+    await asyncio.to_thread(serve.run, model_app(args), name="policy", route_prefix="/policy")
+    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/policy", deadline_s=30)
+    outputs, version = await dialled.forward(np.zeros(4, np.float32))
+    assert (outputs["logits"].shape, version) == ((2,), 0)
+    await dialled.close()
+    await asyncio.to_thread(serve.delete, "policy")
+
+
 def test_what_does_not_start_is_told_and_leaves_nothing(serve_instance):
     with pytest.raises(ModelError, match="fails on its own forward_args"):
         RemoteModel("broken", Scale(), (np.zeros((1, 3), np.float32),), OFFSET, local_mode=True)
@@ -239,27 +298,96 @@ def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_d
     over.delete()
 
 
+async def test_connecting_does_not_hold_up_the_event_loop(ray_cluster):
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    counting = asyncio.create_task(count())
+    model = await RemoteModel.connect("aside", Scale(2), EXAMPLE, OFFSET, local_mode=True)
+    assert turns > 10, "an engine was built meanwhile, which takes a hundred milliseconds"
+    assert (await model.forward(X, offset=ZERO))["scaled"].tolist() == [2, 4, 6]
+    again = await RemoteModel.connect("aside")
+    assert again.spec == model.spec
+    with pytest.raises(ModelNotFound, match="aside"):
+        await RemoteModel.connect("asid")
+    counting.cancel()
+    await asyncio.to_thread(model.delete)
+
+
+@pytest.mark.slow  # Ray's processes report every ten seconds
+def test_replicas_are_in_ray_s_prometheus_export(serve_instance):
+    model = RemoteModel("seen", Scale(2), EXAMPLE, OFFSET)
+    try:
+        assert (
+            model({"x": np.ones((8, 3), np.float32)}, offset=np.zeros(8, np.float32), batch=True)["scaled"][0, 0] == 2
+        )
+
+        def exported():
+            samples = [sample for family in scrape().values() for sample in family.samples]
+            mine = [sample for sample in samples if sample.labels.get("application") == "model-seen"]
+            return {sample.name.removeprefix("ray_brayx_"): sample.value for sample in mine}
+
+        wanted = {"forward_batch_size", "forward_seconds_count", "forward_wait_seconds_count", "acting_version"}
+        until(lambda: wanted <= exported().keys(), "the replica's metrics", timeout_s=60)
+        found = exported()
+        assert found["forward_batch_size"] == 8
+        assert (found["forward_seconds_samples_total"], found["acting_version"]) == (1, 1)
+        with pytest.raises(DeadlineExceeded):
+            model(X, offset=ZERO, deadline_s=1e-6)
+    finally:
+        model.delete()
+
+
+def test_what_was_trained_on_normalised_observations_takes_a_game_s_own(ray_cluster, tmp_path):
+    scaling = Scaling(np.full(3, 10, np.float32), np.full(3, 0.5, np.float32), 4.0)
+    module = torch.nn.Linear(3, 1)
+    save_weights(tmp_path / "weights.npz", module_weights(module) | to_weights({"obs": scaling}, ["obs"]))
+    model = RemoteModel(
+        "normalises", torch.nn.Linear(3, 1), (np.zeros((1, 3), np.float32),), checkpoint=str(tmp_path), local_mode=True
+    )
+    try:
+        game = np.array([12, 8, 100], np.float32)
+        with torch.no_grad():
+            want = module(torch.tensor([1.0, -1.0, 4.0])).numpy()
+            np.testing.assert_allclose(model(game), want, atol=1e-5)
+            np.testing.assert_allclose(model.get_model()(torch.tensor(game)), want, atol=1e-5)
+        assert model.publish_weights(model.get_model()) == 2
+        plain = torch.nn.Linear(3, 1)
+        assert model.publish_weights(plain) == 3
+        want = plain(torch.tensor(game)).detach().numpy()
+        until(lambda: np.allclose(model(game), want, atol=1e-3), "weights that normalise nothing")
+    finally:
+        model.delete()
+
+
 def test_a_handle_that_is_dropped_follows_nothing(serve_instance):
     model = RemoteModel("dropped", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     handle = RemoteModel("dropped")
-    subscriber = handle._subscriber
-    assert subscriber.running
+    subscriber = handle._here.subscriber
     del handle
     gc.collect()
+    assert subscriber.running, "the other handle has the same"
+    del model
+    gc.collect()
     until(lambda: not subscriber.running, "the subscriber ended")
-    model.delete()
+    RemoteModel("dropped").delete()
 
 
 LEAVES = """
 import logging, os, sys
 import numpy as np, ray, torch
 from brayx import RemoteModel
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
 assert model(np.zeros(2, np.float32)).shape == (1,)
 ray.shutdown()
 from tests.waiting import until
-until(lambda: not model._subscriber.running, "the subscriber ended")
+until(lambda: not model._here.subscriber.running, "the subscriber ended")
 assert not ray.is_initialized(), "asking the store has started another cluster"
 print("left")
 """

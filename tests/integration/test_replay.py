@@ -14,8 +14,9 @@ import pytest
 import ray
 
 from brayx.errors import ReplayError
-from brayx.replay.buffer import RemoteBuffer, create_buffer, get_buffer
 from brayx.replay.config import BufferConfig
+from brayx.replay.remote import RemoteBuffer
+from brayx.replay.shards import Shards
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Fragment
 from tests.processes import ours
@@ -41,25 +42,29 @@ def fragment(number: float, length: int = WHOLE) -> Fragment:
 @contextlib.contextmanager
 def running_buffer(namespace, config=CONFIG, name=None):
     name = name or f"buffer-{uuid.uuid4().hex[:8]}"
-    actor = create_buffer(name, config, namespace=namespace)
+    shards = Shards.start(name, config, namespace=namespace)
     try:
-        yield name, actor
+        yield name, shards[0].actor
     finally:
-        ray.kill(actor)
+        shards.kill()
 
 
-def take(stream, actor, got):
+def dataset_of(name, namespace):
+    return batches_of(replay_dataset(name, namespace=namespace), name, namespace)
+
+
+def take(stream, got):
     for batch in stream:
         got.append(batch)
-        actor.ack.remote(1)
+        stream.took()
 
 
-def read_in_background(stream, actor):
+def read_in_background(stream):
     got, failed = [], []
 
     def read():
         try:
-            take(stream, actor, got)
+            take(stream, got)
         except Exception as error:
             failed.append(error)
 
@@ -78,7 +83,7 @@ def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(
 
         @ray.remote(num_cpus=0)
         def push(count):
-            remote = RemoteBuffer(name, namespace=ray_cluster)
+            remote = RemoteBuffer.attach(name, namespace=ray_cluster)
             for number in range(count):
                 remote.push(fragment(number, WHOLE // 2), fragment(number, WHOLE // 2))
             assert remote.flush(20)
@@ -86,13 +91,14 @@ def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(
 
         done = push.remote(50)
         got = []
-        take(batches_of(replay_dataset(name, namespace=ray_cluster)), actor, got)
+        take(dataset_of(name, ray_cluster), got)
         ray.get(done)
     assert [float(batch["reward"][0, 0]) for batch in got] == list(range(50))
     assert {batch["obs"].shape for batch in got} == {(4, 17, 4)}
     assert len({sum(array.nbytes for array in batch.values()) for batch in got}) == 1
     assert sum(batch["mask"].sum() for batch in got) == 50 * WHOLE
     assert {key: array.dtype.name for key, array in got[0].items()} == {
+        "ready_s": "float64",
         "obs": "float32",
         "action": "int64",
         "log_prob": "float32",
@@ -107,8 +113,8 @@ def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(
 def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
     """Ray Data would by itself hold small blocks back until a large one is full."""
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
-        remote = RemoteBuffer(name, namespace=ray_cluster)
+        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
+        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
         for number in range(10):
             remote.push(fragment(number))
             until(lambda count=number: len(got) > count, timeout_s=60)
@@ -121,7 +127,7 @@ def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
 def test_credits_bound_what_is_in_flight(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         ray.get(actor.push.remote([fragment(number) for number in range(10)]))
-        stream = batches_of(replay_dataset(name, namespace=ray_cluster))
+        stream = dataset_of(name, ray_cluster)
         next(stream)
 
         def left():
@@ -138,7 +144,7 @@ def test_credits_bound_what_is_in_flight(ray_cluster):
 
 def test_a_stream_nothing_was_ever_pushed_to_can_be_ended(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
         until(lambda: is_waited_for(actor), "the reader waiting", timeout_s=60)
         ray.get(actor.end.remote())
         thread.join(30)
@@ -149,7 +155,7 @@ def test_a_stream_nothing_was_ever_pushed_to_can_be_ended(ray_cluster):
 def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         dataset = replay_dataset(name, namespace=ray_cluster)
-        thread, got, failed = read_in_background(batches_of(dataset), actor)
+        thread, got, failed = read_in_background(batches_of(dataset, name, ray_cluster))
         ray.get(actor.push.remote([fragment(0)]))
         until(lambda: got, timeout_s=60)
         victims = _read_task_pids()
@@ -159,7 +165,7 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
         thread.join(30)
         assert not thread.is_alive(), "a dead reader must not hang the stream"
         assert failed
-        thread, got, failed = read_in_background(batches_of(replay_dataset(name, namespace=ray_cluster)), actor)
+        thread, got, failed = read_in_background(dataset_of(name, ray_cluster))
 
         def another():  # what was on its way to the dead reader is lost
             ray.get(actor.push.remote([fragment(1)]))
@@ -183,8 +189,8 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
             return None
 
     with running_buffer(ray_cluster) as (name, actor):
-        thread, got, failed = read_in_background(read_buffer(name, ray_cluster), actor)
-        remote = RemoteBuffer(name, namespace=ray_cluster)
+        thread, got, failed = read_in_background(read_buffer(name, ray_cluster))
+        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
         remote.push(fragment(0))
         until(lambda: got)
         before = pid(actor)
@@ -207,19 +213,19 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
 
 def test_a_buffer_that_is_gone_for_good_is_an_error(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
-        thread, _, failed = read_in_background(read_buffer(name, ray_cluster), actor)
+        thread, _, failed = read_in_background(read_buffer(name, ray_cluster))
         until(lambda: is_waited_for(actor), "the reader waiting")
         ray.kill(actor)
         thread.join(20)
         assert [type(error) for error in failed] == [ReplayError]
     with pytest.raises(ReplayError, match=name):
-        get_buffer(name, namespace=ray_cluster)
+        Shards.find(name, namespace=ray_cluster)
 
 
 def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cluster):
     with running_buffer(ray_cluster) as (name, actor):
         dropped = []
-        remote = RemoteBuffer(
+        remote = RemoteBuffer.attach(
             name, namespace=ray_cluster, max_pending=5, on_dropped=lambda *reason: dropped.append(reason)
         )
         pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
@@ -242,4 +248,4 @@ def test_pushing_never_waits_and_drops_the_oldest_when_the_buffer_is_slow(ray_cl
 
 def test_a_taken_name_is_refused(ray_cluster):
     with running_buffer(ray_cluster) as (name, _), pytest.raises(ReplayError, match=name):
-        create_buffer(name, CONFIG, namespace=ray_cluster)
+        Shards.start(name, CONFIG, namespace=ray_cluster)

@@ -17,8 +17,8 @@ from rich.console import Console
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import ConfigError, ReplayError
 from brayx.hub import create_hub
-from brayx.replay.buffer import create_buffer
 from brayx.replay.config import BufferConfig
+from brayx.replay.remote import RemoteBuffer
 from deployments.job import JobConfig
 from pipelines.progress import Progress
 from pipelines.sources import Sources
@@ -57,9 +57,9 @@ def breaks(name, config):
 @pytest.fixture
 def buffer(ray_cluster: object) -> Iterator[Any]:
     config = BufferConfig(size=2, batch_size=2, unroll_length=4)
-    handle = create_buffer(f"sources-{uuid.uuid4().hex}", config, namespace=NAMESPACE)
-    yield handle
-    ray.kill(handle)
+    made = RemoteBuffer(f"sources-{uuid.uuid4().hex}", config, namespace=NAMESPACE)
+    yield made
+    made.shards.kill()
 
 
 def job(tmp_path: Path, function: str) -> JobConfig:
@@ -72,13 +72,12 @@ def test_everything_arrives_in_order_although_the_buffer_is_small(
     tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Sources(job(tmp_path, "good"), {"buffer": buffer}, {"buffer": 2}) as sources:
-        reader, seen = ray.get(buffer.attach.remote()), []
-        while len(seen) < 16:
-            answer = ray.get(buffer.next_batch.remote(reader, 5.0), timeout=30)
-            assert answer.batch is not None, "the source stopped before its end"
-            seen.extend(answer.batch["reward"][:, 0].tolist())
-            ray.get(buffer.ack.remote(1))
+    with Sources(job(tmp_path, "good"), {"buffer": buffer}) as sources:
+        seen: list[float] = []
+        for batch in buffer.batches(timeout_s=30):
+            seen.extend(batch["reward"][:, 0].tolist())
+            if len(seen) == 16:
+                break
         assert sources.join(10.0)
     assert seen == [float(value) for _ in range(2) for value in range(8)]
     assert sources.fed == {"data": 16}
@@ -91,7 +90,7 @@ def test_a_source_that_fails_is_told(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
-    with Sources(job(tmp_path, function), {"buffer": buffer}, {"buffer": 2}) as sources:
+    with Sources(job(tmp_path, function), {"buffer": buffer}) as sources:
         assert sources.join(10.0)
     (error,) = sources.errors
     assert isinstance(error, ConfigError)
@@ -104,41 +103,43 @@ def test_a_buffer_that_is_gone_is_told_in_one_line(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
-    with Sources(job(tmp_path, "good"), {"buffer": buffer}, {"buffer": 2}) as sources:
+    with Sources(job(tmp_path, "good"), {"buffer": buffer}) as sources:
         until(lambda: sources.fed["data"] >= 4, timeout_s=60)  # full: it waits for room
-        ray.kill(buffer)
+        buffer.shards.kill()
         assert sources.join(20.0)
     (error,) = sources.errors
     assert isinstance(error, ReplayError)
-    assert error.message.startswith("source 'data' lost the buffer 'buffer': ")
+    assert error.message.startswith("source 'data': buffer 'sources-")
     assert "\n" not in error.message
 
 
 def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: Any) -> None:
+    actor = buffer.shards[0].actor
     hub = create_hub(f"hub-{uuid.uuid4().hex}", NAMESPACE, None)
     learner = SimpleNamespace(running=True)
     games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
     sources = SimpleNamespace(errors=[], done=True)
+    rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None)
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
-    watching = threading.Thread(target=_watch, args=(progress, hub, buffer, learner, games, sources, 8))
+    watching = threading.Thread(target=_watch, args=(progress, hub, [buffer], learner, games, sources, rollouts, 8))
     watching.start()
 
     def ended() -> bool:
         try:
-            return bool(ray.get(buffer.ended.remote(), timeout=10))
+            return bool(ray.get(actor.ended.remote(), timeout=10))
         except ray.exceptions.RayError:
             return False
 
     def attach() -> int:
         try:
-            return int(ray.get(buffer.attach.remote(), timeout=10))
+            return int(ray.get(actor.attach.remote(), timeout=10))
         except ray.exceptions.RayError:
             return before
 
     try:
         until(ended, timeout_s=60)
-        before = ray.get(buffer.attach.remote(), timeout=10)  # numbered from a start of each process's own
-        ray.kill(buffer, no_restart=False)
+        before = ray.get(actor.attach.remote(), timeout=10)  # numbered from a start of each process's own
+        ray.kill(actor, no_restart=False)
         until(lambda: abs(attach() - before) > 10**6, timeout_s=60)
         until(ended, timeout_s=60)
         assert watching.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -18,8 +19,9 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.hub import HubClient, create_hub
 from brayx.model.weights import create_weight_store
-from brayx.replay.buffer import RemoteBuffer, create_buffer
 from brayx.replay.config import BufferConfig
+from brayx.replay.remote import RemoteBuffer
+from brayx.replay.shards import Shards
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.launch import Learner, LearnerSpec
@@ -63,7 +65,8 @@ class Job:
         self.hub = create_hub(f"hub-{name}", namespace, self.trial)
         self.store = create_weight_store(f"store-{name}", namespace)
         buffer = BufferConfig(size=4, batch_size=2, unroll_length=16, max_in_flight=2)
-        self.buffer = create_buffer(f"buffer-{name}", buffer, namespace=namespace, hub=f"hub-{name}")
+        shards = Shards.start(f"buffer-{name}", buffer, namespace=namespace, hub=f"hub-{name}")
+        self.buffer = shards[0].actor
         self.spec = LearnerSpec(
             config=TrainerConfig(
                 model="model",
@@ -86,7 +89,7 @@ class Job:
         self._player.start()
 
     def _play(self):
-        remote = RemoteBuffer(self.spec.buffer, namespace=self.spec.namespace)
+        remote = RemoteBuffer.attach(self.spec.buffer, namespace=self.spec.namespace)
         while not self._playing.wait(0.02):
             remote.push(fragment())
 
@@ -121,13 +124,47 @@ def test_in_process_to_the_end(job):
     job = job(where="process", num_steps=20 * STEPS)
     summary = job.learner().result(60)
     assert (summary.reason, summary.env_steps, summary.updates) == ("num_steps", 20 * STEPS, 20)
-    assert job.newest() == summary.policy_version == 22
+    assert job.newest() == summary.policy_version == 21
     (checkpoint,) = job.trial.checkpoints()
     assert checkpoint.step == 20 * STEPS
     until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS, timeout_s=120)  # told twice a second
     snapshot = ray.get(job.hub.snapshot.remote())
     assert snapshot["policy_version"] == 21
     assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
+    assert 0 <= snapshot["learner_idle_fraction"] <= 1
+
+
+HOOKS = """
+    from brayx import record
+
+    def handle(batch):
+        record("handled", 1, kind="sum")
+        return batch
+
+    def loss(outputs, obs):
+        return 1e-3 * outputs["logits"].square().mean()
+
+    def evaluate(model, step):
+        return {"steps": step}
+"""
+
+
+def test_hooks_and_an_evaluation_buffer(job, tmp_path):
+    name = f"hooks_{uuid.uuid4().hex[:8]}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(HOOKS))
+    job = job(where="process", num_steps=100 * STEPS, hooks=name, eval_buffers=["held"], eval_interval=5, prefetch=1)
+    held = f"held-{name}"
+    remote = RemoteBuffer(held, namespace=job.spec.namespace, batch_size=2, unroll_length=16)
+    job.spec = dataclasses.replace(job.spec, eval_buffers={"held": held})
+    remote.push(fragment(), fragment())
+    assert remote.flush(60)
+    summary = job.learner().result(60)
+    assert summary.updates == 100
+    numbers = ("eval/loss", "eval/steps", "handled")
+    until(lambda: set(numbers) <= ray.get(job.hub.snapshot.remote()).keys(), timeout_s=120)
+    assert ray.get(job.hub.snapshot.remote())["handled"] >= 100
+    assert remote.shards.ended(), "who waits for more of it comes back"
+    remote.shards.kill()
 
 
 def test_stopped_and_resumed_in_process(job):

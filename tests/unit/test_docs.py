@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib
+import inspect
 import io
 import itertools
 import json
@@ -45,12 +46,14 @@ from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
 from brayx.gamecore import gym, pettingzoo
-from brayx.gamecore.protocol import WS_SUBPROTOCOL
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
+from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
 from brayx.replay.packing import Packer
 from brayx.types import Fragment
 from deployments.job import KINDS, JobConfig, SourceConfig
-from pipelines import cli
+from pipelines import cli, search
+from pipelines.new import new_project
 from tests.unit.gamecore.echo_server import serving, serving_tcp
 from tests.unit.gamecore.grpc_server import serving as serving_grpc
 
@@ -59,11 +62,17 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
+    "minutes of training": 8,
+    "starts Ray and trains; tests/integration/test_tune.py does the same": 1,
+    "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
     "a drawing": 2,
+    "needs Ray; tests/integration/test_shards.py does the same": 1,
     "needs Ray and Serve; tests/integration/test_remote_model.py does the same": 2,
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
-    "needs a trained champion in ./mlflow.db": 1,
+    "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,
+    "starts a Ray and trains; tests/end_to_end/test_environments.py does the same": 1,
+    "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
 """Every reason for which a snippet is shown and not run, with how many there are."""
 
@@ -194,10 +203,12 @@ class GrpcDocService(GrpcDoor, DocService):
 
 @pytest.fixture(scope="module")
 def grpc_door() -> Iterator[str]:
-    """``host:port`` of a gRPC door with CartPole's agent."""
+    """``host:port`` of gRPC doors: with CartPole's agent, and of its model."""
     model = LocalModel(build_engine("torch", Lean(), (torch.zeros(2, 4),)), version=1)
     service = GrpcDocService(ROOT / "pipelines" / "templates", "gym_agent", "GymAgent", model, "serve")
-    with serving_grpc(service, service.close) as address:
+    alone = ModelDoor()
+    alone.model = model
+    with serving_grpc(service, service.close, model=alone) as address:
         yield address
 
 
@@ -275,6 +286,9 @@ def check_command(words: list[str], folder: Path) -> None:
             assert file == ".venv/bin/activate" or (folder / file).is_file(), file
         case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")] | ["export", _]:
             pass
+        case ["sh", file, *rest]:
+            assert (folder / file).is_file(), file
+            check_command(rest, folder)
         case ["npm", "ci", "--ignore-scripts", "--prefix", place]:
             assert (folder / place / "package-lock.json").is_file()
         case ["node", file, "bundle"]:
@@ -288,10 +302,19 @@ def check_command(words: list[str], folder: Path) -> None:
 def check_brayx(words: list[str], folder: Path) -> None:
     if words == ["--help"]:
         return
+    if words[0] in cli.PIPELINES:
+        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+            importlib.import_module(f"pipelines.{words[0]}").main(["--help"])
+        check_options(words[1:], said.getvalue())
+        for line in (after for option, after in itertools.pairwise(words) if option == "--search"):
+            search.parse([line])
+        return
     arguments = cli._parser().parse_args(words)
     config = getattr(arguments, "config", None)
     if config is not None:
         JobConfig.load(folder / config, arguments.overrides)
+    if words[0] == "new" and not (folder / arguments.name).exists():
+        new_project(arguments.name, arguments.template, folder)
 
 
 def gamecore_help(kind: str) -> str:
@@ -447,8 +470,9 @@ def test_source_options_equal_the_code() -> None:
     fields = SourceConfig.model_fields
     assert {name for name, _ in rows} == set(fields) - {"kind"}
     for name, means in rows:
-        told = re.search(r"default: `?(\w+)", means)
-        assert (told[1] if told else None) == (None if fields[name].is_required() else str(fields[name].default)), name
+        told = re.search(r"default: `?([\w{}]+)", means)
+        assert (told is None) == fields[name].is_required(), name
+        assert told is None or yaml.safe_load(told[1]) == fields[name].default, name
 
 
 def test_error_table_equals_the_errors() -> None:
@@ -461,9 +485,12 @@ def test_error_table_equals_the_errors() -> None:
 
 def test_limits_table_equals_the_defaults() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+)( MiB)? \|", section("docs/guide-serve.md", "Limits"), re.M)
-    assert len(rows) == 4
+    assert len(rows) == 6
     for name, value, unit in rows:
         assert float(value) * (2**20 if unit else 1) == ActorConfig.model_fields[name].default, name
+    waiting = inspect.signature(SessionTable).parameters["max_waiting"].default
+    fixed = re.findall(r"^\| not to be set \| (.*?) \|", section("docs/guide-serve.md", "Limits"), re.M)
+    assert fixed == [f"{MAX_HEADER_BYTES // 1024} KiB", str(waiting)]
 
 
 def test_serve_arguments_equal_the_code() -> None:
@@ -539,6 +566,7 @@ def test_template_shows_a_component_of_every_kind() -> None:
     (parts,) = yaml.safe_load(re.sub(r"^# ", "", shown, flags=re.M)).values()
     assert set(parts) == set(SourceConfig.model_fields)
     for name, field in SourceConfig.model_fields.items():
-        assert field.is_required() or parts[name] == field.default, name
+        assert field.is_required() or parts[name] == field.default or name == "module", name
     written = [part["kind"] for part in yaml.safe_load(text).values() if isinstance(part, dict)]
-    assert {*written, parts["kind"]} == set(KINDS)
+    # A job with a door has no rollout: ppo_env.yaml shows that.
+    assert {*written, parts["kind"], "rollout"} == set(KINDS)

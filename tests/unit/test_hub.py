@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
-from brayx.hub import Books, Drained, Hub, HubClient
+import pytest
+from mlflow.tracking import MlflowClient
+
+from brayx.errors import ConfigError
+from brayx.hub import Books, Drained, Hub, HubClient, XAxis
 from brayx.metrics import Kind, Recorder
 from brayx.tracking import Trial
 from tests.waiting import until
@@ -114,6 +119,37 @@ class TestBooks:
         assert sorted(name for name in numbers if name.startswith("own")) == ["own-0", "own-1"]
         assert (numbers["metrics_dropped"], numbers["ticks"], numbers["env_steps"]) == (8, 2, 10)
 
+    def test_labels_are_bounded_over_time_and_after_a_resume(self) -> None:
+        books = Books({"sessions_ended.old": 1}, max_labels=2)
+        for label in ("a", "b", "old", "c"):
+            books.merge(part(("sessions_ended", 1), label=label))
+            books.take_interval()
+        numbers = books.snapshot()
+        ended = {name: value for name, value in numbers.items() if name.startswith("sessions_ended")}
+        assert ended == {"sessions_ended.old": 2, "sessions_ended.a": 1, "sessions_ended.other": 2}
+        assert numbers["labels_folded"] == 2
+
+    @pytest.mark.parametrize(("x_axis", "step"), [("env_steps", 40), ("updates", 3), ("seconds", 107)])
+    def test_the_x_axis_goes_on_from_an_interrupted_trial(self, x_axis: XAxis, step: int) -> None:
+        clock = Clock()
+        books = Books({"env_steps": 10, "updates": 1, "seconds": 100.0}, x_axis=x_axis, clock=clock)
+        clock.now += 7.5
+        books.merge(part(("env_steps", 30), ("updates", 2)))
+        assert (books.step, books.take_interval()["seconds"]) == (step, 107.5)
+
+    def test_an_x_axis_that_is_none(self) -> None:
+        with pytest.raises(ConfigError, match="x_axis is 'steps', expected one of env_steps, updates, seconds"):
+            Books(x_axis="steps")  # type: ignore[arg-type]
+
+    def test_histograms_are_of_all_samples(self) -> None:
+        books = Books()
+        for value in (-1.0, 1.0):
+            recorder = Recorder()
+            recorder.add("own", value, kind=Kind.HISTOGRAM)
+            books.merge(recorder.drain())
+            assert books.take_interval()["own.p50"] == value
+        assert sum(books.histograms()["own"]["counts"]) == 2
+
 
 class TestHub:
     def test_writer_writes_to_mlflow_at_env_steps(self, tracking_db: str) -> None:
@@ -134,11 +170,26 @@ class TestHub:
             assert hub.close()["env_steps"] == expected
         assert trial.history("env_steps") == [(10, 10.0), (20, 20.0)]
 
+    def test_own_sums_and_seconds_go_on_and_histograms_are_an_artifact(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        for round_ in (1, 2):
+            hub = Hub(trial, interval_s=60, x_axis="updates")
+            recorder = Recorder()
+            recorder.add("gold", 5, kind=Kind.SUM, label="hero:3.side:left")
+            recorder.add("hp", 7.0, kind=Kind.HISTOGRAM)
+            recorder.add("updates", 1)
+            hub.push(recorder.drain())
+            last = hub.close()
+            assert (last["gold.hero:3.side:left"], last["updates"]) == (5 * round_, round_)
+            assert last["seconds"] >= trial.metrics()["seconds"] > 0
+        assert trial.history("gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
+        client = MlflowClient(tracking_db)
+        bars = json.loads(Path(client.download_artifacts(trial.run_id, "histograms.json")).read_text())
+        assert bars["hp"]["counts"] == [1.0], "of this hub's samples"
+
     def test_failed_write_is_counted_and_survived(self, tracking_db: str, caplog: pytest.LogCaptureFixture) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=60)
-
-        from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_db)
         client.delete_run(trial.run_id)  # writing to a deleted run is refused

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 
-from brayx.metrics import METRICS, Kind, Recorder
+from brayx.errors import ConfigError
+from brayx.metrics import BOUNDS, METRICS, SIGNED_BOUNDS, Kind, Recorder, kind_of, label_of
 
 
 def test_every_metric_is_declared_whole() -> None:
@@ -30,6 +32,24 @@ def test_maximum_of_negative_numbers() -> None:
     recorder = Recorder()
     recorder.add("own", -5.0, kind=Kind.MAX)
     assert recorder.summary() == {"own": -5.0}
+
+
+def test_many_samples_at_once_are_as_each_alone() -> None:
+    values = [
+        *(random.Random(1).lognormvariate(-8, 3) for _ in range(500)),
+        *BOUNDS,
+        0.0,
+        -1.0,
+        1e9,
+        math.inf,
+        2e-4,
+        2e-4,
+    ]
+    each, all_ = Recorder(), Recorder()
+    for value in values:
+        each.add("tick_seconds", value)
+    all_.add_all("tick_seconds", values)
+    assert all_.drain() == each.drain()
 
 
 def test_weight_counts_as_many_samples() -> None:
@@ -125,3 +145,66 @@ def test_merging_keeps_the_bound() -> None:
         other.add("sessions_ended", 1, label=str(index))
     recorder.merge(other.drain())
     assert recorder.summary() == {"sessions_ended.0": 1, "sessions_ended.1": 1, "metrics_dropped": 3}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_a_histogram_has_values_on_both_sides_of_zero(scale: float) -> None:
+    values = np.random.default_rng(0).normal(size=5000) * scale
+    recorder = Recorder()
+    for value in values:
+        recorder.add("advantage", value, kind=Kind.HISTOGRAM)
+    numbers = recorder.summary()
+    for name, q in (("p05", 0.05), ("p25", 0.25), ("p75", 0.75), ("p95", 0.95)):
+        assert numbers[f"advantage.{name}"] == pytest.approx(np.quantile(values, q), rel=0.14)
+    assert abs(numbers["advantage.p50"]) < 0.1 * scale
+    ends = (numbers["advantage.min"], numbers["advantage.max"], numbers["advantage.mean"])
+    assert ends == pytest.approx((values.min(), values.max(), values.mean()))
+
+
+def test_the_bars_of_a_histogram_are_those_numpy_counts() -> None:
+    values = [*np.random.default_rng(1).normal(size=300).tolist(), 0.0, 5.0]
+    parts = [Recorder(), Recorder()]
+    for index, value in enumerate(values):
+        parts[index % 2].add("own", value, kind=Kind.HISTOGRAM, label="a")
+    merged = Recorder()
+    for part in parts:
+        merged.merge(part.drain())
+    bars = merged.histograms()["own.a"]
+    assert (bars["edges"][0], bars["edges"][-1], sum(bars["counts"])) == (min(values), max(values), len(values))
+    # NumPy's bins are closed on the left, these on the right: the same of what is mirrored.
+    counts, _ = np.histogram(-np.array(values), bins=-np.array([*bars["edges"][:0:-1], min(values) - 1]))
+    assert counts[::-1].tolist() == bars["counts"]
+    assert set(bars["edges"][1:-1]) <= set(SIGNED_BOUNDS)
+
+
+def test_a_histogram_of_one_value_is_that_value() -> None:
+    recorder = Recorder()
+    recorder.add("own", -3.0, kind=Kind.HISTOGRAM)
+    assert set(recorder.summary().values()) == {-3.0}
+
+
+def test_labels_are_one_label_whatever_their_order() -> None:
+    assert label_of({"side": "left", "hero": 3}) == label_of({"hero": 3, "side": "left"}) == "hero:3.side:left"
+    assert label_of({"a": "x.y=z " + "w" * 100}) == "a:x_y_z_" + "w" * 58
+
+
+def test_labels_past_the_bound_are_other_and_counted() -> None:
+    recorder, merged = Recorder(max_labels=2), Recorder(max_labels=1)
+    for label in ("a", "b", "c", "d", "a"):
+        recorder.add("sessions_ended", 1, label=label)
+    expected = {"sessions_ended.a": 2, "sessions_ended.b": 1, "sessions_ended.other": 2, "labels_folded": 2}
+    assert recorder.summary() == expected
+    merged.merge(recorder.drain())
+    assert merged.summary() == {"sessions_ended.a": 2, "sessions_ended.other": 3, "labels_folded": 3}
+    assert recorder.summary() == {}
+    recorder.add("sessions_ended", 1, label="c")
+    assert recorder.summary() == {"sessions_ended.c": 1}, "what is drained takes no room"
+
+
+def test_a_kind_by_name_is_the_kind() -> None:
+    assert kind_of("sum") is Kind.SUM
+    with pytest.raises(ConfigError, match="kind is 'summ', expected one of mean, sum"):
+        kind_of("summ")
+    recorder = Recorder()
+    recorder.add("own", 1, kind="sum")  # type: ignore[arg-type]
+    assert recorder.drain()[1]["own"].kind is Kind.SUM

@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 
 from brayx.errors import ConfigError, ModelNotFound, TrackingError
-from brayx.tracking import Checkpoint, Trial, find, initialise, register, resolve, tracking_uri
+from brayx.tracking import (
+    Checkpoint,
+    Trial,
+    aliases,
+    find,
+    initialise,
+    promote,
+    register,
+    resolve,
+    tracking_uri,
+)
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:
@@ -99,6 +109,7 @@ class TestTrial:
         first = Trial.open("project", "trial", tracking_db)
         assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
 
+    @pytest.mark.slow  # starts MLflow in a process of its own
     def test_trial_of_a_living_process_is_not_taken(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -110,6 +121,7 @@ class TestTrial:
             assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
             other.kill()
 
+    @pytest.mark.slow  # starts MLflow in a process of its own
     def test_trial_of_a_process_that_was_killed_goes_on(self, tracking_db: str) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -266,6 +278,27 @@ class TestRegistry:
         assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "better"
         assert text_of(resolve("models:/cartpole/1", trial.uri)) == "best"
         assert find("models:/cartpole", trial.uri).version == 2
+
+    def test_promoting_moves_an_alias_to_what_is_there(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        register(trial, trial.save_checkpoint(folder_with(tmp_path, "new"), 200), "cartpole", alias="candidate")
+        assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2}
+        entry, before = promote("models:/cartpole@candidate", trial.uri)
+        assert (entry.version, before) == (2, 1)
+        assert aliases("cartpole", trial.uri) == {"champion": 2, "candidate": 2}
+        assert promote("models:/cartpole", trial.uri, version=1)[1] == 2
+        assert promote("models:/cartpole/1", trial.uri, to="staging")[1] is None
+        assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
+        with pytest.raises(ModelNotFound, match="no version 9"):
+            promote("models:/cartpole", trial.uri, version=9)
+        with pytest.raises(ModelNotFound, match="nearest is 'candidate'"):
+            promote("models:/cartpole@candidat", trial.uri)
+        for bad in ("v1", "latest", "a/b", ""):
+            with pytest.raises(ConfigError, match="cannot be one"):
+                promote("models:/cartpole@candidate", trial.uri, to=bad)
+        assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
+        assert aliases("other", trial.uri) == {}
 
     def test_pruning_never_touches_the_pool(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained

@@ -3,8 +3,7 @@
 Serve's gRPC ingress calls them on the replica by their names; so does a server of ``grpc.aio``. Knows nothing of
 either, nor of sessions beyond the `Service`.
 
-An error is set on the call, never raised: Serve passes trailing metadata on for a call that returns, not for one that
-raises, and what it tells of an exception holds the traceback.
+An error is set on the call, never raised, see `brayx.gamecore.grpc_status`.
 """
 
 from __future__ import annotations
@@ -13,21 +12,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-
 from brayx.actor.service import Service, told
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
-    HeaderTooLarge,
     ProtocolError,
     SessionLost,
     SessionUnknown,
 )
-from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_SEQ, StepKind, StepRequest, check_session
+from brayx.gamecore.grpc_status import refuse
+from brayx.gamecore.protocol import (
+    DEFAULT_MAX_BODY_BYTES,
+    MAX_SEQ,
+    StepKind,
+    StepRequest,
+    check_credentials,
+    check_session,
+)
 from brayx.gamecore.transports.base import SESSION_KEEPING, ends_session
-from brayx.gamecore.v1 import ERROR_METADATA
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 
 _KINDS: dict[int, StepKind] = {
@@ -36,10 +39,6 @@ _KINDS: dict[int, StepKind] = {
     pb.STEP_KIND_TICK: StepKind.TICK,
     pb.STEP_KIND_STOP: StepKind.STOP,
 }
-_MAX_CREDENTIAL_CHARS = 256
-_MAX_ERROR_BYTES = 3072
-_MAX_STATUS_BYTES = 512
-"""All metadata of an answer, Base64 and percent signs included, must fit into the 8 KiB that clients allow."""
 
 
 class GrpcDoor(Service):
@@ -66,7 +65,7 @@ class GrpcDoor(Service):
                 raise
             return pb.StepReply(body=await self.step(asked))
         except Exception as error:
-            _refuse(grpc_context, told(error))
+            refuse(grpc_context, told(error))
             return pb.StepReply()
 
     async def Play(self, requests: AsyncIterator[pb.StepRequest], grpc_context: Any) -> AsyncIterator[pb.PlayReply]:
@@ -202,11 +201,7 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     if len(body) > max_body_bytes:
         raise BodyTooLarge(f"body has {len(body)} bytes, at most {max_body_bytes} are allowed", limit=max_body_bytes)
     key, time, token = message.key, message.time, message.token
-    for name, value in (("key", key), ("time", time), ("token", token)):
-        if len(value) > _MAX_CREDENTIAL_CHARS:
-            raise HeaderTooLarge(
-                f"{name} has {len(value)} characters, at most {_MAX_CREDENTIAL_CHARS} are allowed", field=name
-            )
+    check_credentials(key, time, token)
     session = message.session
     if session or kind is not StepKind.CALL:
         check_session(session)
@@ -214,16 +209,6 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")
     return StepRequest(kind, session, body, key, time, token, seq)
-
-
-def _refuse(context: Any, error: BrayxError) -> None:
-    """Makes ``error`` the call's answer."""
-    document = error.to_wire()
-    if len(document) > _MAX_ERROR_BYTES:
-        document = type(error)(error.message[:200] + "…").to_wire()
-    context.set_code(getattr(grpc.StatusCode, error.grpc_status))
-    context.set_details(error.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore"))
-    context.set_trailing_metadata([(ERROR_METADATA, document)])
 
 
 def _error(error: BrayxError) -> pb.PlayReply:

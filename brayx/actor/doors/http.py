@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from brayx.actor.service import told
-from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, Overloaded, ProtocolError
-from brayx.gamecore.protocol import STEP_PATH, parse_request
+from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request
 
 if TYPE_CHECKING:
     from brayx.actor.doors.asgi import Receive, Scope, Send
@@ -32,6 +32,7 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
         return
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     try:
+        check_headers(scope)
         body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
         request = parse_request(headers, body)
     except _ClientGone:
@@ -46,6 +47,24 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
         await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
         return
     await write(send, 200, reply, content_type=b"application/octet-stream")
+
+
+def check_headers(scope: Scope) -> None:
+    """Makes sure that a request's line and headers are not above `MAX_HEADER_BYTES`; servers before this allow more.
+
+    Raises:
+        HeaderTooLarge: they are.
+    """
+    size = len(scope["path"]) + len(scope.get("query_string", b""))
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+    if size > MAX_HEADER_BYTES:
+        raise headers_too_large(MAX_HEADER_BYTES)
+
+
+def headers_too_large(limit: int) -> HeaderTooLarge:
+    """What a request is told whose line and headers have more bytes than ``limit``."""
+    return HeaderTooLarge(f"request line and headers have more than {limit} bytes", limit=limit)
 
 
 async def _read(receive: Receive, content_length: str, limit: int) -> bytes:

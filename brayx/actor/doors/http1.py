@@ -24,12 +24,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http import headers_too_large
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
-    HeaderTooLarge,
     Overloaded,
     ProtocolError,
     TooManyConnections,
@@ -247,12 +247,7 @@ class HttpConnection(Connection):
     def _measure(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self.limits.max_header_bytes:
-            raise _Refused(
-                HeaderTooLarge(
-                    f"request line and headers have more than {self.limits.max_header_bytes} bytes",
-                    limit=self.limits.max_header_bytes,
-                )
-            )
+            raise _Refused(headers_too_large(self.limits.max_header_bytes))
 
     def _too_large(self, size: str) -> None:
         limit = self.limits.max_body_bytes

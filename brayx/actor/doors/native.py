@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from brayx.errors import StartupError
-from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
     from brayx.actor.service import Service
@@ -54,7 +54,7 @@ class Limits:
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    max_header_bytes: int = 16 * 1024
+    max_header_bytes: int = MAX_HEADER_BYTES
     max_connections: int = 8192
     max_in_flight: int = 256
     stall_s: float = 10.0
@@ -111,6 +111,8 @@ class Connection(asyncio.Protocol):
             return
         self._reading = reading
         if reading:
+            if self.stalled_since is not None:
+                self.stalled_since = time.monotonic()  # what was not read did not stall
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
@@ -121,18 +123,23 @@ class Connection(asyncio.Protocol):
         A reply sent while requests are still being read would wake the client up for that one alone: on a machine that
         it shares with the service, that costs more than the tick.
         """
-        if not self._unsent:
+        unsent = self._unsent
+        if not unsent:
+            self._unsent_bytes = 0
             self.listener.flush_soon(self)
-        self._unsent.append(data)
+        unsent.append(data)
         self._unsent_bytes += len(data)
         if self._unsent_bytes > _GATHERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Sends now what there is to send."""
-        unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
-        if unsent and not self.transport.is_closing():
-            self.transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+        unsent = self._unsent
+        if unsent:
+            data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
+            unsent.clear()
+            if not self.transport.is_closing():
+                self.transport.write(data)
 
     def close(self) -> None:
         """Closes once everything is sent."""
@@ -201,7 +208,7 @@ class Listener:
                 port=port,
             ) from None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: self._make(self), sock=listening)
+        self._server = await loop.create_server(lambda: self._make(self), sock=listening, backlog=_BACKLOG)
         self.address = listening.getsockname()[:2]
         self._sweeper = loop.create_task(self._sweep())
 
@@ -256,7 +263,7 @@ class Listener:
                     connection.closing_since = connection.closing_since or now
                     if now - connection.closing_since > limits.stall_s:
                         connection.transport.abort()  # closing waits for a client to read what it never will
-                elif stalled is not None and now - stalled > limits.stall_s:
+                elif stalled is not None and now - stalled > limits.stall_s and not connection.in_flight:
                     connection.expire(f"a request was not whole after {limits.stall_s:g} s")
                 elif stalled is None and waiting is not None and now - waiting > limits.idle_s:
                     connection.expire(f"no request for {limits.idle_s:g} s")

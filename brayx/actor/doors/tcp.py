@@ -29,6 +29,7 @@ class TcpConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Takes every request that is whole now."""
         reader, submit = self._reader, self._submit
+        request: StepRequest | ProtocolError | None = None
         try:
             for session, sent_at, request in reader.feed(data):
                 if type(request) is StepRequest:
@@ -45,7 +46,7 @@ class TcpConnection(Connection):
             self.close()
             return
         if reader.in_frame:
-            if self.stalled_since is None:
+            if self.stalled_since is None or request is not None:  # one that was whole is no stall
                 self.stalled_since = time.monotonic()
         else:
             self.stalled_since = None

@@ -16,6 +16,7 @@ import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from brayx.actor.doors.http import check_headers
 from brayx.actor.service import told
 from brayx.errors import (
     BadBody,
@@ -32,6 +33,7 @@ from brayx.gamecore.protocol import (
     Frame,
     StepKind,
     StepRequest,
+    check_credentials,
     check_session,
     close_code,
     decode_frame,
@@ -92,6 +94,7 @@ class _Connection:
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
         names = ("session", "key", "time", "token", "seq")
         self._fields = {name: headers.get(name) or query.get(name, "") for name in names}
+        self._scope = scope
         self._numbers: int | None = None
         self._running = False
         self._let_in = False
@@ -105,6 +108,8 @@ class _Connection:
         named = []
         try:
             check_session(session)
+            check_headers(self._scope)
+            check_credentials(*(self._fields[name] for name in ("key", "time", "token")))
             self._numbers = parse_seq(self._fields["seq"])
             named = [(b"session", session.encode("ascii"))]
         except ProtocolError as error:

@@ -139,12 +139,14 @@ class Endpoint:
             hint = "check the address, the network and any firewall"
         return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)
 
-    def connection_lost(self, request: StepRequest, error: Exception, *, started: bool) -> ConnectionLost:
-        """What to tell when the connection broke because of ``error``, before or after the reply had ``started``."""
+    def connection_lost(self, request: StepRequest | str, error: Exception, *, started: bool) -> ConnectionLost:
+        """What to tell when the connection broke because of ``error``, before or after the reply had ``started``.
+
+        ``request`` may be its words in a message.
+        """
+        asked = request if isinstance(request, str) else describe(request)
         when = "in the middle of the reply" if started else "before any of the reply"
-        message = (
-            f"{self.url}: the connection broke {when} to the {describe(request)} ({error}); it may have been applied"
-        )
+        message = f"{self.url}: the connection broke {when} to the {asked} ({error}); it may have been applied"
         return ConnectionLost(message, url=self.url)
 
     def deadline_exceeded(self, awaited: str, timeout_s: float, *, layer: str) -> DeadlineExceeded:

@@ -9,29 +9,18 @@ A URL's path, if it has one, names the Serve application, as gRPC clients of Ser
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 import threading
 from typing import Any
 
 import grpc
 
-from brayx.errors import BodyTooLarge, BrayxError, Overloaded, ProtocolError, TransportError, from_wire
+from brayx.errors import BrayxError, ProtocolError
+from brayx.gamecore.grpc_status import CHANNEL_OPTIONS, application_of, failure, target_of
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint, describe
-from brayx.gamecore.v1 import ERROR_METADATA
+from brayx.gamecore.transports.base import Endpoint, describe
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-    ("grpc.max_send_message_length", -1),
-    # As on the other doors: a connection of one's own, to the address itself, tried again at once when asked for.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 _KINDS = {
     StepKind.CALL: pb.STEP_KIND_CALL,
     StepKind.START: pb.STEP_KIND_START,
@@ -47,10 +36,8 @@ class _Calls:
         self._endpoint = endpoint
         self._channel: Any = None
         self._stub: Any = None
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-        self._target = f"{host}:{endpoint.port}"
-        application = endpoint.prefix.strip("/")
-        self._application = (("application", application),) if application else ()
+        self._target = target_of(endpoint)
+        self._application = application_of(endpoint)
 
     @property
     def holds_session(self) -> bool:
@@ -73,24 +60,7 @@ class _Calls:
             raise ProtocolError(f"the {describe(request)} cannot be sent: {error}") from None
 
     def _failure(self, request: StepRequest, timeout_s: float, error: Any) -> BrayxError:
-        for name, value in error.trailing_metadata() or ():
-            if name == ERROR_METADATA:
-                return from_wire(value)
-        code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return self._endpoint.deadline_exceeded(f"reply to the {describe(request)}", timeout_s, layer="grpc")
-        if code is grpc.StatusCode.UNAVAILABLE and (never_sent := _connect_error(details)):
-            return self._endpoint.connect_failed(never_sent)
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return self._endpoint.connection_lost(request, ConnectionError(details), started=False)
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "CLIENT: Received message larger" not in details:
-            # Serve's, or the server's own limit on a message.
-            refused = BodyTooLarge if "message larger than max" in details else Overloaded
-            return refused(f"{self._endpoint.url}: {details}")
-        return TransportError(
-            f"{self._endpoint.url}: the service answered {code.name} without a brayx error document: {details[:200]!r}",
-            grpc_status=code.name,
-        )
+        return failure(self._endpoint, describe(request), timeout_s, error)
 
 
 class GrpcTransport(_Calls):
@@ -104,7 +74,7 @@ class GrpcTransport(_Calls):
         with self._lock:
             message = self._message(request)
             if self._channel is None:
-                self._channel = grpc.insecure_channel(self._target, _OPTIONS)
+                self._channel = grpc.insecure_channel(self._target, CHANNEL_OPTIONS)
                 self._stub = GamecoreStub(self._channel)
             try:
                 reply: pb.StepReply = self._stub.Step(message, timeout=timeout_s, metadata=self._metadata(request))
@@ -130,7 +100,7 @@ class AsyncGrpcTransport(_Calls):
         async with self._lock:
             message = self._message(request)
             if self._channel is None:
-                self._channel = grpc.aio.insecure_channel(self._target, _OPTIONS)
+                self._channel = grpc.aio.insecure_channel(self._target, CHANNEL_OPTIONS)
                 self._stub = GamecoreStub(self._channel)
             try:
                 reply: pb.StepReply = await self._stub.Step(
@@ -144,17 +114,3 @@ class AsyncGrpcTransport(_Calls):
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
-
-
-def _connect_error(details: str) -> OSError | None:
-    """The error that ``details`` tells of a connection that was never made; None if it tells of a broken one.
-
-    gRPC has one status for both, so its words must tell them apart.
-    """
-    if "resolving" in details or "resolution" in details:
-        return socket.gaierror(socket.EAI_NONAME, "name not found")
-    if "failed to connect" not in details:
-        return None
-    if "Connection refused" in details:
-        return ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-    return OSError(details[:200])

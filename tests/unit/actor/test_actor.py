@@ -349,12 +349,29 @@ async def test_a_missed_tick_is_in_no_episode_and_the_agents_choice_is_encoded()
     await actor.start("s", b"")
     for tick in range(3):
         await actor.tick(b"%d" % tick)
-    assert json.loads(actor.fallback() or b"") == {"instead of": 2}
+    assert json.loads(actor.fallback(2, b"2") or b"") == {"instead of": 2}
     await actor.missed()
     for tick in (3, 4):
         await actor.tick(b"%d" % tick)
     await actor.on_end("idle")
     assert log == [([0, 1], ["tick", "tick"], False, ""), ([3, 4], ["tick", "tick"], True, "idle"), "idle"]
+
+
+async def test_an_episode_ends_at_skipped_ticks_and_the_next_one_has_the_games_number() -> None:
+    actor, log = make(Choosy)
+    await actor.start("s", b"")
+    for tick in (0, 1):
+        await actor.tick(b"%d" % tick)
+    await actor.skipped(3)
+    seen: list[int] = []
+    actor._agents[0].on_deadline = lambda state: seen.append(state.tick)  # type: ignore[method-assign]
+    for tick in (5, 6):
+        await actor.tick(b"%d" % tick)
+    assert actor.fallback(7, b"7") is not None
+    assert seen == [7]
+    assert [state.tick for state in actor._episode] == [5, 6]
+    await actor.on_end("idle")
+    assert log == [([0, 1], ["tick", "tick"], False, ""), ([5, 6], ["tick", "tick"], True, "idle"), "idle"]
 
 
 async def test_a_choice_at_the_deadline_may_be_counted() -> None:
@@ -367,7 +384,7 @@ async def test_a_choice_at_the_deadline_may_be_counted() -> None:
     actor = AgentActorFactory({"a": Counted}, {}, Services(recorder=counted))()
     await actor.start("s", b"")
     await actor.tick(b"1")
-    assert json.loads(actor.fallback() or b"") == {"instead of": 1}
+    assert json.loads(actor.fallback(0, b"1") or b"") == {"instead of": 1}
     assert counted.summary() == {"choices": 1.0}
 
 
@@ -375,4 +392,4 @@ async def test_agents_without_a_choice_of_their_own_have_no_fallback() -> None:
     actor, _ = make(Choosy, Recorder)
     await actor.start("s", b"")
     await actor.tick(b"1")
-    assert actor.fallback() is None
+    assert actor.fallback(0, b"1") is None

@@ -14,7 +14,7 @@ from brayx.actor.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
-from brayx.actor.session import Snapshot
+from brayx.actor.entry import Snapshot
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Recorder

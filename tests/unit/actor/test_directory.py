@@ -1,10 +1,12 @@
 """The session directory's logic, with a clock of the test's own."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from brayx.actor.directory import Directory, DirectoryRecovering, Location
-from brayx.actor.session import Snapshot
-from brayx.errors import Overloaded, SessionExists, SessionLost
+from brayx.actor.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal, check_directory
+from brayx.actor.entry import Snapshot
+from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 
 
 class Clock:
@@ -53,6 +55,19 @@ def test_a_dead_owner_is_told_once_then_the_id_is_free(directory: Directory, clo
     assert directory.owners() == {"b": 1}
 
 
+def test_a_loss_that_is_told_is_counted_once(directory: Directory) -> None:
+    for session in ("told", "resumed"):
+        directory.claim(session, "a")
+    directory.keep("resumed", "a", snapshot())
+    directory.bury("a")
+    with pytest.raises(SessionLost):
+        directory.locate("told", "b", True)
+    with pytest.raises(SessionLost):
+        directory.locate("told", "b")
+    assert directory.locate("resumed", "b") == snapshot()
+    assert [directory.renew("b", "http://b", []) for _ in range(2)] == [Renewal([], 1), Renewal([], 0)]
+
+
 def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -> None:
     directory.claim("s", "a")
     directory.bury("a")
@@ -62,18 +77,135 @@ def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -
     assert location.owner == "b"
 
 
+@pytest.mark.parametrize("way", ["claimed", "told", "resumed", "swept"])
+def test_an_owner_that_wakes_up_hears_what_it_lost_even_if_nobody_has_it_any_more(clock: Clock, way: str) -> None:
+    directory = Directory(lease_s=5.0, grace_s=100.0, clock=clock)
+    directory.renew("a", "http://a", [])
+    for session in ("s", "t"):
+        directory.claim(session, "a")
+    clock.now = 200.0 if way == "swept" else 6.0
+    directory.renew("b", "http://b", [])
+    if way == "claimed":
+        directory.claim("s", "b")
+        directory.release("s", "b")
+    elif way == "told":
+        with pytest.raises(SessionLost):
+            directory.locate("s", "b")
+    elif way == "resumed":
+        directory.keep("s", "a", snapshot())
+        assert directory.locate("s", "b") == snapshot()
+        directory.release("s", "b")
+    assert directory.renew("a", "http://a") is None
+    lost = ["s", "t"] if way == "swept" else ["s"]
+    renewal = directory.renew("a", "http://a", ["s", "t"])
+    assert renewal is not None
+    assert renewal.lost == lost
+    assert directory.locate("s") is None
+    directory.claim("s", "a")
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0), "a later session of the same id is its own"
+
+
+def test_a_start_over_a_lost_session_counts_its_loss(directory: Directory) -> None:
+    directory.claim("of the dead", "a")
+    directory.claim("moved", "a")
+    directory.claim("own", "b")
+    directory.park("moved", "a", snapshot(exact=True))
+    directory.bury("a")
+    for session in ("of the dead", "moved", "own", "new"):
+        directory.claim(session, "b")
+    assert directory.renew("b", "http://b", []) == Renewal([], 2)
+
+
+class Kept(dict[str, list[str]]):
+    """A memory that can be looked at."""
+
+    def write(self, owner: str, sessions: list[str]) -> None:
+        self.pop(owner, None)
+        if sessions:
+            self[owner] = sessions
+
+    def read(self) -> dict[str, list[str]]:
+        return dict(self)
+
+
+class TestMemory:
+    @pytest.fixture
+    def kept(self) -> Kept:
+        return Kept()
+
+    @pytest.fixture
+    def directory(self, clock: Clock, kept: Kept) -> Directory:
+        """Restarted: "a" had two sessions when it last renewed, "b" another two."""
+        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        for session, owner in {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}.items():
+            first.claim(session, owner)
+        for owner in "ab":
+            first.renew(owner, f"http://{owner}", [])
+            first.renew(owner, f"http://{owner}")
+        assert kept == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
+        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+
+    def test_what_died_with_its_owner_while_the_directory_was_away_is_told_and_counted_once(
+        self, directory: Directory, clock: Clock, kept: Kept
+    ) -> None:
+        for asked in (lambda: directory.locate("a1"), lambda: directory.claim("a1", "b")):
+            with pytest.raises(DirectoryRecovering):
+                asked()
+        assert directory.renew("b", "http://b") is None
+        assert directory.renew("b", "http://b", ["b1", "b2", "b3"]) == Renewal([], 0)
+        assert directory.locate("b1") == directory.locate("b3") == Location("b", "http://b")
+        clock.now = 3.0
+        with pytest.raises(SessionLost, match="died"):
+            directory.locate("a1", "b")
+        assert directory.locate("a1", "b") is None
+        directory.claim("a2", "b")
+        assert directory.renew("b", "http://b") == Renewal([], 2)
+        assert kept == {"b": ["a2", "b1", "b2", "b3"]}
+
+    def test_an_owner_that_lives_says_what_it_has(self, directory: Directory, clock: Clock) -> None:
+        assert directory.renew("a", "http://a", ["a2", "a3"]) == Renewal([], 0)
+        clock.now = 3.0
+        assert directory.locate("a1") is None, "it has ended since"
+        assert directory.locate("a2") == directory.locate("a3") == Location("a", "http://a")
+        assert directory.renew("a", "http://a") == Renewal([], 0)
+
+    def test_what_another_has_taken_over_meanwhile_is_that_ones(self, clock: Clock) -> None:
+        kept = Kept(a=["s"], b=["s"])
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+        assert directory.renew("b", "http://b", ["s"]) == Renewal([], 0)
+        assert directory.renew("a", "http://a", ["s"]) == Renewal(["s"], 0)
+        assert directory.locate("s") == Location("b", "http://b")
+
+    def test_what_was_between_two_replicas_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
+        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        first.renew("a", "http://a", [])
+        first.claim("s", "a")
+        first.park("s", "a", snapshot(exact=True))
+        first.leave("a")
+        first.renew("b", "http://b", [])
+        second = Directory(lease_s=5.0, clock=clock, memory=kept)
+        with pytest.raises(SessionLost):
+            second.locate("s", "b")
+
+    def test_who_leaves_in_order_leaves_nothing(self, directory: Directory, kept: Kept) -> None:
+        for owner in "ab":
+            directory.renew(owner, f"http://{owner}", [f"{owner}1"])
+            directory.leave(owner)
+        assert kept == {}
+
+
 def test_a_buried_owner_that_lives_comes_back_with_its_sessions(directory: Directory) -> None:
     directory.claim("s", "a")
     directory.bury("a")
     assert directory.renew("a", "http://a") is None
-    assert directory.renew("a", "http://a", ["s"]) == []
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0)
     assert directory.locate("s") is not None
 
 
 def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
     directory = Directory()
     assert directory.renew("a", "http://a") is None
-    assert directory.renew("a", "http://a", ["s", "t"]) == []
+    assert directory.renew("a", "http://a", ["s", "t"]) == Renewal([], 0)
     assert directory.owners() == {"a": 2}
 
 
@@ -83,8 +215,8 @@ def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_sessio
         with pytest.raises(DirectoryRecovering):
             asked()
     assert directory.renew("a", "http://a") is None
-    assert directory.renew("a", "http://a", ["s"]) == []
-    assert directory.renew("b", "http://b", []) == []
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0)
+    assert directory.renew("b", "http://b", []) == Renewal([], 0)
     location = directory.locate("s")
     assert location is not None
     assert location.owner == "a"
@@ -107,8 +239,8 @@ def test_an_owner_that_comes_back_is_told_what_another_has_taken(
         directory.bury("a")
     directory.claim("taken", "b")
     assert directory.renew("a", "http://a") is None
-    assert directory.renew("a", "http://a", ["kept", "taken"]) == ["taken"]
-    assert directory.renew("a", "http://a") == []
+    assert directory.renew("a", "http://a", ["kept", "taken"]) == Renewal(["taken"], 1)
+    assert directory.renew("a", "http://a") == Renewal([], 0)
     assert directory.owners() == {"a": 1, "b": 1}
     location = directory.locate("taken")
     assert location is not None
@@ -130,6 +262,21 @@ def test_owners_dead_for_long_are_forgotten_with_their_sessions(clock: Clock) ->
     assert directory.locate("of gone") is None
     assert set(directory._seen) == set(directory._sessions) == set(directory._address) == {"alive"}
     assert set(directory._owner_of) == {"of alive"}
+
+
+@pytest.mark.parametrize("told", [None, INTERFACE - 1, INTERFACE + 1])
+async def test_a_directory_of_another_version_is_told_from_ones_own(told: int | None) -> None:
+    async def interface() -> int | None:
+        return told
+
+    # As the handle of a Ray actor, which lacks what its class did not have.
+    other = SimpleNamespace(**({} if told is None else {"interface": SimpleNamespace(remote=interface)}))
+    with pytest.raises(
+        StartupError, match=r"'it/sessions' was started by another version .*stop_directory\('it/sessions'\)"
+    ):
+        await check_directory("it/sessions", other)
+    told = INTERFACE
+    await check_directory("it/sessions", SimpleNamespace(interface=SimpleNamespace(remote=interface)))
 
 
 def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
@@ -242,8 +389,8 @@ class TestSnapshots:
         directory.claim("s", "a")
         directory.park("s", "a", snapshot(exact=True))
         clock.now = 700.0
-        directory.renew("b", "http://b", [])
-        assert [directory.forgotten(), directory.forgotten()] == [1, 0], "their end is counted, once"
+        renewals = [directory.renew("b", "http://b", []) for _ in range(2)]
+        assert renewals == [Renewal([], 1), Renewal([], 0)], "their end is counted, once"
         assert directory.locate("s", "b") is None
 
 
@@ -318,11 +465,11 @@ class TestGames:
 
     def test_a_restarted_directory_knows_the_games_by_their_sessions(self, clock: Clock) -> None:
         directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
-        assert directory.renew("a", "http://a", ["old-agent-x"]) == []
-        assert directory.renew("b", "http://b", []) == []
+        assert directory.renew("a", "http://a", ["old-agent-x"]) == Renewal([], 0)
+        assert directory.renew("b", "http://b", []) == Renewal([], 0)
         with pytest.raises(DirectoryRecovering):
             directory.claim("g-agent-y", "b", True)
-        assert directory.renew("c", "http://c", ["g-agent-x"]) == []
+        assert directory.renew("c", "http://c", ["g-agent-x"]) == Renewal([], 0)
         clock.now = 3.0
         assert directory.claim("g-agent-y", "b", True) == Location("c", "http://c")
         assert directory.claim("old-agent-y", "b", True) == Location("a", "http://a")

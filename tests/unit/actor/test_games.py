@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from brayx.actor.actor import AgentActor, AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.entry import Snapshot
 from brayx.actor.games import Games, Seat, SharedState
-from brayx.actor.session import SessionTable, Snapshot
+from brayx.actor.session import SessionTable
 from brayx.errors import AgentError, DeadlineExceeded
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest

@@ -8,6 +8,7 @@ import contextvars
 import json
 import os
 import resource
+import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -25,9 +26,20 @@ from brayx.actor.directory import Directory, DirectoryRecovering, Location
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.entry import Snapshot
 from brayx.actor.games import Games
-from brayx.actor.session import SessionTable, Snapshot
-from brayx.errors import BrayxError, Overloaded, ServiceFull, SessionExists, SessionLost, SessionUnknown
+from brayx.actor.lease import Lease
+from brayx.actor.session import SessionTable
+from brayx.errors import (
+    BrayxError,
+    DeadlineExceeded,
+    Overloaded,
+    ServiceFull,
+    SessionExists,
+    SessionLost,
+    SessionResumed,
+    SessionUnknown,
+)
 from brayx.gamecore.protocol import StepKind, StepRequest
 from deployments.echo import EchoActor
 from tests.unit.actor.test_games import Teller, body
@@ -78,8 +90,15 @@ class Replica(ActorReplica):
         make = factory if share == "game" else EchoActor
         self._runtime = ActorRuntime(make_actor=make)
         self._directory = asked
+        self._lease = Lease()
         self._table = SessionTable(
-            make, max_sessions=max_sessions, claim=self._claim, release=self._release, recorder=self._runtime.recorder
+            make,
+            max_sessions=max_sessions,
+            claim=self._claim,
+            release=self._release,
+            recorder=self._runtime.recorder,
+            lease=self._lease,
+            elsewhere=self._hand_on,
         )
         self._secret = "between us"
         self._peers = Peers(self.secret)
@@ -92,7 +111,10 @@ class Replica(ActorReplica):
         peers = ForPeers(self.left, self.secret, self.closed)
         self.listener = Listener(self, lambda door: HttpConnection(door, websockets, peers), Limits())
         await self.listener.open("127.0.0.1", 0)
-        await self._ask("renew", self._owner, "http://{}:{}".format(*self.listener.address), [])
+        await self._ask("renew", self._owner, await self.listening(), [])
+
+    async def listening(self) -> str:
+        return "http://{}:{}".format(*self.listener.address)
 
     async def close(self) -> None:
         await self.listener.close()
@@ -298,6 +320,29 @@ class TestPassedOn:
         with pytest.raises(SessionLost):
             await b.ask("tick", "s", body(1))
 
+    async def test_an_owner_that_wakes_up_after_its_lease_has_its_clients_answered_by_its_successor(
+        self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("brayx.actor.deployment.RENEW_S", 60.0)
+        a, b = await replicas("ab", share="none")
+        a._native = SimpleNamespace(open_to_peers=a.listening)
+        await a.ask("start", "s")
+        asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
+        a._lease.renew(time.monotonic() - 1.0)
+        asked.directory.bury("a")
+        with pytest.raises(SessionResumed):
+            await b.ask("tick", "s", body(0))
+        late = asyncio.ensure_future(a.ask("tick", "s", body(1)))
+        done, _ = await asyncio.wait([late], timeout=0.1)
+        assert not done, "it does not answer, and nobody has renewed its lease"
+        renewal = asyncio.create_task(a._renew())
+        assert await late == body(1)
+        renewal.cancel()
+        assert (a.sessions, b.sessions) == ([], ["s"])
+        assert asked.directory.locate("s") == Location("b", await b.listening())
+        assert "lease was over for 1." in caplog.text
+        assert "lost 1 of its sessions" in caplog.text
+
     async def test_an_owner_that_has_died_is_not_asked_again(self, replicas: Open, asked: Asked) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
@@ -344,6 +389,55 @@ class TestPassedOn:
                 await b.ask("tick", "s", body(0))
         assert told.value.details == {"layer": "peer", "maybe_applied": True}
         assert "bury" not in asked.calls
+
+    async def test_an_owner_that_takes_connections_and_never_answers_is_told_as_overload(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        (b,) = await replicas("b", share="none")
+        b._config = ActorConfig(agents=["agent"], tick_timeout_s=0.01)
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
+            with pytest.raises(Overloaded, match=r"no answer within 1.01 s.*may have been applied") as told:
+                await b.ask("tick", "s", body(0))
+        assert told.value.details == {"layer": "peer", "maybe_applied": True}
+        assert "bury" not in asked.calls
+
+    async def test_an_owner_whom_no_connection_reaches_in_time_is_not_taken_for_dead(
+        self, replicas: Open, asked: Asked
+    ) -> None:
+        """It may be stopped, and go on; whether it is dead its lease tells."""
+        (b,) = await replicas("b", share="none")
+        b._config = ActorConfig(agents=["agent"], tick_timeout_s=0.01)
+        with contextlib.ExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            for _ in range(3):  # the kernel answers for the process until nothing more fits
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(listening.getsockname())
+            asked.directory.renew("owner", "http://{}:{}".format(*listening.getsockname()), ["s"])
+            with pytest.raises(Overloaded, match="was not applied"):
+                await b.ask("tick", "s", body(0))
+        assert "bury" not in asked.calls
+
+    async def test_an_owners_own_deadline_is_told_as_it_is(self, replicas: Open) -> None:
+        a, b = await replicas("ab", share="none")
+        a._table._tick_timeout_s = 0.05
+
+        async def never(body: bytes) -> bytes:
+            await asyncio.sleep(30)
+            return body
+
+        await a.ask("start", "s")
+        session = a._table.get("s")
+        assert session is not None
+        session.actor.tick = never  # type: ignore[method-assign]
+        with pytest.raises(DeadlineExceeded, match="the actor took longer") as told:
+            await b.ask("tick", "s", body(0))
+        assert told.value.details == {"layer": "actor"}
 
     async def test_replicas_that_do_not_know_one_secret_do_not_serve_each_other(
         self, replicas: Open, asked: Asked
@@ -423,12 +517,7 @@ async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
 ) -> None:
     monkeypatch.setattr("brayx.actor.deployment.RENEW_S", 0.0)
     (a,) = await replicas("a")
-    address = "http://{}:{}".format(*a.listener.address)
-
-    async def there() -> str:
-        return address
-
-    a._native = SimpleNamespace(open_to_peers=there)
+    a._native = SimpleNamespace(open_to_peers=a.listening)
     now = time.monotonic()
     asked.directory._clock = lambda: now
     asked.directory.claim("s", "a")

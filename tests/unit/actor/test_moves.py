@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from brayx.actor.session import BETWEEN, Snapshot
+from brayx.actor.entry import Snapshot
+from brayx.actor.session import BETWEEN
 from brayx.errors import BrayxError, Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.actor.test_session import Bench

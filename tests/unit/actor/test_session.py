@@ -2,19 +2,24 @@
 
 import asyncio
 import contextvars
+import math
+import time
 from collections.abc import Awaitable
 
 import pytest
 
 from brayx.actor.actor import Actor
-from brayx.actor.service import into
-from brayx.actor.session import SessionTable, Snapshot
+from brayx.actor.entry import Snapshot
+from brayx.actor.lease import Lease
+from brayx.actor.service import Reply, into
+from brayx.actor.session import SessionTable
 from brayx.errors import (
     AgentError,
     BadBody,
     BrayxError,
     DeadlineExceeded,
     OutOfSequence,
+    Overloaded,
     ProtocolError,
     QueueFull,
     ServiceFull,
@@ -53,11 +58,16 @@ class Script(Actor):
         await self._do(body)
         return b"stopped"
 
-    def fallback(self) -> bytes:
-        return b"own"
+    def fallback(self, tick: int, body: bytes) -> bytes:
+        if body == b"unreadable":
+            raise BadBody("not that")
+        return b"own" if body == b"wait" else b"own %d:%s" % (tick, body)
 
     async def missed(self) -> None:
         self.missed_after.append(self.seen[-1])
+
+    async def skipped(self, ticks: int) -> None:
+        self.seen.append(b"skipped %d" % ticks)
 
     async def snapshot(self) -> bytes:
         return b"|".join(self.seen)
@@ -267,6 +277,23 @@ async def test_who_stops_waiting_for_a_tick_leaves_its_session_as_it_is() -> Non
     bench.actors[0].gate.set()
     assert await bench.ask("tick", body=b"next") == b"s:next"
     assert bench.actors[0].seen == [b"", b"wait", b"next"]
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_loop_that_stood_still_does_not_take_that_for_its_clients_silence(left: bool) -> None:
+    bench = Bench(idle_timeout_s=60.0 if left else 0.2, reconnect_timeout_s=0.2)
+    await bench.ask("start")
+    await bench.number(0, b"")
+    if left:
+        await bench.table.disconnect("s")
+    await asyncio.sleep(0.06)  # the sweeper waits
+    time.sleep(0.5)  # noqa: ASYNC251 (an agent that blocks, or a process that was stopped)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await bench.number(1, b"1") == b"s:1"
+    if left:
+        await bench.table.disconnect("s")
+    await until(lambda: bench.actors[0].reasons == ["disconnect" if left else "idle"])
 
 
 async def test_idle_sessions_are_reaped_and_told_and_busy_ones_are_not() -> None:
@@ -510,6 +537,20 @@ class TestSnapshots:
         assert numbers["sessions_ended.lost"] == 1
         assert "sessions_started" not in numbers
 
+    @pytest.mark.parametrize(("seq", "left"), [(None, "stop"), (1, "owner_died")])
+    async def test_the_loss_of_one_that_cannot_be_restored_is_told_again_only_to_a_repeat(
+        self, seq: int | None, left: str
+    ) -> None:
+        freed: list[str] = []
+
+        async def release(session: str, reason: str) -> None:
+            freed.append(reason)
+
+        bench, _ = self.bench(release=release)
+        with pytest.raises(SessionLost):
+            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b"", seq=seq))
+        assert freed == [left]
+
 
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:
     bench = Bench(max_waiting=2)
@@ -742,6 +783,140 @@ class TestFallback:
         assert numbers[f"ticks_fallen_back.{fallback}"] == 1
         assert numbers["ticks"] == 3
 
+    @pytest.mark.parametrize("numbered", [True, False])
+    async def test_each_tick_has_its_own_deadline_and_the_agent_runs_them_all_later(self, numbered: bool) -> None:
+        recorder = Recorder()
+        bench = Bench(tick_deadline_s=0.02, fallback="agent", recorder=recorder)
+        await bench.ask("start")
+
+        def tick(seq: int, body: bytes) -> Awaitable[bytes]:
+            return bench.number(seq, body) if numbered else bench.ask("tick", body=body)
+
+        async with asyncio.timeout(5):  # the agent is never let go: whoever waits for it waits for ever
+            assert await tick(0, b"wait") == b"own"
+            assert await tick(1, b"1") == b"own 1:1"
+            if numbered:
+                assert await tick(1, b"1") == b"own 1:1", "a repeat gets what was answered"
+                with pytest.raises(OutOfSequence, match="expected 2"):
+                    await tick(0, b"wait")
+            both = asyncio.gather(tick(2, b"2"), tick(3, b"3"))
+            assert list(await both) == [b"own 2:2", b"own 3:3"]
+            with pytest.raises(BadBody):
+                await tick(4, b"unreadable")
+        assert bench.actors[0].seen == [b""]
+        bench.actors[0].gate.set()
+        assert await tick(4, b"4") == b"s:4"
+        assert bench.actors[0].seen == [b"", b"wait", b"1", b"2", b"3", b"4"]
+        assert bench.actors[0].missed_after == [b"wait", b"1", b"2", b"3"]
+        await bench.ask("stop")
+        numbers = recorder.summary()
+        assert numbers["ticks_fallen_back.agent"] == 4
+        assert numbers["ticks"] == 5
+        assert "ticks_skipped" not in numbers
+
+    async def test_an_agent_too_far_behind_skips_the_oldest_and_the_game_goes_on(self) -> None:
+        recorder, kept = Recorder(), []
+        bench = Bench(
+            tick_deadline_s=0.01,
+            fallback="default",
+            default=b"-",
+            max_waiting=2,
+            recorder=recorder,
+            snapshot_every=4,
+            keep=lambda session, snapshot: kept.append(snapshot),
+        )
+        await bench.ask("start")
+        async with asyncio.timeout(5):
+            assert await bench.number(0, b"wait") == b"-"
+            for seq in range(1, 7):
+                assert await bench.number(seq, b"%d" % seq) == b"-"
+            bench.actors[0].gate.set()
+            assert await bench.number(7, b"7") == b"s:7"
+        # The inbox holds two; 7 made room for itself, too, unless the agent was faster.
+        seen = bench.actors[0].seen
+        assert seen == [b"", b"wait", b"skipped 5", b"6", b"7"] or seen == [
+            b"",
+            b"wait",
+            b"skipped 4",
+            b"5",
+            b"6",
+            b"7",
+        ]
+        assert recorder.summary()["ticks_skipped"] in (4, 5)
+        await until(lambda: len(kept) == 2)
+        assert (kept[0].tick, kept[0].seq, kept[0].kept) in ((5, 5, b"-"), (6, 6, b"-"))
+        assert kept[0].actor.endswith(b"skipped %d" % (kept[0].tick - 1))
+        assert (kept[1].tick, kept[1].seq, kept[1].kept) == (8, 8, b"s:7")
+        await bench.ask("stop")
+        assert recorder.summary()["ticks"] == 8
+
+    async def test_a_snapshot_says_where_the_agent_is_not_where_its_client_is(self) -> None:
+        kept: list[Snapshot] = []
+        bench = Bench(
+            tick_deadline_s=0.01,
+            fallback="agent",
+            snapshot_every=2,
+            keep=lambda session, snapshot: kept.append(snapshot),
+        )
+        await bench.ask("start")
+        for seq, body in enumerate((b"0", b"wait", b"2")):
+            await bench.number(seq, body)
+        bench.actors[0].gate.set()
+        await until(lambda: bool(kept))
+        assert (kept[0].tick, kept[0].seq, kept[0].kept, kept[0].actor) == (2, 2, b"own", b"|0|wait")
+
+    async def test_a_stop_comes_after_what_was_answered_before_it(self) -> None:
+        bench = Bench(tick_deadline_s=0.01, fallback="default")
+        await bench.ask("start")
+        for body in (b"wait", b"1"):
+            await bench.ask("tick", body=body)
+        stop = asyncio.ensure_future(bench.ask("stop", body=b"end"))
+        await asyncio.sleep(0.03)
+        assert not stop.done()
+        bench.actors[0].gate.set()
+        assert await stop == b"stopped"
+        assert bench.actors[0].seen == [b"", b"wait", b"1", b"end"]
+
+    async def test_what_was_answered_is_not_answered_again_when_its_session_ends(self) -> None:
+        recorder = Recorder()
+        bench = Bench(tick_deadline_s=0.01, fallback="default", recorder=recorder)
+        await bench.ask("start")
+        for body in (b"wait and raise", b"1"):
+            await bench.ask("tick", body=body)
+        bench.actors[0].gate.set()
+        await until(lambda: bench.actors[0].reasons == ["error"])
+        assert bench.actors[0].seen == [b""]
+        assert recorder.summary().get("requests_refused.session_lost", 0) == 0
+        with pytest.raises(SessionLost, match="error"):
+            await bench.ask("tick")
+
+    async def test_a_late_body_that_the_agent_refuses_is_a_tick_of_the_game_all_the_same(self) -> None:
+        bench = Bench(tick_deadline_s=0.01, fallback="default")
+        await bench.ask("start")
+        for seq, body in enumerate((b"wait", b"bad")):
+            assert await bench.number(seq, body) == b""
+        bench.actors[0].gate.set()
+        assert await bench.number(2, b"2") == b"s:2"
+        assert bench.actors[0].seen == [b"", b"wait", b"skipped 1", b"2"]
+
+    async def test_nobody_is_answered_before_a_tick_that_has_no_fallback(self) -> None:
+        bench = Bench(tick_deadline_s=0.01, fallback="last")
+        await bench.ask("start")
+        order: list[int] = []
+
+        async def tick(seq: int, body: bytes) -> None:
+            await bench.number(seq, body)
+            order.append(seq)
+
+        ticks = [asyncio.ensure_future(tick(seq, body)) for seq, body in enumerate((b"wait", b"1", b"2"))]
+        await asyncio.sleep(0.05)
+        assert not order
+        bench.actors[0].gate.set()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*ticks)
+        assert order == [0, 1, 2]
+        assert bench.actors[0].seen == [b"", b"wait", b"1", b"2"]
+
     async def test_without_a_last_reply_the_first_tick_is_waited_for(self) -> None:
         bench = Bench(tick_deadline_s=0.02)
         await bench.ask("start")
@@ -769,6 +944,15 @@ async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> 
     assert len(table) == 0
 
 
+async def test_a_stateless_call_without_an_actor_is_told() -> None:
+    def make() -> Script:
+        raise OSError("no memory left")
+
+    with pytest.raises(AgentError, match="no memory left"):
+        async with asyncio.timeout(5.0):
+            await SessionTable(make).step(StepRequest(StepKind.CALL, "", b""))
+
+
 async def test_sessions_that_are_ending_are_bounded_too() -> None:
     bench = Bench(max_sessions=2)
     for session in "abcd":
@@ -793,3 +977,129 @@ async def test_stateless_calls_at_once_are_bounded_and_their_actor_is_told_of_th
     assert await asyncio.gather(*calls) == [b":wait", b":wait"]
     await bench.table.close()
     assert bench.actors[0].reasons == ["drained"]
+
+
+class Elsewhere:
+    """Where a session is that another replica has taken over."""
+
+    def __init__(self) -> None:
+        self.asked: list[StepRequest] = []
+
+    def __call__(self, request: StepRequest, reply: Reply) -> None:
+        self.asked.append(request)
+        reply(b"from elsewhere")
+
+
+class TestLease:
+    """A replica whose lease is over may have a successor: it answers nothing before the renewal."""
+
+    @pytest.mark.parametrize("fallback", [None, "last", "default", "agent"])
+    @pytest.mark.parametrize("request_", ["next", "repeat", "unnumbered", "stop"])
+    async def test_nothing_is_answered_between_the_leases_end_and_its_renewal(
+        self, request_: str, fallback: str | None
+    ) -> None:
+        lease = Lease()
+        limits: dict[str, object] = {} if fallback is None else {"fallback": fallback, "tick_deadline_s": 0.02}
+        bench = Bench(lease=lease, **limits)
+        await bench.ask("start")
+        assert await bench.number(0, b"0") == b"s:0"
+        lease.renew(0.0)
+        asked = {
+            "next": lambda: bench.number(1, b"1"),
+            "repeat": lambda: bench.number(0, b"again"),
+            "unnumbered": lambda: bench.ask("tick", body=b"1"),
+            "stop": lambda: bench.ask("stop", body=b"1"),
+        }
+        answer = asyncio.ensure_future(asked[request_]())
+        done, _ = await asyncio.wait([answer], timeout=0.2)
+        assert not done
+        assert lease.wanted.is_set(), "who renews it is told to hurry"
+        lease.renew(math.inf)
+        assert await answer == {"repeat": b"s:0", "stop": b"stopped"}.get(request_, b"s:1")
+        assert "ticks_fallen_back" not in str(bench.table.recorder.summary())  # type: ignore[attr-defined]
+
+    async def test_a_late_ticks_fallback_does_not_come_before_the_answer_that_waits(self) -> None:
+        lease, order = Lease(), list[int]()
+        bench = Bench(lease=lease, fallback="default", default=b"late", tick_deadline_s=0.02)
+        await bench.ask("start")
+        lease.renew(0.0)
+        answers = [asyncio.ensure_future(bench.number(seq, b"")) for seq in (0, 1)]
+        for seq, answer in enumerate(answers):
+            answer.add_done_callback(lambda _, seq=seq: order.append(seq))
+        await asyncio.sleep(0.1)
+        lease.ends = math.inf  # and who waits for the renewal has not run yet
+        await asyncio.sleep(0.2)
+        lease.renew(math.inf)
+        assert (await asyncio.gather(*answers))[0] == b"s:"
+        assert order == [0, 1]
+
+    async def test_a_start_is_not_answered_either(self) -> None:
+        lease = Lease(0.0)
+        bench = Bench(lease=lease)
+        answer = asyncio.ensure_future(bench.ask("start"))
+        done, _ = await asyncio.wait([answer], timeout=0.1)
+        assert not done
+        lease.renew(math.inf)
+        assert await answer == b"started"
+
+    @pytest.mark.parametrize("kind", ["tick", "stop"])
+    async def test_what_waits_for_a_session_that_was_lost_is_answered_where_it_is_now(self, kind: str) -> None:
+        lease, elsewhere, seen = Lease(), Elsewhere(), list[str]()
+        bench = Bench(lease=lease, elsewhere=elsewhere)
+        await bench.ask("start")
+        bench.table.watch("s", seen.append)
+        lease.renew(0.0)
+        answers = [asyncio.ensure_future(bench.ask(kind)), asyncio.ensure_future(bench.ask("tick", body=b"behind"))]
+        await asyncio.sleep(0.05)
+        bench.table.lose(["s"])
+        lease.renew(math.inf)
+        assert await asyncio.gather(*answers) == [b"from elsewhere"] * 2
+        assert {request.kind.value for request in elsewhere.asked} == {kind, "tick"}
+        await until(lambda: bench.actors[0].reasons == ["lost"])
+        assert seen == ["moved"], "the doors have their clients ask again"
+        numbers = bench.table.recorder.summary()  # type: ignore[attr-defined]
+        assert not [name for name in numbers if name.startswith("sessions_ended")], "who has it counts its end"
+
+    async def test_a_start_that_was_lost_is_refused(self) -> None:
+        lease = Lease(0.0)
+        bench = Bench(lease=lease, elsewhere=Elsewhere())
+        answer = asyncio.ensure_future(bench.ask("start"))
+        await until(lambda: "s" in bench.table and lease.wanted.is_set())
+        bench.table.lose(["s"])
+        lease.renew(math.inf)
+        with pytest.raises(SessionLost):
+            await answer
+        await until(lambda: bench.actors[0].reasons == ["lost"])
+
+    async def test_a_lease_that_nobody_renews_is_told_and_the_tick_is_kept_for_its_repeat(self) -> None:
+        lease = Lease()
+        bench = Bench(lease=lease, tick_timeout_s=0.1)
+        await bench.ask("start")
+        lease.renew(0.0)
+        with pytest.raises(Overloaded, match="has not been renewed") as told:
+            await bench.number(0, b"0")
+        assert told.value.details == {"layer": "directory", "maybe_applied": True}
+        lease.renew(math.inf)
+        assert await bench.number(0, b"0") == b"s:0"
+        assert bench.actors[0].seen == [b"", b"0"], "applied once"
+
+    async def test_a_stop_that_nobody_may_answer_ends_its_session(self) -> None:
+        lease = Lease()
+        bench = Bench(lease=lease, tick_timeout_s=0.1)
+        await bench.ask("start")
+        lease.renew(0.0)
+        with pytest.raises(Overloaded):
+            await bench.ask("stop")
+        await until(lambda: bench.actors[0].reasons == ["error"])
+
+    async def test_a_table_that_closes_meanwhile_says_so(self) -> None:
+        lease = Lease()
+        bench = Bench(lease=lease)
+        await bench.ask("start")
+        lease.renew(0.0)
+        answer = asyncio.ensure_future(bench.ask("tick"))
+        await asyncio.sleep(0.05)
+        await bench.table.close(timeout_s=0.1)
+        with pytest.raises(SessionLost, match="drained"):
+            await answer
+        assert bench.actors[0].reasons == ["drained"]

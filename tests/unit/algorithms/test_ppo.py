@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from brayx.algorithms.ppo import METRICS, PPO, PPOConfig, log_softmax_at, normalise, ppo_loss
+from brayx.algorithms.ppo import METRICS, PPO, PPOConfig
+from brayx.nets.policy import NetworkConfig, policy_for
 
 
 class Net(nn.Module):
@@ -48,58 +49,6 @@ def weights(ppo):
     return {name: p.detach().clone() for name, p in ppo.module.named_parameters()}
 
 
-def test_loss_and_gradient_are_the_papers():
-    """Equations 7 and 9, one step at a time, with the gradient worked out by hand, in float64."""
-    rng = np.random.default_rng(1)
-    n, clip, c1, c2 = 64, 0.2, 0.5, 0.01
-    new, old, entropy, value, advantage, target = rng.normal(scale=0.3, size=(6, n))
-    mask = (rng.random(n) < 0.7).astype(float)
-    loss = policy = value_loss = 0.0
-    gradient = np.zeros(n)
-    for i in np.flatnonzero(mask):
-        ratio = np.exp(new[i] - old[i])
-        surrogate = min(ratio * advantage[i], min(max(ratio, 1 - clip), 1 + clip) * advantage[i])
-        policy -= surrogate / mask.sum()
-        value_loss += 0.5 * (value[i] - target[i]) ** 2 / mask.sum()
-        loss += (-surrogate + c1 * 0.5 * (value[i] - target[i]) ** 2 - c2 * entropy[i]) / mask.sum()
-        free = (ratio < 1 + clip) if advantage[i] > 0 else (ratio > 1 - clip)
-        gradient[i] = -ratio * advantage[i] / mask.sum() if free else 0.0
-    tensors = [torch.tensor(x, dtype=torch.float64) for x in (new, old, entropy, value, advantage, target, mask)]
-    tensors[0].requires_grad_()
-    got, parts = ppo_loss(*tensors, clip_param=clip, value_coef=c1, entropy_coef=c2)
-    got.backward()
-    assert got.item() == pytest.approx(loss, abs=1e-9)
-    assert parts[:3].tolist() == pytest.approx([loss, policy, value_loss], abs=1e-9)
-    np.testing.assert_allclose(tensors[0].grad.numpy(), gradient, rtol=0, atol=1e-9)
-
-
-def test_kl_is_the_k3_estimate_and_never_negative():
-    new, old = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
-    zeros, ones = torch.zeros(2), torch.ones(2)
-    _, parts = ppo_loss(new, old, zeros, zeros, ones, zeros, ones, clip_param=0.2, value_coef=0.5, entropy_coef=0.0)
-    log_ratio = (new - old).numpy()
-    assert parts[4].item() == pytest.approx((np.exp(log_ratio) - 1 - log_ratio).mean(), rel=1e-6)
-    assert parts[5].item() == 1.0
-
-
-def test_categorical_against_torch():
-    logits, action = torch.randn(7, 5), torch.randint(0, 5, (7,))
-    reference = torch.distributions.Categorical(logits=logits)
-    log_prob, entropy = log_softmax_at(logits, action)
-    torch.testing.assert_close(log_prob, reference.log_prob(action))
-    torch.testing.assert_close(entropy, reference.entropy())
-
-
-def test_normalise_looks_at_the_mask_only():
-    advantage = torch.tensor([1.0, 3.0, 1e6, 5.0])
-    mask = torch.tensor([1.0, 1.0, 0.0, 1.0])
-    kept = normalise(advantage, mask)[mask > 0]
-    assert kept.mean().item() == pytest.approx(0, abs=1e-6)
-    assert kept.square().mean().item() == pytest.approx(1, abs=1e-6)
-    single = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    assert torch.equal(normalise(advantage, single), advantage)
-
-
 def test_masked_steps_teach_nothing():
     batch = make_batch()
     nonsense = {key: value.clone() for key, value in batch.items()}
@@ -133,7 +82,7 @@ def test_update_reports_every_metric_and_leaves_the_batch_alone():
     batch = make_batch()
     copies = {key: value.clone() for key, value in batch.items()}
     metrics = make_ppo(PPOConfig(epochs=2, minibatch_size=10)).update(batch, 0.0)
-    assert set(metrics) == {*METRICS, "learning_rate"}
+    assert set(metrics) == {*METRICS, "learning_rate", "epochs"}
     assert all(torch.equal(batch[key], copies[key]) for key in batch)
 
 
@@ -229,3 +178,24 @@ def test_an_update_meets_no_tensor_of_another_device(minibatch_size, monkeypatch
         ppo.update({key: tensor.to("meta") for key, tensor in make_batch().items()}, 0.0)
     assert told[0].device.type == "meta"
     assert told[0].shape == (len(METRICS),)
+
+
+def test_values_of_images_are_worked_out_in_pieces_that_are_the_whole(monkeypatch):
+    batch = make_batch(columns=8, steps=15)
+    shape = (8, 16, 3, 20, 20)
+    batch["obs"] = torch.from_numpy(np.random.default_rng(1).integers(0, 256, shape, np.uint8))
+    seen = []
+
+    def updated():
+        torch.manual_seed(0)
+        net = policy_for(np.zeros(shape[2:], np.uint8), num_actions=3, network=NetworkConfig(convolutions="impala"))[0]
+        net.register_forward_pre_hook(lambda _, args: seen.append(args[0].nbytes))
+        ppo = PPO(net, torch.optim.SGD(net.parameters(), lr=0.1), PPOConfig(epochs=1, minibatch_size=32))
+        ppo.update(dict(batch), 0.0)
+        return weights(ppo)
+
+    whole, most = updated(), max(seen)
+    monkeypatch.setattr("brayx.algorithms.ppo._FORWARD_BYTES", 50_000)
+    seen.clear()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole.values(), updated().values(), strict=True))
+    assert max(seen) <= 50_000 < most

@@ -37,12 +37,78 @@ def random_batch(seed, steps=23, columns=5):
 
 
 def torch_gae(r, terminated, truncated, values, function=returns.gae):
-    discount_t, lambda_t = returns.discounts(
-        torch.from_numpy(terminated), torch.from_numpy(truncated), gamma=GAMMA, lam=LAM
-    )
-    # `discounts` gives the default dtype; the oracle wants every digit.
-    discount_t, lambda_t = GAMMA * (discount_t > 0).double(), LAM * (lambda_t > 0).double()
+    discount_t, lambda_t = torch_discounts(terminated, truncated)
     return function(torch.from_numpy(r), discount_t, lambda_t, torch.from_numpy(values)).numpy()
+
+
+def torch_discounts(terminated, truncated, lam=LAM, own_turn_t=None):
+    return returns.discounts(
+        torch.from_numpy(terminated),
+        torch.from_numpy(truncated),
+        gamma=GAMMA,
+        lam=lam,
+        own_turn_t=None if own_turn_t is None else torch.from_numpy(own_turn_t),
+        dtype=torch.float64,
+    )
+
+
+def paper_n_steps(r, terminated, truncated, values, n, gamma=GAMMA):
+    """Equation 7.1, every return on its own."""
+    steps, columns = r.shape
+    result = np.zeros_like(r)
+    for b in range(columns):
+        for t in range(steps):
+            weight = 1.0
+            for k in range(t, min(t + n, steps)):
+                result[t, b] += weight * r[k, b]
+                weight *= 0.0 if terminated[k, b] else gamma
+                if terminated[k, b] or truncated[k, b] or k == min(t + n, steps) - 1:
+                    result[t, b] += weight * values[k + 1, b]
+                    break
+    return result
+
+
+def paper_vtrace(r, terminated, truncated, values, log_rho, own_turn_t, lam=LAM, clips=(1.0, 1.0, 1.0), gamma=GAMMA):
+    """Equation 1 as the sum it stands for, and section 4.2's advantage."""
+    clip_rho, clip_c, clip_pg = clips
+    steps, columns = r.shape
+    ratio = np.exp(log_rho)
+    v, advantage = np.zeros_like(r), np.zeros_like(r)
+    for b in range(columns):
+        for s in range(steps):
+            v[s, b] = values[s, b]
+            trace = 1.0
+            for t in range(s, steps):
+                bootstrap = 0.0 if terminated[t, b] else values[t + 1, b]
+                v[s, b] += trace * min(clip_rho, ratio[t, b]) * (r[t, b] + gamma * bootstrap - values[t, b])
+                if terminated[t, b] or truncated[t, b]:
+                    break
+                trace *= gamma * (lam if own_turn_t[t, b] else 1.0) * min(clip_c, ratio[t, b])
+        for s in range(steps):
+            if terminated[s, b]:
+                after = 0.0
+            elif truncated[s, b] or s == steps - 1:
+                after = values[s + 1, b]
+            else:
+                mix = lam if own_turn_t[s, b] else 1.0
+                after = mix * v[s + 1, b] + (1 - mix) * values[s + 1, b]
+            advantage[s, b] = min(clip_pg, ratio[s, b]) * (r[s, b] + gamma * after - values[s, b])
+    return v, advantage
+
+
+def torch_vtrace(r, terminated, truncated, values, log_rho, own_turn_t=None, lam=LAM, clips=(1.0, 1.0, 1.0)):
+    discount_t, lambda_t = torch_discounts(terminated, truncated, lam, own_turn_t)
+    found = returns.vtrace(
+        torch.from_numpy(r),
+        discount_t,
+        lambda_t,
+        torch.from_numpy(values),
+        torch.from_numpy(log_rho),
+        clip_rho=clips[0],
+        clip_c=clips[1],
+        clip_pg_rho=clips[2],
+    )
+    return found.target.numpy(), found.advantage.numpy()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -63,6 +129,155 @@ def test_lambda_return_is_the_books_recursion(seed):
             after = expected[t, b] = r[t, b] + (0.0 if terminated[t, b] else GAMMA) * bootstrap
     got = torch_gae(r, terminated, truncated, values, returns.lambda_returns)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 22, 23, 100])
+def test_n_step_return_is_the_books_sum(n):
+    batch = random_batch(n)
+    discount_t, lambda_t = torch_discounts(*batch[1:3], lam=1.0)
+    r, values = torch.from_numpy(batch[0]), torch.from_numpy(batch[3])
+    got = returns.n_step_returns(r, discount_t, lambda_t, values, n)
+    np.testing.assert_allclose(got.numpy(), paper_n_steps(*batch, n), rtol=0, atol=1e-9)
+
+
+def test_n_step_returns_lie_between_one_step_and_the_lambda_return():
+    batch = random_batch(0)
+    discount_t, lambda_t = torch_discounts(*batch[1:3], lam=1.0)
+    arguments = torch.from_numpy(batch[0]), discount_t, lambda_t, torch.from_numpy(batch[3])
+    one_step = arguments[0] + discount_t * arguments[3][1:]
+    torch.testing.assert_close(returns.n_step_returns(*arguments, 1), one_step, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        returns.n_step_returns(*arguments, 23), returns.lambda_returns(*arguments), rtol=0, atol=1e-12
+    )
+
+
+def test_n_steps_tell_where_to_bootstrap():
+    """Three columns of four: one goes on, one is cut after its second transition, one terminates there."""
+    r = torch.tensor([[1.0], [2.0], [4.0], [8.0]]).expand(4, 3)
+    end = torch.tensor([[False, False, False], [False, True, True], [False, False, False], [False, False, False]])
+    terminated = end & torch.tensor([False, False, True])
+    discount_t, lambda_t = returns.discounts(terminated, end & ~terminated, gamma=0.5, lam=1.0)
+    found = returns.n_steps(r, discount_t, lambda_t, 3)
+    assert found.reward.T.tolist() == [[3.0, 6.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0], [2.0, 2.0, 8.0, 8.0]]
+    assert found.discount.T.tolist() == [[0.125, 0.125, 0.25, 0.5], [0.25, 0.5, 0.25, 0.5], [0.0, 0.0, 0.25, 0.5]]
+    assert found.at.T.tolist() == [[3, 4, 4, 4], [2, 2, 4, 4], [2, 2, 4, 4]]
+    with pytest.raises(ValueError, match="n: "):
+        returns.n_steps(r, discount_t, lambda_t, 0)
+
+
+@pytest.mark.parametrize("clips", [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5), (1e9, 1e9, 1e9)])
+@pytest.mark.parametrize("seed", range(3))
+def test_vtrace_is_the_papers_sum(seed, clips):
+    batch = random_batch(seed)
+    rng = np.random.default_rng(100 + seed)
+    log_rho, own_turn_t = rng.normal(scale=0.5, size=batch[0].shape), rng.random(batch[0].shape) < 0.6
+    expected = paper_vtrace(*batch, log_rho, own_turn_t, clips=clips)
+    for got, want in zip(torch_vtrace(*batch, log_rho, own_turn_t, clips=clips), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-9)
+
+
+def test_vtrace_without_clipping_is_told_so():
+    batch = random_batch(0)
+    log_rho = np.random.default_rng(0).normal(size=batch[0].shape)
+    for got, want in zip(
+        torch_vtrace(*batch, log_rho, clips=(None, None, None)),
+        torch_vtrace(*batch, log_rho, clips=(1e9, 1e9, 1e9)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("lam", [0.0, LAM, 1.0])
+def test_on_policy_vtrace_is_the_lambda_return_and_its_advantage_gae(lam):
+    r, terminated, truncated, values = random_batch(3)
+    target, advantage = torch_vtrace(r, terminated, truncated, values, np.zeros_like(r), lam=lam)
+    discount_t, lambda_t = torch_discounts(terminated, truncated, lam)
+    arguments = torch.from_numpy(r), discount_t, lambda_t, torch.from_numpy(values)
+    np.testing.assert_allclose(target, returns.lambda_returns(*arguments).numpy(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(advantage, returns.gae(*arguments).numpy(), rtol=0, atol=1e-12)
+
+
+def test_a_truncation_bootstraps_from_its_own_last_value_and_sees_nothing_after_it():
+    r, terminated, truncated, values = random_batch(5, steps=6, columns=1)
+    terminated[:], truncated[:] = False, False
+    truncated[2] = True
+    log_rho = np.random.default_rng(1).normal(size=r.shape)
+    target, advantage = torch_vtrace(r, terminated, truncated, values, log_rho)
+    changed = r.copy()
+    changed[3:] += 100.0
+    other = values.copy()
+    other[4:] -= 100.0
+    again, advantage_again = torch_vtrace(changed, terminated, truncated, other, log_rho)
+    np.testing.assert_array_equal(target[:3], again[:3])
+    np.testing.assert_array_equal(advantage[:3], advantage_again[:3])
+    expected = min(1.0, np.exp(log_rho[2, 0])) * (r[2, 0] + GAMMA * values[3, 0] - values[2, 0])
+    assert advantage[2, 0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_target_does_not_rest_on_values_of_states_where_others_move():
+    r, terminated, truncated, values = random_batch(6, steps=8, columns=2)
+    terminated[:], truncated[:] = False, False
+    own_turn_t = np.ones_like(terminated)
+    own_turn_t[2:5] = False
+    log_rho = np.zeros_like(r)
+    strange = values.copy()
+    strange[3:6] += 50.0  # the states after transitions 2, 3 and 4
+    for got, want in zip(
+        torch_vtrace(r, terminated, truncated, strange, log_rho, own_turn_t, lam=0.3),
+        torch_vtrace(r, terminated, truncated, values, log_rho, own_turn_t, lam=0.3),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got[:3], want[:3], rtol=0, atol=1e-12)
+    there = torch_vtrace(r, terminated, truncated, strange, log_rho, lam=0.3)[0]
+    here = torch_vtrace(r, terminated, truncated, values, log_rho, lam=0.3)[0]
+    assert np.abs(there - here)[:3].min() > 1e-3  # told nothing of turns it does
+
+
+@pytest.mark.parametrize("which", ["gae", "lambda", "n_step", "vtrace"])
+def test_episodes_one_after_the_other_equal_episodes_apart(which):
+    rng = np.random.default_rng(9)
+    lengths, kinds = [5, 1, 7, 3], ["terminated", "terminated", "terminated", "terminated"]
+    episodes = []
+    for length, kind in zip(lengths, kinds, strict=True):
+        ends = np.zeros((2, length, 1), bool)
+        ends[0 if kind == "terminated" else 1, -1] = True
+        episodes.append(
+            (rng.normal(size=(length, 1)), *ends, rng.normal(size=(length, 1)), rng.normal(size=(length, 1)))
+        )
+
+    def compute(r, terminated, truncated, values, log_rho):
+        discount_t, lambda_t = torch_discounts(terminated, truncated, 1.0 if which == "n_step" else LAM)
+        arguments = [
+            torch.from_numpy(x) for x in (r, discount_t.numpy(), lambda_t.numpy(), np.append(values, [[7.0]], 0))
+        ]
+        if which == "gae":
+            return returns.gae(*arguments).numpy()
+        if which == "lambda":
+            return returns.lambda_returns(*arguments).numpy()
+        if which == "n_step":
+            return returns.n_step_returns(*arguments, 3).numpy()
+        return np.concatenate([x.numpy() for x in returns.vtrace(*arguments, torch.from_numpy(log_rho))], -1)
+
+    together = compute(*(np.concatenate(parts) for parts in zip(*episodes, strict=True)))
+    apart = np.concatenate([compute(*episode) for episode in episodes])
+    np.testing.assert_allclose(together, apart, rtol=0, atol=1e-12)
+
+
+def test_float64_is_kept_and_float32_is_the_least():
+    for dtype, expected in [
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.float32),
+        (torch.half, torch.float32),
+    ]:
+        x = torch.ones(3, 1, dtype=dtype)
+        values = torch.ones(4, 1, dtype=dtype)
+        results = (
+            returns.gae(x, x, x, values),
+            returns.lambda_returns(x, x, x, values),
+            returns.n_step_returns(x, x, x, values, 2),
+            *returns.vtrace(x, x, x, values, x),
+        )
+        assert {result.dtype for result in results} == {expected}
 
 
 def test_literal_numbers():
@@ -91,8 +306,10 @@ def test_half_precision_is_computed_in_float32():
 
 def test_no_gradient_flows_through_a_target():
     values = torch.zeros(3, 1, requires_grad=True)
-    ones = torch.ones(2, 1)
+    ones, log_rho = torch.ones(2, 1), torch.zeros(2, 1, requires_grad=True)
     assert not returns.lambda_returns(ones, ones, ones, values).requires_grad
+    assert not returns.n_step_returns(ones, ones, ones, values, 2).requires_grad
+    assert not any(result.requires_grad for result in returns.vtrace(ones, ones, ones, values, log_rho))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +322,17 @@ def test_no_gradient_flows_through_a_target():
     ],
 )
 def test_wrong_shapes_are_named(name, shapes):
+    arguments = [torch.zeros(shape) for shape in shapes]
     with pytest.raises(ValueError, match=name):
-        returns.gae(*(torch.zeros(shape) for shape in shapes))
+        returns.gae(*arguments)
+    with pytest.raises(ValueError, match=name):
+        returns.vtrace(*arguments, torch.zeros(shapes[0]))
+
+
+def test_log_rho_of_another_shape_is_named():
+    ones = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="log_rho"):
+        returns.vtrace(ones, ones, ones, torch.ones(4, 2), torch.ones(3))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,8 +12,8 @@ import pytest
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorReplica
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ModelError
-from deployments.actor import WeightSource, actor_spec, application
+from brayx.errors import BadWeights, ConfigError, ModelError
+from deployments.actor import WeightSource, _normalising, _Refused, actor_spec, application
 from deployments.job import JobConfig
 
 ROOT = Path(__file__).parents[3]
@@ -80,3 +80,11 @@ async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
     with pytest.raises(Built):
         await ActorReplica.__init__(replica, build, config, *rest, **bound.init_kwargs)
     assert (replica._keys is not None) == (mode == "serve")
+
+
+def test_games_do_not_fill_a_buffer_of_normalised_observations() -> None:
+    config = {"a": {"kind": "rollout", "buffer": "b", "normalise_obs": True}, "c": {"buffer": "d"}, "e": 1}
+    assert _normalising(config, "b") == "a"
+    assert _normalising(config, "d") is None
+    with pytest.raises(ConfigError, match="a buffer of their own"):
+        _Refused("why").push(1)

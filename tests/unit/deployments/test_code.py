@@ -17,6 +17,7 @@ CODE = """
     def build_model(name, config): ...
     def build_source(name, config): ...
     def render(episode): ...
+    def evaluate(model, step): ...
 """
 JOB = """
     project: p
@@ -27,6 +28,7 @@ JOB = """
     buffer: {kind: buffer}
     games: {kind: source, module: MODULE, buffer: buffer}
     picture: {kind: render, module: MODULE}
+    trainer: {kind: trainer, model: model, buffers: [buffer], hooks: MODULE}
 """
 
 
@@ -61,6 +63,15 @@ def test_a_module_that_raises_is_told_with_its_own_key(file: Path) -> None:
     (file.parent / f"{name}.py").write_text("raise RuntimeError('no display')")
     with pytest.raises(ConfigError, match=r": picture\.module: module 'raises_.*RuntimeError: no display"):
         check_code(JobConfig.load(file, [f"picture.module={name}"]), ["actor"], mode="train")
+
+
+def test_hooks_that_cannot_be_called_are_told_before_anything_starts(file: Path) -> None:
+    name = f"hooks_{file.parent.name}"
+    (file.parent / f"{name}.py").write_text("def handle(): ...")
+    job = JobConfig.load(file, [f"trainer.hooks={name}"])
+    with pytest.raises(ConfigError, match=r": trainer\.hooks: hooks_.*\.handle takes \(\), expected handle\(batch\)"):
+        check_code(job, ["actor"], mode="train")
+    check_code(job, ["actor"], mode="serve")
 
 
 def test_serving_needs_neither_sources_nor_renders(file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brayx.engines.base import check_finite, check_weights, layout_of, load_weights, save_weights
-from brayx.engines.torch import describe
+from brayx.engines.torch import describe, module_weights
 from brayx.errors import BadWeights, ModelError, ShapeMismatch
 
 
@@ -92,6 +92,19 @@ class NoBatch(torch.nn.Module):
         return {"mean": obs.mean()}
 
 
+class Halved(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 2, dtype=torch.bfloat16)
+
+    def forward(self, obs):
+        return super().forward(obs.bfloat16())
+
+
+def test_weights_that_numpy_does_not_have_are_named():
+    with pytest.raises(ModelError, match="weight 'weight' is torch"):
+        module_weights(Halved())
+
+
 @pytest.mark.parametrize(
     ("module", "example", "message"),
     [
@@ -100,6 +113,7 @@ class NoBatch(torch.nn.Module):
         (torch.nn.Linear(4, 2), np.zeros((1, 4), np.float32), "must be a tuple"),
         (NoBatch(), (np.zeros((1, 4), np.float32),), "output 'mean' must be a tensor"),
         (Nested(), (EXAMPLE[0], np.zeros((2, 3), np.float32)), "same batch axis"),
+        (Halved(), (np.zeros((1, 4), np.float32),), "'output' is torch"),
     ],
 )
 def test_a_model_that_does_not_fit_its_example_says_so(module, example, message):

@@ -12,10 +12,13 @@ import onnxruntime as ort
 import pytest
 
 from brayx.engines import build_engine
+from brayx.engines import tensorrt as module_under_test
 from brayx.engines.export import to_onnx, verify, with_constants
-from brayx.engines.tensorrt import TensorRTEngine, cache_key
+from brayx.engines.tensorrt import TensorRTEngine, cache_key, plan_sizes
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError, ModelError
+from brayx.model.build import engine_of
+from brayx.model.config import ModelConfig
 from tests.unit.engines.models import awkward, cartpole, observations
 
 INSTALLED = importlib.util.find_spec("tensorrt") is not None
@@ -63,6 +66,20 @@ def test_weights_put_into_the_graph_are_those_it_computes_with(model):
         want = reference.run(reference.bind(weights), leaves)
         for got, wanted in zip(session.run(list(graph.outputs), feed), want, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "sizes"),
+    [(1, (1, 1, 5)), (64, (1, 64, 64)), (4096, (1, 64, 4096)), (-256, (1, 256, 256)), (-2, (1, 2, 5))],
+)
+def test_a_plan_takes_the_batches_of_the_model_s_options(monkeypatch, option, sizes):
+    assert plan_sizes(option) == sizes
+    made = []
+    monkeypatch.setattr(
+        module_under_test, "TensorRTEngine", lambda *args, **options: made.append(plan_sizes(**options)) or made
+    )
+    engine_of(ModelConfig(module="unused", engine="tensorrt", max_batch_size=option), *cartpole())
+    assert made == [sizes]
 
 
 @NEEDS

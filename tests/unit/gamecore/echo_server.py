@@ -26,6 +26,7 @@ from brayx.gamecore.protocol import (
     Frame,
     StepKind,
     StepRequest,
+    check_credentials,
     check_session,
     close_code,
     decode_numbered,
@@ -139,6 +140,7 @@ class EchoApp:
         started, code = False, 1006
         try:
             check_session(session)
+            check_credentials(*(credentials.get(name, "") for name in ("key", "time", "token")))
             if not envelope:
                 self.step(StepRequest(StepKind.START, session, b"", **credentials))
                 started, self.connections[session] = True, send

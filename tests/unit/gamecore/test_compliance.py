@@ -54,8 +54,8 @@ def test_tests_of_doors_that_a_service_lacks_are_not_collected() -> None:
 
     every = collected(DoorCompliance)
     assert collected(AllTheSame) == every
-    assert {name.split("_")[1] for name in every - collected(Tcp)} == {"http", "ws"}
-    assert {name.split("_")[1] for name in every - collected(OnlyWs)} == {"http", "tcp", "stateless"}
+    assert {name.split("_")[1] for name in every - collected(Tcp)} == {"http", "ws", "grpc"}
+    assert {name.split("_")[1] for name in every - collected(OnlyWs)} == {"http", "tcp", "grpc", "stateless"}
 
 
 class _MixesSessions(EchoApp):

@@ -136,6 +136,8 @@ def test_a_service_that_is_well(kind: str) -> None:
         assert said["model version"] == "model 401"
     else:
         assert outcomes.pop("model version") == "skipped"
+        assert f"{kind} has no status page" in said["model version"]
+        assert "http://127.0.0.1:PORT" in said["model version"]
     assert set(outcomes.values()) == {"ok"}
 
 

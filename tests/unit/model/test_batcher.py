@@ -349,7 +349,7 @@ async def test_submit_many_is_one_batch_and_all_or_nothing_at_the_bound(make, en
     batcher = make(max_queue=4)
     assert await batcher.submit_many([1, 2, 3]) == [2, 4, 6]
     assert engine.batches == [[1, 2, 3]]
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull, match="no room for 5 more: 0 forwards wait already, max_queue is 4"):
         await batcher.submit_many([1, 2, 3, 4, 5])
     assert len(batcher) == 0
 
@@ -504,15 +504,21 @@ async def test_negative_size_is_fixed_and_padded(make, engine):
     assert engine.batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
 
 
-async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make, engine, clock):
-    batcher = make(max_batch_size=1, max_queue=4, deadline_s=100)
-    first = await shut(engine, batcher)
+async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make, clock):
+    batches, gates = [], {row: asyncio.Event() for row in range(8)}
+
+    async def run(rows):
+        batches.append(rows)
+        await gates[rows[0]].wait()
+        return [row * 2 for row in rows]
+
+    batcher = make(run, max_batch_size=1, max_queue=4, deadline_s=100)
+    first = asyncio.create_task(batcher.submit(0))
+    await turns()
     rows = [asyncio.create_task(batcher.submit(row, deadline_s=s)) for row, s in ((1, 50), (2, 5), (3, 50), (4, 50))]
     await turns()
-    engine.entered.clear()
-    engine.gate.set()
+    gates[0].set()
     assert await first == 0
-    engine.gate.clear()
     await turns()
     assert len(batcher) == 3, "one row runs, the others were sorted and wait"
     rows.append(asyncio.create_task(batcher.submit(5)))
@@ -525,10 +531,82 @@ async def test_rows_that_wait_their_turn_keep_deadlines_bounds_and_the_end(make,
     await turns()
     assert not rows[-1].done()
     rows[2].cancel()
-    engine.gate.set()
+    for gate in gates.values():
+        gate.set()
     assert await rows[0] == 2
     assert await asyncio.gather(rows[3], rows[4], rows[5]) == [8, 10, 14]
-    assert engine.batches == [[0], [1], [4], [5], [7]]
+    assert batches == [[0], [1], [4], [5], [7]]
+
+
+async def full(make, callers):
+    """A batcher whose one call hangs, with a full queue: a row of each caller; and the rows' tasks."""
+    gate = asyncio.Event()
+
+    async def run(rows):
+        await gate.wait()
+        return list(rows)
+
+    batcher = make(run, max_batch_size=2, max_queue=len(callers))
+    running = asyncio.create_task(batcher.submit("running"))
+    await turns()
+    rows = [asyncio.create_task(batcher.submit(i, caller=caller)) for i, caller in enumerate(callers)]
+    await turns()
+    assert len(batcher) == len(callers)
+    return batcher, gate, [running, *rows]
+
+
+async def test_in_a_full_queue_who_has_most_gives_way_to_who_has_less(make):
+    batcher, gate, rows = await full(make, ["hog"] * 6)
+    quiet = [asyncio.create_task(batcher.submit(f"q{i}", caller=caller)) for i, caller in enumerate("ab")]
+    alone = asyncio.create_task(batcher.submit("alone"))
+    await turns()
+    refused = [i for i, row in enumerate(rows) if row.done()]
+    assert refused == [4, 5, 6], "the newest of its rows"
+    assert all(isinstance(rows[i].exception(), QueueFull) for i in refused)
+    with pytest.raises(QueueFull):
+        await batcher.submit("more", caller="hog")
+    gate.set()
+    assert await asyncio.gather(*quiet, alone) == ["q0", "q1", "alone"]
+    assert await asyncio.gather(*rows[:4]) == ["running", 0, 1, 2]
+    assert not batcher._held
+    await batcher.submit("again", caller="hog")
+
+
+async def test_in_a_full_queue_of_equals_who_comes_last_is_refused(make):
+    batcher, gate, rows = await full(make, ["a", "b", "c", None])
+    for caller in ("a", "d", None):
+        with pytest.raises(QueueFull):
+            await batcher.submit("late", caller=caller)
+    gate.set()
+    assert await asyncio.gather(*rows) == ["running", 0, 1, 2, 3]
+
+
+async def test_rows_that_gave_way_or_were_abandoned_take_no_room_of_their_caller(make):
+    batcher, gate, rows = await full(make, ["hog"] * 3 + ["other"])
+    for row in rows[1:4]:
+        row.cancel()
+    await turns()
+    # Six rows come and go by one name; nothing of them is left in the count.
+    more = [asyncio.create_task(batcher.submit(f"m{i}", caller="other")) for i in range(3)]
+    await turns()
+    assert batcher._held == {"other": 4}
+    late = asyncio.create_task(batcher.submit("late", caller="hog"))
+    await turns()
+    assert isinstance(more[-1].exception(), QueueFull)
+    gate.set()
+    assert await asyncio.gather(rows[4], more[0], more[1], late) == [3, "m0", "m1", "late"]
+
+
+async def test_a_refused_row_of_many_lets_the_others_go(make):
+    batcher, gate, rows = await full(make, ["a"])
+    batcher._max_queue = 5
+    many = asyncio.create_task(batcher.submit_many([1, 2, 3, 4]))
+    await turns()
+    one = asyncio.create_task(batcher.submit("one", caller="b"))
+    await turns()
+    assert isinstance(many.exception(), QueueFull)
+    gate.set()
+    assert await asyncio.gather(*rows, one) == ["running", 0, "one"]
 
 
 async def test_close_fails_rows_that_wait_their_turn(make, engine):

@@ -33,6 +33,13 @@ def test_defaults():
         {"device": "tpu"},
         {"device": "cuda"},  # of the ONNX engine
         {"compile": True},
+        {"follow_s": 0},
+        {"canary": {"share": 1.5}},
+        {"canary": {"alias": "a b"}},
+        {"canary": {}, "follow_s": None},
+        {"canary": {}, "engine": "int8"},
+        {"gpus_per_worker": 1, "engine": "onnx", "placement": "remote"},
+        {"gpus_per_worker": 1, "engine": "torch", "placement": "remote"},
         {"gpus_per_worker": 0, "engine": "tensorrt", "placement": "remote"},
         {"gpus_per_worker": 0, "device": "cuda", "engine": "torch", "placement": "remote"},
     ],
@@ -43,7 +50,7 @@ def test_values_out_of_range_and_unknown_keys_name_the_field(bad):
 
 
 def test_every_field_has_its_line():
-    [body] = [node.body for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)]
-    for field, line in zip(body, [*body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and field.target.id != "kind":
-            assert isinstance(line, ast.Expr), f"{field.target.id} has no line of documentation"
+    for body in [node.body for node in ast.parse(inspect.getsource(config)).body if isinstance(node, ast.ClassDef)]:
+        for field, line in zip(body, [*body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign) and field.target.id != "kind":
+                assert isinstance(line, ast.Expr), f"{field.target.id} has no line of documentation"

@@ -105,3 +105,37 @@ async def test_a_frozen_engine_acts_with_its_checkpoint_and_follows_no_store(tmp
     await replica.close()
     with pytest.raises(ConfigError, match="takes no new weights"):
         ModelReplica(build, config, weight_store=("weights", None))
+
+
+class Product(torch.nn.Module):
+    """Two layers, so that there is something to quantise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+async def test_int8_is_calibrated_on_what_the_checkpoint_recorded(tmp_path):
+    torch.manual_seed(0)
+    module = Product()
+    weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    seen = (np.random.default_rng(0).standard_normal((256, 8)) * 50).astype(np.float32)
+    save_weights(tmp_path / "weights.npz", weights)
+
+    def off(**files):
+        for name, array in files.items():
+            save_weights(tmp_path / f"{name}.npz", {"obs": array})
+        replica = ModelReplica(
+            lambda: (Product(), (np.zeros((1, 8), np.float32),)),
+            CONFIG.model_copy(update={"engine": "int8"}),
+            checkpoint=str(tmp_path),
+        )
+        want = module(torch.from_numpy(seen)).detach().numpy()
+        got = replica.model._engine.run(None, [seen])[0]
+        return float(np.abs(got - want).max() / np.abs(want).max())
+
+    assert off() > 0.5, "noise about the example is far from what comes"
+    assert off(samples=seen) < 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -244,3 +245,54 @@ async def test_a_fixed_batch_size_is_what_the_engine_sees(make, engine, monkeypa
     model = make(engine, max_batch_size=-8)
     await asyncio.gather(*[model.forward(OBS) for _ in range(11)])
     assert seen == [8, 8]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 8, 9, 20])
+async def test_columns_come_to_what_rows_come_to(make, engine, count):
+    """However many there are: half a batch and more is a call as it is, what is less meets others, more is several."""
+    batches = []
+    model = make(engine, max_batch_size=8, max_versions=3, on_batch=lambda rows, *_: batches.append(rows))
+    model.load(1, factor(3))
+    model.load(2, factor(5))
+    x = np.arange(6 * count, dtype=np.float32).reshape(2 * count, 3)[::2]  # not contiguous
+    others = [model.forward(OBS) for _ in range(4)]
+    (outputs, versions), (older, old_versions), *rows = await asyncio.gather(
+        model.forward_columns([x]), model.forward_columns([x], version=1), *others
+    )
+    named = dict(zip([leaf.path for leaf in model.spec.outputs], outputs, strict=True))
+    np.testing.assert_array_equal(named["scaled"], x * 5)
+    named = dict(zip([leaf.path for leaf in model.spec.outputs], older, strict=True))
+    np.testing.assert_array_equal(named["scaled"], x * 3)
+    assert (versions.tolist(), old_versions.tolist()) == ([2] * count, [1] * count)
+    assert all((row.outputs["scaled"] == [5, 10, 15]).all() for row in rows)
+    assert sum(batches) == 2 * count + 4
+    assert max(batches) <= 8
+    if 4 <= count <= 8:
+        assert sorted(batches) == sorted([count, count, 4])
+
+
+async def test_columns_are_padded_where_batches_are(make, engine):
+    sizes = []
+    model = make(engine, max_batch_size=-8)
+    whole = engine.run
+    model._engine = type("Seen", (), {"run": staticmethod(lambda b, x: sizes.append(len(x[0])) or whole(b, x))})()
+    outputs, _ = await model.forward_columns([np.ones((6, 3), np.float32)])
+    assert sizes == [8]
+    assert len(outputs[0]) == 6
+
+
+async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
+    """Calls of one row were quick enough for the loop; a call of many is judged by its own kind."""
+    threads = []
+
+    class Who(Scale):
+        def forward(self, obs):
+            threads.append(threading.current_thread())
+            return super().forward(obs)
+
+    model = make(TorchEngine(Who(), EXAMPLE), inline_below_s=1e-2)
+    for _ in range(3):
+        await model.forward(OBS)
+    assert threads[-1] is threading.current_thread()
+    await model.forward_columns([np.ones((64, 3), np.float32)])
+    assert threads[-1] is not threading.current_thread()

@@ -144,6 +144,7 @@ print((psutil.Process().memory_info().rss - before) / (60 * size))
 """
 
 
+@pytest.mark.slow  # a process of its own, whose memory is measured
 def test_a_version_takes_the_memory_of_its_weights():
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

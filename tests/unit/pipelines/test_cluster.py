@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_a_serve_that_runs_already_is_taken_only_where_the_job_wants_its_door() 
             check_ingress("127.0.0.1", 8000, host, port)
     with pytest.raises(StartupError, match="without an HTTP ingress"):
         check_ingress("127.0.0.1", 8000, None, 8000)
+
+
+def test_the_image_and_the_guide_serve_with_the_settings_of_jobs() -> None:
+    folder = Path(__file__).parents[3] / "docker"
+    clean = {"PATH": os.environ["PATH"]}
+    words = ["sh", str(folder / "serve.sh"), "env", "-0"]
+    given = subprocess.run(words, env=clean, capture_output=True, text=True, check=True, timeout=30).stdout
+    shipped = dict(entry.split("=", 1) for entry in given.split("\0") if entry.startswith("RAY_"))
+    own = Cluster(ingress="haproxy").environment()
+    assert "hash-type consistent" in shipped["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"]
+    assert shipped == {name: own[name] for name in shipped}
+    assert '"sh", "/brayx/docker/serve.sh", "serve", "run"' in (folder / "Dockerfile").read_text()
+    assert "sh docker/serve.sh serve run" in (folder.parent / "docs" / "guide-serve.md").read_text()
 
 
 def test_jobs_and_the_environment_file_have_the_same_settings() -> None:

@@ -35,6 +35,14 @@ def test_a_line_where_there_is_no_terminal() -> None:
         assert part in lines[1]
 
 
+def test_a_line_every_so_many_updates() -> None:
+    out = io.StringIO()
+    with Progress("t", num_steps=100, log_interval=10, console=Console(file=out, width=200)) as progress:
+        for updates in (0, 9, 10, 11, 19, 34, 35):
+            progress.update({**NUMBERS, "updates": updates, "env_steps": updates})
+    assert [line.split()[2] for line in out.getvalue().splitlines()[1:]] == ["10", "34"]
+
+
 def test_a_panel_on_a_terminal() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)

@@ -1,37 +1,18 @@
-"""`brayx.replay.buffer`: the logic, and the waiting of the actor on an event loop of its own, without Ray."""
+"""`brayx.replay.buffer`: what comes out, what is dropped, and that it is counted."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from concurrent.futures import Future
-from types import SimpleNamespace
+import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from brayx.errors import BadFragment
-from brayx.replay.buffer import BufferActor, Next, RemoteBuffer, ReplayBuffer
-from brayx.replay.config import BufferConfig
-from brayx.types import Fragment
-from tests.waiting import until
-
-
-def fragment(length: int, number: float = 0.0) -> Fragment:
-    return Fragment(
-        obs=np.full((length + 1, 2), number, np.float32),
-        action=np.zeros(length, np.int64),
-        log_prob=np.zeros(length, np.float32),
-        reward=np.full(length, number, np.float32),
-        terminated=True,
-        truncated=False,
-        policy_version=np.zeros(length, np.int64),
-    )
-
-
-CONFIG = BufferConfig(size=3, batch_size=2, unroll_length=4, max_in_flight=1)
-WHOLE = 8
-"""Transitions of one batch."""
+from brayx.replay.buffer import ReplayBuffer
+from brayx.types import Columns
+from tests.unit.replay.made import CONFIG, WHOLE, changed, columns, fragment
 
 
 def test_first_in_first_out_each_once():
@@ -48,7 +29,7 @@ def test_the_oldest_goes_and_is_counted():
         buffer.push(fragment(WHOLE, number))
     assert len(buffer) == 3
     assert buffer.pop()["reward"][0, 0] == 2
-    assert buffer.stats() == {"pushed": 40, "waiting": 0, "batches": 2, "dropped.full": 16}
+    assert buffer.stats() == {"pushed": 40, "waiting": 0, "batches": 2, "reused": 0, "dropped.full": 16}
 
 
 def test_a_bad_fragment_is_counted_and_the_next_is_taken():
@@ -71,132 +52,136 @@ def test_flush_makes_a_whole_batch_of_what_is_there():
     assert buffer.pop() is None
 
 
-async def test_a_reader_waits_for_a_batch_and_a_credit():
-    actor = BufferActor(CONFIG)
-    reader = await actor.attach()
-    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
-    await asyncio.sleep(0.01)
-    assert await actor.push([fragment(WHOLE, number) for number in range(2)]) == 0
-    assert (await waiting).batch["reward"][0, 0] == 0
-    assert await actor.next_batch(reader, 0.01) == Next(None)
-    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
-    await asyncio.sleep(0.01)
-    await actor.ack()
-    assert (await waiting).batch["reward"][0, 0] == 1
+def test_a_fifo_drops_what_is_too_old_when_it_is_taken():
+    buffer = ReplayBuffer(changed(max_policy_lag=1))
+    buffer.push(columns(2, 1, version=1))
+    buffer.push(columns(1, 2, version=1))
+    buffer.push(columns(1, 3, version=2))
+    buffer.published(3)
+    batch = buffer.pop()
+    assert batch["mask"].sum(axis=1).tolist() == [0, 4]
+    assert batch["reward"][:, 0].tolist() == [2, 3]
+    assert buffer.dropped == {"policy_lag": 12}
+    assert buffer.pop() is None
 
 
-async def test_end_tells_a_waiting_reader_and_refuses_pushes():
-    actor = BufferActor(CONFIG)
-    reader = await actor.attach()
-    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
-    await asyncio.sleep(0.01)
-    await actor.end()
-    assert (await asyncio.wait_for(waiting, 1.0)).ended
-    await actor.push([fragment(WHOLE)])
-    assert (await actor.stats())["dropped.ended"] == WHOLE
+def test_without_anybody_telling_the_newest_version_is_the_newest_pushed():
+    buffer = ReplayBuffer(changed(max_policy_lag=1))
+    buffer.push(columns(2, version=1))
+    buffer.push(columns(2, version=3))
+    assert buffer.pop()["policy_version"].min() == 3
+    assert buffer.dropped == {"policy_lag": 8}
 
 
-async def test_end_may_drain_first():
-    actor = BufferActor(CONFIG)
-    reader = await actor.attach()
-    await actor.push([fragment(WHOLE + 1)])
-    await actor.end(drain=True)
-    whole = await actor.next_batch(reader, 0.1)
-    assert await actor.next_batch(reader, 0.01) == Next(None), "no credit: the rest is not lost"
-    await actor.ack()
-    rest = await actor.next_batch(reader, 0.1)
-    await actor.ack()
-    assert [int(answer.batch["mask"].sum()) for answer in (whole, rest)] == [WHOLE, 1]
-    assert (await actor.next_batch(reader, 0.1)).ended
+@pytest.mark.parametrize("sampler", ["fifo", "uniform"])
+def test_a_policy_version_that_was_never_published_is_refused(sampler):
+    buffer = ReplayBuffer(changed(sampler=sampler))
+    buffer.push(columns(2, version=9))
+    buffer.published(4)
+    buffer.push(columns(2, version=4))
+    for replay in (columns(2, version=5), dataclasses.replace(fragment(3), policy_version=np.full(3, 5, np.int64))):
+        with pytest.raises(BadFragment, match="policy_version: 5 is unknown, the newest published is 4"):
+            buffer.push(replay)
+    assert buffer.dropped == {"bad_fragment": 11}
+    unlearned = columns(2, version=4)
+    unlearned.arrays["policy_version"][:, -1] = 99  # of a step that only bootstraps
+    buffer.push(unlearned)
 
 
-async def test_end_without_draining_drops_what_waits():
-    actor = BufferActor(CONFIG)
-    reader = await actor.attach()
-    await actor.push([fragment(WHOLE)])
-    await actor.end()
-    assert (await actor.next_batch(reader, 0.1)).ended
+def test_the_last_batch_comes_again_while_there_is_no_other():
+    buffer = ReplayBuffer(changed(max_reuse=2))
+    assert buffer.pop() is None
+    buffer.push(columns(2, 1))
+    first = buffer.pop()
+    assert buffer.pop(reuse=False) is None
+    assert buffer.pop() is first
+    buffer.push(columns(2, 2))
+    assert buffer.pop()["reward"][0, 0] == 2
+    assert [buffer.pop() is not None for _ in range(3)] == [True, True, False]
+    assert buffer.stats()["reused"] == 3
 
 
-async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free():
-    actor = BufferActor(CONFIG)
-    old = await actor.attach()
-    await actor.push([fragment(WHOLE, number) for number in range(2)])
-    assert (await actor.next_batch(old, 0.1)).batch is not None
-    new = await actor.attach()
-    assert (await actor.next_batch(old, 5.0)).ended
-    assert (await actor.next_batch(new, 0.1)).batch["reward"][0, 0] == 1
+def test_what_is_too_old_is_not_reused():
+    buffer = ReplayBuffer(changed(max_reuse=2, max_policy_lag=0))
+    buffer.push(columns(2, version=1))
+    assert buffer.pop() is not None
+    buffer.published(2)
+    assert buffer.pop() is None
 
 
-async def test_a_bad_fragment_does_not_take_its_neighbours_along():
-    actor = BufferActor(CONFIG)
-    reader = await actor.attach()
-    assert await actor.push([fragment(WHOLE, 1), fragment(WHOLE, float("nan")), fragment(WHOLE, 2)]) == 1
-    assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
-    await actor.ack()
-    assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 2
-    assert "NaN" in await actor.refusal()
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
+def test_what_fits_is_taken_and_nothing_is_dropped_for_it(pushes):
+    buffer, taken = ReplayBuffer(CONFIG), 0
+    for is_columns, size in pushes:
+        replay = columns(size) if is_columns else fragment(size)
+        rest = buffer.push_what_fits(replay)
+        taken += len(replay) - (0 if rest is None else len(rest))
+        assert not buffer.dropped
+        assert buffer.pushed == taken
+        assert len(buffer) <= CONFIG.size
+    if len(buffer) < CONFIG.size:
+        assert buffer.push_what_fits(columns(1)) is None
 
 
-async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():
-    before, after = BufferActor(CONFIG), BufferActor(CONFIG)
-    assert (await after.next_batch(await before.attach(), 0.1)).unknown
+def test_waiting_for_the_rate_is_waiting_for_room():
+    buffer = ReplayBuffer(changed(sampler="uniform", samples_per_insert=1.0, min_columns=2, error_buffer=4.0))
+    rest = buffer.push_what_fits(columns(10))
+    assert len(rest) == 4 * 4
+    assert buffer.stats()["columns"] == 6
+    assert buffer.pop() is not None
+    assert len(buffer.push_what_fits(rest)) == 4 * 2
+    assert not buffer.dropped
 
 
-class Calls:
-    """An actor's handle whose calls end when and as the test says."""
-
-    def __init__(self):
-        self.push = self
-        self.made = []
-
-    def remote(self, fragments):
-        future = Future()
-        self.made.append((len(fragments), future))
-        return SimpleNamespace(future=lambda: future)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    handle = Calls()
-    monkeypatch.setattr("brayx.replay.buffer.get_buffer", lambda name, namespace=None: handle)
-    return handle
+def test_a_sampled_buffer_gives_fragments_and_columns_alike():
+    buffer = ReplayBuffer(changed(sampler="uniform", batch_size=64), seed=0)
+    buffer.push(fragment(6, 1))
+    buffer.flush()
+    buffer.push(columns(2, 2))
+    batch = buffer.pop()
+    assert batch["obs"].shape == (64, 5, 2)
+    assert set(batch["reward"][batch["mask"] > 0].tolist()) == {1.0, 2.0}
+    assert buffer.stats()["columns"] == 4
+    assert "weight" not in batch
 
 
-def test_what_closing_loses_is_counted(calls):
-    told = []
-    remote = RemoteBuffer("buffer", on_dropped=lambda *drop: told.append(drop))
-    remote.push(fragment(1))
-    remote.push(fragment(2), fragment(3))
-    remote.close(timeout_s=0.01)
-    assert remote.dropped == {"closed": 5}
-    remote.push(fragment(4))
-    assert remote.dropped == {"closed": 9}
-    assert told == [("closed", 5), ("closed", 4)]
-    assert len(calls.made) == 1
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("weight", 1.0, "buffer's own name"), ("index", 1.0, "buffer's own name"), ("priority", -1.0, "negative")],
+)
+def test_names_that_a_sampled_buffer_gives_itself_are_refused(name, value, said):
+    buffer = ReplayBuffer(changed(sampler="prioritised"))
+    arrays = columns(2).arrays
+    with pytest.raises(BadFragment, match=said):
+        buffer.push(Columns({**arrays, name: np.full(arrays["reward"].shape, value, np.float32)}))
+    with pytest.raises(BadFragment, match=said):
+        buffer.push(dataclasses.replace(fragment(3), extras={name: np.full(3, value, np.float32)}))
 
 
-def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
-    remote = RemoteBuffer("buffer")
-    remote.push(fragment(1))
-    remote.push(fragment(2))
-    calls.made[0][1].set_exception(RuntimeError("the actor died"))
-    until(lambda: len(calls.made) == 2, "what waited being sent")
-    calls.made[1][1].set_result(0)
-    assert remote.flush(5)
-    assert remote.dropped == {"buffer_lost": 1}
-    remote.close()
+@pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritised"])
+@pytest.mark.parametrize("reads", [True, False])
+def test_memory_does_not_grow_with_time(sampler, reads):
+    buffer = ReplayBuffer(changed(sampler=sampler), seed=0)
 
+    def held() -> int:
+        arrays = [a for batch in buffer._batches for a in batch.values()]
+        if buffer.table is not None:
+            table = buffer.table
+            own = [v for part in (table, table._sampler, table._remover) for v in vars(part).values()]
+            arrays += [*table._arrays.values(), *(v for v in own if isinstance(v, np.ndarray))]
+        return sum(array.nbytes for array in arrays)
 
-def test_a_call_without_an_answer_does_not_block_for_ever(calls):
-    remote = RemoteBuffer("buffer", push_timeout_s=0.05)
-    remote.push(fragment(3))
-    time.sleep(0.06)
-    remote.push(fragment(1))
-    assert [count for count, _ in calls.made] == [1, 1]
-    assert remote.dropped == {"buffer_lost": 3}
-    calls.made[0][1].set_result(0)
-    assert not remote.flush(0.01), "an answer that comes late settles its own call only"
-    calls.made[1][1].set_result(0)
-    assert remote.flush(1)
-    remote.close()
+    for _ in range(20):
+        buffer.push(columns(2))
+    full = held()
+    for number in range(2000):
+        buffer.push(columns(1 + number % 5))
+        buffer.push(fragment(1 + number % 7))
+        if reads:
+            buffer.pop()
+    assert held() <= full
+    stats = buffer.stats()
+    kept = stats.get("columns", stats["batches"] * 2) * 4
+    assert kept <= CONFIG.size * WHOLE
+    assert stats["pushed"] == sum(4 * (1 + n % 5) + 1 + n % 7 for n in range(2000)) + 20 * WHOLE

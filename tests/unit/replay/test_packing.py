@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from brayx.errors import BadFragment
 from brayx.replay.packing import Layout, Packer, check
-from brayx.types import Fragment
+from brayx.types import Columns, Fragment
 
 
 def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragment:
@@ -179,3 +179,110 @@ def test_a_declared_layout_is_the_one_that_fragments_have():
 def test_something_else_is_refused():
     with pytest.raises(BadFragment, match="dict"):
         check({"reward": 1}, None)
+
+
+def columns(start: int, rows: int, unroll_length: int = 4, **changes) -> Columns:
+    """Columns whose observations, actions and rewards are numbers from ``start`` on; each ends truncated."""
+    numbers = start + np.arange(rows * (unroll_length + 1)).reshape(rows, -1)
+    mask = np.ones(numbers.shape, np.float32)
+    mask[:, -1] = 0
+    truncated = np.zeros(numbers.shape, bool)
+    truncated[:, -2] = True
+    arrays = {
+        "obs/x": numbers.astype(np.float32)[..., None],
+        "obs/y": numbers.astype(np.int32),
+        "action": numbers.astype(np.int64),
+        "log_prob": np.full(numbers.shape, -0.5, np.float32),
+        "reward": numbers.astype(np.float32),
+        "terminated": np.zeros(numbers.shape, bool),
+        "truncated": truncated,
+        "mask": mask,
+        "policy_version": np.full(numbers.shape, 3, np.int64),
+    }
+    return Columns({key: array for key, array in {**arrays, **changes}.items() if array is not None})
+
+
+def test_columns_count_their_transitions():
+    assert len(columns(0, 3)) == 12
+
+
+def test_columns_of_a_batchs_size_are_the_batch():
+    packer = Packer(2, 4)
+    list(packer.add(fragment(0, 3)))
+    pushed = columns(10, 2)
+    (batch,) = packer.add(pushed)
+    assert all(batch[key] is pushed.arrays[key] for key in pushed.arrays)
+    assert packer.waiting == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pushes=st.lists(st.tuples(st.booleans(), st.integers(1, 11), ENDS), min_size=1, max_size=12),
+    batch_size=st.integers(1, 4),
+)
+def test_every_transition_of_columns_and_fragments_once_with_the_observation_after_it(pushes, batch_size):
+    packer, batches, expected, start = Packer(batch_size, 4), [], [], 1
+    for is_columns, size, end in pushes:
+        pushed = columns(start, size) if is_columns else fragment(start, size, end)
+        if is_columns:
+            expected += pushed.arrays["action"][pushed.arrays["mask"] > 0].tolist()
+        else:
+            expected += pushed.action.tolist()
+        start += size * 5 + 1
+        batches += packer.add(pushed)
+    waiting = packer.waiting
+    last = packer.flush()
+    assert waiting == (0 if last is None else last["mask"].sum())
+    batches += [last] if last is not None else []
+    assert sorted(steps(batches, "action")) == sorted(expected)
+    for batch in batches:
+        assert {array.shape[:2] for array in batch.values()} == {(batch_size, 5)}
+        for b, t in zip(*np.nonzero(batch["mask"]), strict=True):
+            number = batch["action"][b, t]
+            assert batch["obs/y"][b, t] == number
+            assert batch["terminated"][b, t] or batch["obs/y"][b, t + 1] == number + 1
+
+
+HALF = np.full((2, 5), 0.5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("reward: missing", {"reward": None}),
+        ("obs/x: missing", {"obs/x": None}),
+        ("more: not in", {"more": np.zeros((2, 5))}),
+        ("reward: expected 2 columns of 5 steps", {"reward": np.zeros((3, 5), np.float32)}),
+        ("log_prob: expected 2 columns of 5 steps", {"log_prob": np.zeros((2, 4), np.float32)}),
+        ("obs/x: expected shape", {"obs/x": np.zeros((2, 5, 2), np.float32)}),
+        ("action: expected shape", {"action": np.zeros((2, 5), np.float32)}),
+        ("obs/x: holds NaN", {"obs/x": np.full((2, 5, 1), np.nan, np.float32)}),
+        ("mask: holds something else", {"mask": HALF}),
+        ("mask: is 1 at", {"mask": np.ones((2, 5), np.float32)}),
+        ("terminated: expected shape", {"terminated": np.zeros((2, 5), np.float32)}),
+        ("obs/y: is no array", {"obs/y": [[1], [1, 2]]}),
+        ("obs/y: expected numbers", {"obs/y": np.full((2, 5), "a")}),
+    ],
+)
+def test_bad_columns_are_refused_by_name_and_pack_nothing(message, changes):
+    packer = Packer(3, 4)
+    list(packer.add(columns(0, 2)))
+    with pytest.raises(BadFragment, match=message):
+        packer.add(columns(0, 2, **changes))
+    assert packer.waiting == 8
+
+
+def test_bad_columns_are_refused_when_they_are_the_first():
+    for changes in ({"mask": None}, {"obs/x": None, "obs/y": None}, {"action": None}, {"mask": np.zeros((0, 5))}):
+        with pytest.raises(BadFragment):
+            Packer(3, 4).add(columns(0, 2, **changes))
+
+
+def test_numbers_whose_sum_overflows_are_finite():
+    list(Packer(3, 4).add(columns(0, 2, reward=np.full((2, 5), 3e38, np.float32))))
+
+
+def test_columns_observations_are_converted_to_what_the_model_takes():
+    packer = Packer(2, 4, MODEL)
+    (batch,) = packer.add(columns(0, 2, **{"obs/x": np.ones((2, 5, 1))}))
+    assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)

@@ -74,8 +74,21 @@ def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
 @pytest.mark.parametrize(
     ("returns", "message"),
     [
-        ('"value": x[:, 0], "policy": x', "model 'model' gave no output 'logits'; it gave: policy [N, 3], value [N]"),
-        ('"logits": x', "model 'model' gave no output 'value'; it gave: logits [N, 3]"),
+        (
+            '"value": x[:, 0], "policy": x',
+            "model 'model': the model's outputs are ['policy', 'value'], and name no policy: expected logits, or mean "
+            "and log_std, or tanh_mean and tanh_log_std; it gave: policy [N, 3], value [N]",
+        ),
+        (
+            '"logits": x',
+            "model 'model': algorithm 'ppo' needs an output 'value'; the model's are ['logits']; "
+            "it gave: logits [N, 3]",
+        ),
+        (
+            '"tanh_mean": x, "tanh_log_std": x',
+            "model 'model': algorithm 'ppo' needs an output 'value'; the model's are ['tanh_log_std', 'tanh_mean']; "
+            "it gave: tanh_log_std [N, 3], tanh_mean [N, 3]",
+        ),
         ('"logits": x, "value": x[:, :1]', "model 'model' gave value [N, 1], expected value [N]"),
         ('"logits": x[:, 0], "value": x[:, 0]', "model 'model' gave logits [N], expected logits [N, A]"),
     ],
@@ -84,6 +97,15 @@ def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
     with pytest.raises(ModelError) as caught:
         learned_model(spec(returns))
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "returns",
+    ['"logits": (x, x[:, :2]), "value": x[:, 0]', '"mean": x, "log_std": x, "value": x[:, 0]'],
+    ids=["several heads", "Gaussian"],
+)
+def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
+    learned_model(spec(returns))
 
 
 def test_what_the_users_function_raises_is_told_in_one_line(spec):

@@ -3,99 +3,37 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.engines.base import check_finite, load_weights
-from brayx.errors import BadWeights, ConfigError, TrackingError
+from brayx.algorithms.sac import SACConfig
+from brayx.engines.base import load_weights
+from brayx.engines.scaling import Scaling, from_weights, learned
+from brayx.errors import BadWeights, ConfigError, Diverged, TrackingError
 from brayx.nets.mlp import ActorCritic
-from brayx.replay.buffer import ReplayBuffer
-from brayx.replay.config import BufferConfig
+from brayx.nets.policy import NetworkConfig
+from brayx.nets.soft import SoftActorCritic
+from brayx.replay.packing import READY_KEY
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.loop import Alone, learn
-from brayx.types import Fragment
-
-BATCH_STEPS = 32
-
-
-class Weights:
-    """Keeps what was published."""
-
-    def __init__(self, newest: int = 0) -> None:
-        self.version = newest
-        self.published = []
-
-    def publish(self, weights, step):
-        check_finite(weights)
-        self.version += 1
-        self.published.append((self.version, step, weights))
-        return self.version
+from brayx.trainer.loop import learn, record_waiting
+from brayx.trainer.prefetch import Ready
+from brayx.trainer.ranks import Alone
+from tests.unit.trainer.parts import BATCH_STEPS, Folders, Numbers, Weights, batches
 
 
-class Numbers:
-    """Keeps what was recorded; the games' return is whatever the test says."""
-
-    def __init__(self, newest=None):
-        self.samples = {}
-        self.trial = newest or {}
-
-    def add(self, name, value):
-        self.samples.setdefault(name, []).append(value)
-
-    def newest(self):
-        return self.trial() if callable(self.trial) else self.trial
-
-
-class Folders:
-    """Keeps every checkpoint."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.saved = []
-
-    def save(self, folder, step, metrics):
-        target = self.root / f"{len(self.saved):04d}"
-        shutil.copytree(folder, target)
-        self.saved.append((step, dict(metrics), target))
-
-    def latest(self):
-        return self.saved[-1][2] if self.saved else None
-
-
-def batches(count, act=None, seed=0):
-    """Batches of a bandit: one observation, reward for action 1."""
-    rng = np.random.default_rng(seed)
-    buffer = ReplayBuffer(BufferConfig(size=1000, batch_size=2, unroll_length=16))
-    for _ in range(count * 2):
-        action = rng.integers(0, 2, 16)
-        buffer.push(
-            Fragment(
-                obs=np.ones((17, 3), np.float32),
-                action=action,
-                log_prob=np.full(16, -np.log(2), np.float32),
-                reward=action.astype(np.float32),
-                terminated=True,
-                truncated=False,
-                policy_version=np.full(16, 1, np.int64),
-            )
-        )
-    while (batch := buffer.pop()) is not None:
-        yield batch
-
-
-def run(folder, count=6, newest=None, seed=0, stream=None, ranks=None, **options):
+def run(
+    folder, count=6, newest=None, seed=0, stream=None, ranks=None, algorithm=None, parts=None, took=None, **options
+):
     torch.manual_seed(seed)
-    config = TrainerConfig(
-        model="model", buffers=["buffer"], algorithm=PPOConfig(gamma=0.0, epochs=4, minibatch_size=16), **options
-    )
+    parts = {"hooks": options.pop("hooks", None), "eval_batches": options.pop("evaluate", None), **(parts or {})}
+    algorithm = PPOConfig(**{"gamma": 0.0, "epochs": 4, "minibatch_size": 16, **(algorithm or {})})
+    config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options)
     weights, numbers, taken = Weights(), Numbers(newest), []
     keeper = folder if isinstance(folder, Folders) else Folders(folder)
 
@@ -108,12 +46,13 @@ def run(folder, count=6, newest=None, seed=0, stream=None, ranks=None, **options
         ActorCritic(3, 2, hidden=(16,)),
         (np.zeros((1, 3), np.float32),),
         batches=stream if stream is not None else batches(count),
-        took=lambda: taken.append(1),
+        took=took or (lambda: taken.append(1)),
         publisher=publisher,
         numbers=numbers,
         keeper=keeper,
         ranks=ranks,
         about={"project": "test"},
+        **parts,
     )
     return summary, weights, numbers, keeper, taken
 
@@ -123,7 +62,7 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
     assert (summary.reason, summary.env_steps, summary.updates) == ("stream_ended", 30 * BATCH_STEPS, 30)
     assert not summary.resumed
     assert len(taken) == 30
-    assert [version for version, _, _ in weights.published] == list(range(1, 33))
+    assert [version for version, _, _ in weights.published] == list(range(1, 32))
     assert weights.published[0][1] == 0, "acting starts from the initial weights"
     assert len(numbers.samples["loss"]) == 30
     assert numbers.samples["lag_versions"][:3] == [0, 1, 2]
@@ -195,8 +134,26 @@ def test_updates_are_counted(tmp_path):
 
 
 def test_publish_interval(tmp_path):
-    _, weights, *_ = run(tmp_path, count=6, weights_publish_interval=3)
-    assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 6 * BATCH_STEPS, 6 * BATCH_STEPS]
+    _, weights, *_ = run(tmp_path / "whole", count=6, weights_publish_interval=3)
+    assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 6 * BATCH_STEPS]
+    _, weights, *_ = run(tmp_path / "broken", count=5, weights_publish_interval=3)
+    assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 5 * BATCH_STEPS]
+
+
+def test_a_rank_makes_room_for_the_others_batch_before_it_waits_for_them(tmp_path):
+    """With a single batch on its way at a time, the second rank's would not come else."""
+    order = []
+
+    class Two(Alone):
+        size = 2
+
+        def sum(self, x):
+            order.append("waits")
+            return 2 * x.detach()
+
+    run(tmp_path, count=3, ranks=Two(), took=lambda: order.append("took"))
+    assert order[0] == "took"
+    assert order.count("took") == 3
 
 
 def test_checkpoints_come_on_their_interval(tmp_path):
@@ -212,10 +169,145 @@ def test_a_resumed_trial_is_the_one_that_was_not_interrupted(tmp_path):
     summary, weights, numbers, *_ = run(keeper, stream=iter(stream[3:]), num_steps=10 * BATCH_STEPS, seed=99)
     assert summary.resumed
     assert (summary.env_steps, summary.updates) == (whole.env_steps, whole.updates)
-    assert weights.published[0][0] == 6, "versions go on: 1 + 3 + 1 were published before"
+    assert weights.published[0][0] == 5, "versions go on: 1 + 3 were published before"
     for key, array in whole_weights.published[-1][2].items():
         np.testing.assert_array_equal(weights.published[-1][2][key], array)
     assert numbers.samples["learning_rate"][0] == pytest.approx(0.7e-3)
+
+
+SMALL = NetworkConfig(hidden=[8], activation="relu", distribution="squashed")
+
+
+class Moments:
+    """A normaliser of one number, in a nest."""
+
+    def __init__(self):
+        self.mean = np.zeros(2)
+
+    def scalings(self):
+        return {path: Scaling(self.mean[:1], np.full(1, 2.0), 10.0) for path in ("obs", "obs/not-the-model's")}
+
+    def state_dict(self):
+        return {"obs": {"obs/image": {"mean": self.mean.copy()}}, "count": np.asarray(3)}
+
+    def load_state_dict(self, state):
+        assert int(state["count"]) == 3
+        self.mean = state["obs"]["obs/image"]["mean"]
+
+
+def soft_batches(count):
+    """Of a task in which actions near 0.5 are good."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        shape = (16, 2)
+        action = rng.uniform(-0.99, 0.99, (*shape, 1)).astype(np.float32)
+        yield {
+            "obs": rng.normal(size=(*shape, 3)).astype(np.float32),
+            "action": action,
+            "log_prob": np.zeros(shape, np.float32),
+            "reward": -np.square(action[..., 0] - 0.5),
+            "terminated": rng.random(shape) < 0.1,
+            "truncated": np.zeros(shape, bool),
+            "mask": np.repeat(np.array([[1.0, 0.0]], np.float32), 16, 0),
+            "policy_version": np.ones(shape, np.int64),
+            "index": rng.permutation(100)[:16],
+        }
+
+
+def soft(keeper, stream, seed, normaliser, told):
+    """SAC has targets and a temperature of its own, and draws actions as it learns."""
+    torch.manual_seed(seed)
+    weights, numbers = Weights(), Numbers()
+    learn(
+        TrainerConfig(model="model", buffers=["buffer"], algorithm=SACConfig(tau=0.1), num_steps=1000),
+        SoftActorCritic(np.zeros(3, np.float32), 1, SMALL),
+        (np.zeros((1, 3), np.float32),),
+        batches=iter(stream),
+        took=lambda: None,
+        publisher=lambda newest: weights,
+        numbers=numbers,
+        keeper=keeper,
+        normaliser=normaliser,
+        feedback=lambda index, priorities: told.append((index, priorities)),
+    )
+    return weights.published[-1][2], numbers.samples
+
+
+def test_targets_temperature_and_moments_go_on_in_a_resumed_trial(tmp_path):
+    stream, told = list(soft_batches(8)), []
+    whole, numbers = soft(Folders(tmp_path / "whole"), stream, 0, Moments(), told)
+    keeper, moments, again = Folders(tmp_path / "parts"), Moments(), Moments()
+    moments.mean = np.array([1.5, -2.0])
+    soft(keeper, stream[:4], 0, moments, [])
+    parts, numbers_again = soft(keeper, stream[4:], 99, again, [])
+    for key, array in learned(whole).items():
+        np.testing.assert_array_equal(parts[key], array)
+    assert numbers_again["alpha"] == numbers["alpha"][4:]
+    assert numbers_again["critic_loss"] == numbers["critic_loss"][4:]
+    np.testing.assert_array_equal(again.mean, moments.mean)
+    # What acts is told how the model's observations are normalised, by publishes and by checkpoints.
+    for told_of in (parts, load_weights(keeper.latest() / "weights.npz")):
+        (path, scaling) = next(iter(from_weights(told_of).items()))
+        assert (path, scaling.mean.tolist(), scaling.limit) == ("obs", [1.5], 10.0)
+        assert len(from_weights(told_of)) == 1
+    # Priorities go back by the index that the batch had.
+    assert len(told) == 8
+    for (index, priorities), batch in zip(told, stream, strict=True):
+        np.testing.assert_array_equal(index, batch["index"])
+        assert (priorities.shape, priorities.dtype) == ((16,), np.float32)
+        assert (priorities > 0).all()
+
+
+def test_a_checkpoint_of_before_there_was_an_algorithms_state_is_taken(tmp_path):
+    keeper = Folders(tmp_path)
+    run(keeper, count=1)
+    file = keeper.latest() / "trainer.pt"
+    state = torch.load(file, weights_only=True)
+    del state["algorithm"]
+    torch.save(state, file)
+    summary, *_ = run(keeper, count=1)
+    assert (summary.resumed, summary.updates) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("ready_at", "idle", "not_empty_s"),
+    [
+        (100.0, 4 / 10, 10.0),  # there before it was asked for: all the waiting is idle
+        (1002.0, 2 / 8, 8.0),  # there half-way: what was waited before does not count
+        (1004.0, 0.0, 6.0),  # there when it came
+        (1009.0, 0.0, 6.0),  # another node's clock
+    ],
+)
+def test_idle_is_waiting_for_a_batch_that_was_there(ready_at, idle, not_empty_s):
+    numbers = Numbers()
+    ready = Ready({}, {}, ready_at_s=ready_at)
+    record_waiting(numbers, ready, asked=1000.0, came=1004.0, waited_s=4.0, total_s=10.0)
+    assert (numbers.samples["learner_wait_fraction"], numbers.weights["learner_wait_fraction"]) == ([0.4], [10.0])
+    assert numbers.samples["learner_idle_fraction"] == [pytest.approx(idle)]
+    assert numbers.weights["learner_idle_fraction"] == [pytest.approx(not_empty_s)]
+
+
+def test_waiting_is_measured_and_idle_where_the_buffer_says_since_when(tmp_path):
+    *_, silent, _, _ = run(tmp_path / "silent", count=3)
+    assert len(silent.samples["learner_wait_fraction"]) == 3
+    assert "learner_idle_fraction" not in silent.samples
+    stream = ({**batch, READY_KEY: np.asarray(0.0)} for batch in batches(3))
+    *_, telling, _, _ = run(tmp_path / "telling", stream=stream)
+    shares = (telling.samples[f"learner_{name}_fraction"] for name in ("wait", "idle"))
+    for waited, idle in zip(*shares, strict=True):
+        assert 0 < idle <= waited + 1e-9
+
+
+def test_what_is_nan_is_named(tmp_path):
+    def poisoned():
+        for batch in batches(1):
+            batch["obs"][0, 0, 1] = np.nan
+            yield batch
+
+    with pytest.raises(Diverged) as caught:
+        run(tmp_path, stream=poisoned())
+    assert "training diverged at update 1: loss is nan; not finite either: in the batch obs" in caught.value.message
+    assert caught.value.details["fields"] == ["obs"]
 
 
 def test_a_resumed_trial_takes_a_new_learning_rate(tmp_path):
@@ -258,7 +350,7 @@ def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path):
             yield batch
 
     keeper = Folders(tmp_path)
-    with pytest.raises(BadWeights, match="NaN"):
+    with pytest.raises(Diverged, match="training diverged at update 3: loss is nan; not finite either: 8 weights"):
         run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6)
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
@@ -320,12 +412,12 @@ class Threads(Alone):
     def __init__(self, rank, barrier, given):
         self.rank, self.barrier, self.given = rank, barrier, given
 
-    def agree(self, steps, stop):
-        self.given[self.rank] = (steps, stop)
+    def sum(self, x):
+        self.given[self.rank] = x.detach()
         self.barrier.wait(20)
-        both = list(self.given.values())
+        total = sum(self.given.values())
         self.barrier.wait(20)
-        return sum(steps for steps, _ in both), any(stop for _, stop in both)
+        return total
 
 
 def test_ranks_end_together_when_one_has_no_batch(tmp_path):
@@ -395,7 +487,7 @@ def test_random_state_of_the_device_is_restored(tmp_path, device):
     optimizer = torch.optim.Adam(module.parameters(), fused=True)
     checkpoint.save(tmp_path, module, optimizer, checkpoint.Counters(), {})
     drawn = torch.rand(8, device=device)
-    checkpoint.restore(tmp_path, module, optimizer)
+    checkpoint.restore(tmp_path, module, optimizer).go_on(None)
     assert torch.equal(torch.rand(8, device=device), drawn)
 
 

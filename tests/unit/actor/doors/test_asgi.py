@@ -21,7 +21,7 @@ from brayx.actor.session import SessionTable
 from brayx.errors import BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
-from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL, StepKind, StepRequest
 from brayx.metrics import Recorder
 from tests.unit.gamecore.echo_server import serving
 from tests.waiting import until, until_awaited
@@ -126,6 +126,25 @@ def test_a_full_service_says_when_to_come_back(service: tuple[TableService, str]
         assert refused.value.code == 503
         assert refused.value.headers["retry-after"] == "1"
         assert json.loads(refused.value.read())["error"] == "service_full"
+
+
+def test_headers_above_the_limit_are_refused(service: tuple[TableService, str]) -> None:
+    table, address = service
+    piece = "x" * (MAX_HEADER_BYTES // 4)  # servers and clients have limits of their own on one of them
+    padding = {f"x-padding-{number}": piece for number in range(4)}
+    request = urllib.request.Request(f"http://{address}/step", b"", padding, method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=5)
+    assert refused.value.code == 431
+    assert json.loads(refused.value.read())["error"] == "header_too_large"
+    with connect(f"ws://{address}/session", additional_headers=padding) as connection:
+        assert json.loads(connection.recv(timeout=5))["error"] == "header_too_large"
+        assert closing(connection)[0] == 4431
+    del padding["x-padding-0"]
+    with connect(f"ws://{address}/session?x={piece}", additional_headers=padding) as connection:
+        assert json.loads(connection.recv(timeout=5))["error"] == "header_too_large"
+    assert refusals(table) == {"header_too_large": 3}
+    assert len(table) == 0
 
 
 def test_the_status_page(service: tuple[TableService, str]) -> None:

@@ -83,6 +83,15 @@ async def test_who_stalls_in_mid_frame_is_closed_and_harms_nobody(impatient: Tar
     assert ticks[door]
 
 
+@pytest.mark.parametrize("where", ["opening", "request"])
+async def test_who_stalls_over_grpc_harms_nobody(impatient: Target, where: Where) -> None:
+    async with guarded(impatient, ("grpc",)) as ticks:
+        crowd = await stalled(impatient, "grpc", where, 50)
+        await further(ticks, "grpc")
+        for connection in crowd:
+            connection.close()
+
+
 @pytest.mark.parametrize("door", ["http", "ws", "tcp"])
 async def test_who_sends_a_byte_at_a_time_is_closed_and_harms_nobody(impatient: Target, door: Door) -> None:
     async with guarded(impatient, (door,)) as ticks:

@@ -219,6 +219,54 @@ def test_a_connection_that_stalls_in_a_request_is_told_and_closed_and_hurts_nobo
         assert b"not whole after 0.2 s" in read_all(piece)
 
 
+def test_a_connection_whose_reads_all_end_in_mid_frame_does_not_stall() -> None:
+    frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), at) for at in range(20)]
+    with native(stall_s=0.2) as service, connect(service.tcp) as busy:
+        reader, got, unsent = ReplyReader(MAX_BODY_BYTES), 0, b""
+        for frame in frames:
+            busy.sendall(unsent + frame[:60])
+            unsent = frame[60:]
+            time.sleep(0.05)
+        busy.sendall(unsent)
+        while got < len(frames):
+            for _, body, _ in reader.feed(busy.recv(65536)):
+                assert body == b"x" * 100
+                got += 1
+
+
+def test_a_frame_that_is_not_read_because_ticks_run_does_not_stall() -> None:
+    large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
+    with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
+        service.table._tick_timeout_s = 1.0
+        session = StepRequest(StepKind.START, "busy", b"")
+        busy.sendall(encode_request(session, 1))
+        reader, got = ReplyReader(MAX_BODY_BYTES), []
+        while not got:
+            got += reader.feed(busy.recv(65536))
+        busy.sendall(encode_request(session._replace(kind=StepKind.TICK, body=b"slow"), 2) + large[:100])
+        sending = threading.Thread(target=busy.sendall, args=(large[100:],))
+        sending.start()
+        while len(got) < 3:
+            got += reader.feed(busy.recv(65536))
+        sending.join(WAIT_S)
+        assert [at for _, _, at in got] == [1, ~2, 9], "the tick is late, the frame behind it is answered"
+
+
+def test_a_burst_of_connections_waits_to_be_accepted() -> None:
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text()) if sys.platform == "linux" else 128
+
+    async def burst() -> None:
+        listener = Listener(TableService(), TcpConnection, Limits())
+        await listener.open("127.0.0.1", 0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(min(most, 300)):  # none is accepted before this turn of the loop is over
+                stack.enter_context(socket.create_connection(listener.address, timeout=0.5))
+        await listener.close()
+
+    for run in (asyncio.run, uvloop.run):
+        run(burst())
+
+
 def test_an_idle_connection_is_closed_and_one_that_is_used_is_not() -> None:
     with native(idle_s=0.3) as service, connect(service.http) as idle, Client(service.url) as client:
         client.start()
@@ -308,6 +356,41 @@ def test_a_client_that_reads_nothing_is_not_read_from_either() -> None:
         assert sent < 400 * len(body), "100 MB of replies were kept for a client that reads none"
         with Client(service.tcp_url) as client:
             assert client.call(b"others") == b"others"
+
+
+def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None:
+    starts = b"".join(encode_request(StepRequest(StepKind.START, f"late{at}", b""), at) for at in range(100))
+    with native() as service, connect(service.tcp) as crowd, Client(service.tcp_url) as client:
+        client.start()
+        service.table._max_sessions = 1
+        refused, over = 0, threading.Event()
+
+        def push() -> None:
+            nonlocal refused
+            while not over.is_set():
+                crowd.sendall(starts)
+                reader, got = ReplyReader(MAX_BODY_BYTES), 0
+                while got < 100:
+                    for _, body, at in reader.feed(crowd.recv(65536)):
+                        assert at < 0, "no start was let in"
+                        assert b"service_full" in body
+                        got += 1
+                refused += got
+
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        try:
+            until(lambda: refused >= 100, "starts being refused")
+            took = []
+            for _ in range(200):
+                began = time.monotonic()
+                assert client.tick(b"on") == b"on"
+                took.append(time.monotonic() - began)
+        finally:
+            over.set()
+            pushing.join(WAIT_S)
+        assert refused > 1000, "they were refused all the while"
+        assert sorted(took)[len(took) // 2] < 0.1, "half a lot of refusals may be before a tick, and a busy machine"
 
 
 def test_a_port_that_another_application_has_is_refused(service: Native) -> None:

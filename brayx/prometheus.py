@@ -1,7 +1,7 @@
 """A replica's samples on their way to its recorder, and by the way into Ray's Prometheus export.
 
 `Fold` turns what was gathered into points of declared Prometheus metrics and needs no cluster; `Exporter` gathers,
-and gives the points to `ray.util.metrics` from a thread of its own. Knows nothing of sessions, nor of who reads.
+and gives the points to `ray.util.metrics` from a thread of its own. Knows nothing of sessions, models or who reads.
 
 What is exported is fixed (`EXPORTED`): each of `METRICS` under its own name, and all that applications count
 themselves under one name for each kind, with their own names as a tag. So no name can be a bad one, or one too many.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from brayx.metrics import BOUNDS, DROPPED, METRICS, Kind, Metric, Part, Recorder, Sink
+from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Kind, Metric, Part, Recorder, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _declare(metric: Metric, tags: tuple[str, ...]) -> tuple[Declared, ...]:
     name, text = f"brayx_{metric.name}", f"{metric.help} [{metric.unit}]"
     if metric.kind is Kind.SUM:
         return (Declared(name, Type.COUNTER, text, tags),)
-    if metric.kind is Kind.PERCENTILE:
+    if metric.kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
         bounds = _SECONDS if metric.unit == "s" else _ANY_UNIT
         counted = f"how many there were: {metric.help} [samples]"
         return (
@@ -106,7 +106,7 @@ class _Owed:
 
     slots: dict[int, float] = field(default_factory=dict)
 
-    def pay(self, buckets: Mapping[int, float]) -> Iterator[tuple[float, int]]:
+    def pay(self, buckets: Mapping[int, float], bounds: Sequence[float]) -> Iterator[tuple[float, int]]:
         """Values and how often to observe each."""
         share = min(1.0, OBSERVATIONS / sum(buckets.values()))
         for slot, count in buckets.items():
@@ -114,16 +114,17 @@ class _Owed:
             whole = int(due + 1e-9)
             self.slots[slot] = due - whole
             if whole:
-                yield _middle(slot), whole
+                yield _middle(slot, bounds), whole
 
 
-def _middle(slot: int) -> float:
+def _middle(slot: int, bounds: Sequence[float]) -> float:
     """A value inside a bucket of `Recorder`'s."""
     if slot == 0:
-        return BOUNDS[0]
-    if slot == len(BOUNDS):
-        return 2 * BOUNDS[-1]
-    return math.sqrt(BOUNDS[slot - 1] * BOUNDS[slot])
+        return bounds[0]
+    if slot == len(bounds):
+        return 2 * bounds[-1]
+    low, high = bounds[slot - 1 : slot + 1]
+    return math.copysign(math.sqrt(low * high), high) if low * high > 0 else (low + high) / 2
 
 
 class Fold:
@@ -164,8 +165,9 @@ class Fold:
                     points = [Point(declared[0], tags, cell.maximum)]
                 case Kind.LAST:
                     points = [Point(declared[0], tags, cell.last)]
-                case Kind.PERCENTILE:
-                    paid = self._owed.setdefault((name, label), _Owed()).pay(cell.buckets)
+                case Kind.PERCENTILE | Kind.HISTOGRAM:
+                    bounds = BOUNDS if metric.kind is Kind.PERCENTILE else SIGNED_BOUNDS
+                    paid = self._owed.setdefault((name, label), _Owed()).pay(cell.buckets, bounds)
                     points = [Point(declared[0], tags, value, count) for value, count in paid]
                     points.append(Point(declared[1], tags, cell.count))
             for point in points:

@@ -19,9 +19,9 @@ from ray import serve
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import stop_directory
-from brayx.actor.export import EXPORTED
 from brayx.metrics import METRICS, Kind
 from brayx.ports import free_port
+from brayx.prometheus import EXPORTED
 from deployments.echo import EchoActor
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from brayx.actor.export import EXPORTED, OBSERVATIONS, Declared, Exporter, Fold, Point, Type
 from brayx.hub import HubClient
 from brayx.metrics import METRICS, Kind, Recorder
+from brayx.prometheus import EXPORTED, OBSERVATIONS, Declared, Exporter, Fold, Point, Type
 
-DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana" / "brayx.json"
+DASHBOARD = Path(__file__).parents[2] / "docker" / "grafana" / "brayx.json"
 TAGS = {"application", "deployment", "replica", "label", "metric", "le"}
 
 

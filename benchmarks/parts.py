@@ -1,0 +1,153 @@
+"""What a training in one process is made of: bare environments, collecting from them, and one update a sample.
+
+Every figure of one process, one after the other, with one thread. Knows nothing of whole trainings.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tables import Table, ratio
+
+ENVIRONMENTS = (("CartPole-v1", 16), ("CartPole-v1", 64), ("Pendulum-v1", 16))
+_UNROLL = 64
+_COLUMNS = 32
+
+
+def parts(seconds: float) -> list[Table]:
+    """The tables; each figure takes ``seconds``."""
+    return [collecting(seconds), updating(seconds)]
+
+
+def collecting(seconds: float) -> Table:
+    """Env steps each second: nothing but the environments, and a 64x64 policy acting in them."""
+    import torch
+
+    from brayx.actions import ActionSpec
+    from brayx.rollout.collector import Collector
+    from brayx.rollout.envs import make_envs
+    from brayx.rollout.policy import Policy
+    from pipelines.rollouts import observation_of, ready_made
+
+    torch.set_num_threads(1)
+    out = Table(["environment", ">environments", ">bare steps/s", ">collecting steps/s", ">share"])
+    for env, num in ENVIRONMENTS:
+        envs = make_envs(env, num)
+        envs.reset(seed=0)
+        drawn = [envs.action_space.sample() for _ in range(64)]
+        bare = num * _rate(functools.partial(_next_step, envs, itertools.cycle(drawn)), seconds)
+        module, example = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
+        collector = Collector(envs, Policy(module, example), _UNROLL)
+        collector.collect()
+        rate = num * _UNROLL * _rate(collector.collect, seconds)
+        out.add(env, num, bare, rate, ratio(rate, bare))
+        collector.close()
+    return out
+
+
+def updating(seconds: float) -> Table:
+    """Time of one update, and of each transition in it, for every algorithm, with networks of two layers of 64.
+
+    The arithmetic is that of the products of matrices, forward and backward. Times are the least of many, as others use
+    the cores.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from brayx.algorithms.adam import Adam
+    from brayx.algorithms.bc import BCConfig
+    from brayx.algorithms.build import build
+    from brayx.algorithms.impala import ImpalaConfig
+    from brayx.algorithms.mappo import MAPPOConfig
+    from brayx.algorithms.mixed import DEMONSTRATION, MixedConfig
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.algorithms.sac import SACConfig
+    from brayx.nets.central import central_policy_for
+    from brayx.nets.policy import NetworkConfig, policy_for
+    from brayx.nets.soft import soft_policy_for
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    size = _COLUMNS * _UNROLL
+    once, often = {"epochs": 1, "minibatch_size": size}, {"epochs": 10, "minibatch_size": size // 4}
+    configs: dict[str, Any] = {
+        "PPO, one epoch": PPOConfig(**once),
+        "PPO, ten epochs": PPOConfig(**often),
+        "MAPPO, ten epochs": MAPPOConfig(**often),
+        "IMPALA": ImpalaConfig(),
+        "cloning": BCConfig(),
+        "IMPALA with imitation": MixedConfig(reinforcement=ImpalaConfig(), imitation_columns=_COLUMNS),
+        "SAC": SACConfig(),
+    }
+    out = Table(["algorithm", ">transitions", ">update ms", ">µs a transition", ">kFLOP a transition", ">GFLOP/s"])
+    seen, network = np.zeros(4, np.float32), NetworkConfig(hidden=[64, 64])
+    module: torch.nn.Module
+    for name, config in configs.items():
+        batch = _batch()
+        if isinstance(config, SACConfig):
+            module, _ = soft_policy_for(seen, action_size=1, network=network)
+            batch["action"] = torch.rand(*batch["mask"].shape, 1) * 2 - 1
+        elif isinstance(config, MAPPOConfig):
+            module, _ = central_policy_for({"obs": seen, "state": seen}, num_actions=2, network=network)
+            batch |= {"obs": {"obs": batch["obs"]}, "obs/state": batch["obs"]}
+        else:
+            module, _ = policy_for(seen, num_actions=2, network=network)
+        algorithm = build(config, module, Adam(module.parameters(), lr=1e-4, fused=True))
+        if isinstance(config, MixedConfig):
+            algorithm.update({**batch, DEMONSTRATION: batch["mask"]}, 0.0)
+        with FlopCounterMode(display=False) as counter:
+            algorithm.update(batch, 0.0)
+        flop = counter.get_total_flops()
+        took_s = _least(functools.partial(algorithm.update, batch, 0.0), seconds)
+        out.add(name, size, 1e3 * took_s, 1e6 * took_s / size, flop / size / 1e3, flop / took_s / 1e9)
+    return out
+
+
+def _next_step(envs: Any, actions: Iterator[Any]) -> None:
+    envs.step(next(actions))
+
+
+def _batch() -> dict[str, Any]:
+    import torch
+
+    shape = (_COLUMNS, _UNROLL + 1)
+    mask = torch.ones(shape)
+    mask[:, -1] = 0
+    return {
+        "obs": torch.randn(*shape, 4),
+        "action": torch.randint(0, 2, shape),
+        "log_prob": torch.full(shape, float(np.log(0.5))),
+        "reward": torch.randn(shape),
+        "terminated": torch.rand(shape) < 0.02,
+        "truncated": torch.zeros(shape, dtype=torch.bool),
+        "mask": mask,
+        "policy_version": torch.zeros(shape, dtype=torch.int64),
+    }
+
+
+def _least(call: Callable[[], object], seconds: float) -> float:
+    """Seconds of the quickest call."""
+    call()
+    least, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        call()
+        least = min(least, time.perf_counter() - began)
+    return least
+
+
+def _rate(call: Callable[[], object], seconds: float) -> float:
+    """Calls each second, after a few that do not count."""
+    for _ in range(3):
+        call()
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        call()
+        count += 1
+    return count / (time.perf_counter() - began)

@@ -1,0 +1,254 @@
+"""Actions while acting: from a model's outputs to an action, its log-probability, and what the environment takes.
+
+NumPy only, for batches; `brayx.nets.distributions` is the same in torch for learning, and a test holds the two
+together. Drawing has three parts, so that a run of many steps pays for little at each: `noise` for all of them
+beforehand, `choose` at each step, `log_prob` for all of them afterwards; `sample` is the three in one. Outputs of a
+model, ``N`` observations at once:
+
+    logits  [N, A], or a tuple of [N, A_h]   categorical, one head or several: action [N] or [N, H] int64
+    mean, log_std  [N, D]                    Gaussian: action [N, D] float32
+    ... with latent [N, L], sde_std [N, L, D]   noise that depends on the state: mean + latent @ (sde_std * noise)
+    tanh_mean, tanh_log_std  [N, D]          Gaussian squashed into (-1, 1)
+
+Any more leading axes do for `choose`, `log_prob` and `greedy`, ``[T, N, ...]`` say. Knows nothing of engines, torch or
+environments; Gymnasium's spaces are recognised by their attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from brayx.errors import ConfigError, ModelError
+
+Outputs: TypeAlias = Mapping[str, Any]
+"""What a model gave, by name."""
+Noise: TypeAlias = Any
+"""Standard noise: an array, or a tuple of one for each head."""
+
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+_LEAST = np.float32(1e-30)
+"""Of an exponential draw, whose logarithm is taken."""
+
+
+def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) -> Noise:
+    """What `choose` draws with.
+
+    Args:
+        outputs: of one step, ``[N, ...]``: only shapes are looked at.
+        rng: drawn from.
+        steps: for so many: ``[steps, N, ...]``; None: for one, ``[N, ...]``.
+
+    Raises:
+        ModelError: the outputs are of no policy.
+    """
+    lead = () if steps is None else (steps,)
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        if isinstance(logits, tuple | list):
+            return tuple(_gumbel(rng, (*lead, *head.shape)) for head in logits)
+        return _gumbel(rng, (*lead, *logits.shape))
+    if "sde_std" in outputs:
+        return rng.standard_normal((*lead, *np.shape(outputs["sde_std"])), np.float32)
+    return rng.standard_normal((*lead, *_location(outputs).shape), np.float32)
+
+
+def choose(outputs: Outputs, noise: Noise) -> np.ndarray:
+    """The action that standard noise comes to; a category by the Gumbel-max trick.
+
+    Args:
+        outputs: ``[..., N, ...]``.
+        noise: as `noise` gives it for outputs of these shapes.
+
+    Raises:
+        ModelError: the outputs are of no policy.
+    """
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        if isinstance(logits, tuple | list):
+            return np.stack([(head + g).argmax(-1) for head, g in zip(logits, noise, strict=True)], -1)
+        chosen: np.ndarray = (logits + noise).argmax(-1)
+        return chosen
+    if "sde_std" in outputs:
+        moved: np.ndarray = outputs["mean"] + np.einsum(
+            "...l,...ld->...d", outputs["latent"], outputs["sde_std"] * noise
+        )
+        return moved
+    name = "tanh_log_std" if "tanh_mean" in outputs else "log_std"
+    drawn: np.ndarray = _location(outputs) + np.exp(outputs[name]) * noise
+    return np.tanh(drawn) if "tanh_mean" in outputs else drawn
+
+
+def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
+    """Joint log-probability (density) of actions, float32 ``[..., N]``; a squashed action's is of what was squashed.
+
+    Args:
+        outputs: ``[..., N, ...]``.
+        action: as `choose` gives it.
+
+    Raises:
+        ModelError: the outputs are of no policy.
+    """
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        if isinstance(logits, tuple | list):
+            parts = [_log_softmax_at(head, action[..., index]) for index, head in enumerate(logits)]
+            joint: np.ndarray = np.stack(parts).sum(0)
+            return joint
+        return _log_softmax_at(logits, action)
+    if "tanh_mean" in outputs:
+        mean, log_std = outputs["tanh_mean"], outputs["tanh_log_std"]
+        # Where float32 rounds to +-1 the inverse is infinite; the nearest number inside is meant.
+        inside = np.clip(action, -1 + 2**-24, 1 - 2**-24)
+        before = np.arctanh(inside.astype(np.float64))
+        # log(1 - tanh(u)^2) without cancellation, Haarnoja et al. 2018, appendix C.
+        squashed = 2 * (math.log(2) - before - np.logaddexp(0, -2 * before))
+        density: np.ndarray = _gaussian(mean, log_std, before) - squashed.sum(-1)
+        return density.astype(np.float32)
+    return _gaussian(_location(outputs), outputs["log_std"], action).astype(np.float32)
+
+
+def sample(outputs: Outputs, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """An action of each observation, ``[N, ...]``, and its log-probability ``[N]``.
+
+    Raises:
+        ModelError: the outputs are of no policy.
+    """
+    action = choose(outputs, noise(outputs, rng))
+    return action, log_prob(outputs, action)
+
+
+def greedy(outputs: Outputs) -> np.ndarray:
+    """The most likely action of each observation, the first of equals; of a squashed Gaussian, the squashed mean.
+
+    Raises:
+        ModelError: the outputs are of no policy.
+    """
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        if isinstance(logits, tuple | list):
+            return np.stack([head.argmax(-1) for head in logits], -1)
+        best: np.ndarray = logits.argmax(-1)
+        return best
+    location: np.ndarray = _location(outputs)
+    return np.tanh(location) if "tanh_mean" in outputs else location.copy()
+
+
+def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = rng.standard_exponential(shape, np.float32)
+    # Never infinite: not even a masked action, whose logit is a large negative number, may win by that.
+    np.maximum(drawn, _LEAST, out=drawn)
+    np.log(drawn, out=drawn)
+    return np.negative(drawn, out=drawn)
+
+
+def _location(outputs: Outputs) -> np.ndarray:
+    for name in ("mean", "tanh_mean"):
+        if name in outputs:
+            found: np.ndarray = outputs[name]
+            return found
+    raise ModelError(
+        f"a policy's outputs have logits, mean with log_std, or tanh_mean with tanh_log_std; got {sorted(outputs)}"
+    )
+
+
+def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    chosen = np.take_along_axis(shifted, action[..., None], -1)[..., 0]
+    found: np.ndarray = chosen - np.log(np.exp(shifted).sum(-1))
+    return found.astype(np.float32, copy=False)
+
+
+def _gaussian(mean: np.ndarray, log_std: np.ndarray, x: np.ndarray) -> np.ndarray:
+    standard = (x - mean) * np.exp(-log_std)
+    density: np.ndarray = -(0.5 * standard * standard + log_std + _HALF_LOG_TAU).sum(-1)
+    return density
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What a policy's actions look like, and how they become an environment's.
+
+    Attributes:
+        kind: of the policy that fits.
+        sizes: categories of each head; a Box: empty.
+        shape: of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
+        low, high: of a Box, ``[D]`` float32, flat; None without.
+        start: added to a category, ``[H]``; None: nothing.
+        env_shape, env_dtype: of one action of the environment.
+    """
+
+    kind: Literal["discrete", "multi_discrete", "box"]
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    low: np.ndarray | None = field(default=None, compare=False)
+    high: np.ndarray | None = field(default=None, compare=False)
+    start: np.ndarray | None = field(default=None, compare=False)
+    env_shape: tuple[int, ...] = ()
+    env_dtype: np.dtype[Any] = field(default=np.dtype(np.int64))
+
+    @staticmethod
+    def of(space: Any) -> ActionSpec:
+        """The spec of one environment's action space: Gymnasium's Discrete, MultiDiscrete, MultiBinary or Box.
+
+        Raises:
+            ConfigError: another space.
+        """
+        shape, dtype = tuple(getattr(space, "shape", None) or ()), np.dtype(getattr(space, "dtype", None) or np.int64)
+        if hasattr(space, "low") and hasattr(space, "high") and dtype.kind == "f":
+            low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
+            return ActionSpec("box", (), low.shape, low, high, None, shape, dtype)
+        if hasattr(space, "nvec"):
+            sizes = np.asarray(space.nvec).reshape(-1)
+            start = _offset(getattr(space, "start", None))
+            return ActionSpec("multi_discrete", tuple(map(int, sizes)), (len(sizes),), None, None, start, shape, dtype)
+        if hasattr(space, "n") and shape:
+            count = math.prod(shape)
+            return ActionSpec("multi_discrete", (2,) * count, (count,), None, None, None, shape, dtype)
+        if hasattr(space, "n"):
+            start = _offset(getattr(space, "start", None))
+            return ActionSpec("discrete", (int(space.n),), (), None, None, start, (), dtype)
+        raise ConfigError(
+            f"action space is {space}, expected Discrete, MultiDiscrete, MultiBinary or a Box of floats",
+            action_space=str(space),
+        )
+
+    def to_env(self, action: np.ndarray, *, scale: bool = False) -> np.ndarray:
+        """What the environment takes.
+
+        Args:
+            action: the policy's, ``[N, *shape]``; not changed.
+            scale: of a Box with finite bounds, -1 to 1 are its lower and upper bound. Either way, what is beyond the
+                bounds is clipped: what is learned from is the policy's own action, which has a density.
+
+        Returns:
+            ``[N, *env_shape]``.
+        """
+        if self.kind == "discrete":
+            return action if self.start is None else action + self.start[0]
+        if self.kind == "multi_discrete":
+            shifted = action if self.start is None else action + self.start
+            return shifted.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
+        assert self.low is not None
+        assert self.high is not None
+        if scale and self.bounded:
+            action = self.low + (action + 1) * (0.5 * (self.high - self.low))
+        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
+        return clipped.reshape(len(action), *self.env_shape).astype(self.env_dtype, copy=False)
+
+    @property
+    def bounded(self) -> bool:
+        """A Box whose every bound is finite."""
+        if self.low is None or self.high is None:
+            return False
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+
+def _offset(start: Any) -> np.ndarray | None:
+    """The first category of each head; None when all are 0."""
+    offset = np.atleast_1d(np.asarray(0 if start is None else start, np.int64)).reshape(-1)
+    return offset if offset.any() else None

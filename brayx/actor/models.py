@@ -1,0 +1,202 @@
+"""A session's own view of the models: the version of its arm, and the state of a recurrent policy.
+
+Agents reach models by `brayx.forward`; what is put between here keeps, for each session, the version it began with, and
+for each agent of it the state of each recurrent model. Knows nothing of where versions come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from brayx.actor.agent import PinnedHandle, Services
+from brayx.engines.state import Recurrence
+from brayx.errors import BrayxError
+from brayx.metrics import Kind, Metric, Part, Sink
+from brayx.types import Forward, NestedArray
+
+
+class ArmLike(Protocol):
+    """What a session acts with; pickles."""
+
+    @property
+    def label(self) -> str:
+        """Of metrics."""
+
+
+class Arms(Protocol):
+    """Which version each session gets, of the models that are served by an alias."""
+
+    def choose(self, session: str) -> Mapping[str, ArmLike]:
+        """The arm of a new session, by model; asked with its game's name where sessions of a game meet."""
+
+    async def pinned(self, model: str, arm: Any) -> PinnedHandle:
+        """The version of an arm, ready; as long as what this gives is held."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What goes with a session that moves. Pickles.
+
+    Attributes:
+        arms: its arm by model.
+        states: of each agent, the state by recurrent model.
+    """
+
+    arms: Mapping[str, Any]
+    states: Sequence[Mapping[str, NestedArray]]
+
+
+class SessionModels:
+    """The services of one session's agents.
+
+    Attributes:
+        shared: for what is not a tick: pinned versions, and no state.
+        arms: of the session, by model.
+    """
+
+    def __init__(self, services: Services, arms: Mapping[str, ArmLike], pinned: Mapping[str, PinnedHandle]) -> None:
+        self.arms = arms
+        labels = [arm.label for arm in arms.values()]
+        recorder: Sink = _ArmRecorder(services.recorder, labels) if labels else services.recorder
+        models: dict[str, Any] = dict(services.models)
+        for name, handle in pinned.items():
+            models[name] = _ArmModel(models[name], handle, recorder, arms[name].label)
+        self.shared = replace(services, models=models, recorder=recorder) if labels else services
+        self._recurrent = [name for name, model in services.models.items() if _has_state(model)]
+        self._states: list[dict[str, Recurrence]] = []
+
+    @classmethod
+    async def open(
+        cls, services: Services, arms: Arms | None, session: str, carried: Carried | None = None
+    ) -> SessionModels:
+        """Those of a session that begins, or that goes on with what it ``carried``.
+
+        Raises:
+            VersionUnknown, Overloaded, DeadlineExceeded, ModelError: the version of its arm cannot be had.
+        """
+        # Each session is a caller of its own: none keeps the others from a model that they share.
+        own = {
+            name: getattr(model, "as_caller", lambda model=model: model)() for name, model in services.models.items()
+        }
+        services = replace(services, models=own)
+        if arms is None:
+            return cls(services, {}, {})
+        chosen = arms.choose(session) if carried is None else carried.arms
+        pinned = {model: await arms.pinned(model, arm) for model, arm in chosen.items()}
+        return cls(services, chosen, pinned)
+
+    def for_agents(self, count: int, carried: Carried | None = None) -> list[Services]:
+        """The services of each agent's ticks; with states as ``carried``, or as an episode begins."""
+        self._states = []
+        if not self._recurrent:
+            return [self.shared] * count
+        found = []
+        for index in range(count):
+            models: dict[str, Any] = dict(self.shared.models)
+            states: dict[str, Recurrence] = {}
+            for name in self._recurrent:
+                spec = models[name].spec
+                states[name] = Recurrence(spec)
+                if carried is not None:
+                    states[name].state = carried.states[index][name]
+                models[name] = _RecurrentModel(models[name], spec, states[name], asyncio.Lock())
+            self._states.append(states)
+            found.append(replace(self.shared, models=models))
+        return found
+
+    def count(self, name: str, value: float) -> None:
+        """Counts for each arm of the session."""
+        for arm in self.arms.values():
+            self.shared.recorder.add(name, value, label=arm.label)
+
+    def carried(self) -> Carried:
+        """What another replica needs to go on."""
+        states = [{name: memory.state for name, memory in of.items()} for of in self._states]
+        return Carried(dict(self.arms), states)
+
+
+def _has_state(model: Any) -> bool:
+    return getattr(getattr(model, "spec", None), "state", None) is not None
+
+
+class _ArmModel:
+    """A model at the version of a session's arm."""
+
+    def __init__(self, model: Any, pinned: PinnedHandle, recorder: Sink, label: str) -> None:
+        self._model = model
+        self._pinned = pinned
+        self._recorder = recorder
+        self._label = label
+
+    @property
+    def spec(self) -> Any:
+        return self._model.spec
+
+    @property
+    def version(self) -> int:
+        return self._pinned.version
+
+    async def forward(self, *args: NestedArray) -> Forward:
+        try:
+            return await self._pinned.forward(*args)
+        except BrayxError:
+            self._recorder.add("arm_refusals", 1.0, label=self._label)
+            raise
+
+    def pinned(self, version: int | None = None) -> Any:
+        return self if version is None else self._model.pinned(version)
+
+
+class _RecurrentModel:
+    """A recurrent model with one agent's state, whatever version it asks for: it leaves the argument ``state`` out.
+
+    Forwards of one agent wait for each other, since each begins where the one before ended. One that fails leaves the
+    state as it was.
+    """
+
+    def __init__(self, model: Any, spec: Any, memory: Recurrence, turn: asyncio.Lock) -> None:
+        self._model = model
+        self.spec = spec
+        self._memory = memory
+        self._takes = len(spec.input_tree.children())
+        self._turn = turn
+
+    @property
+    def version(self) -> int:
+        version: int = self._model.version
+        return version
+
+    async def forward(self, *args: NestedArray) -> Forward:
+        if len(args) == self._takes:  # the agent knows better
+            given: Forward = await self._model.forward(*args)
+            return given
+        async with self._turn:
+            before = self._memory.state
+            outputs, version = await self._model.forward(*self._memory.args(*args))
+            return Forward({**self._memory.keep(outputs), "state": before}, version)
+
+    def pinned(self, version: int | None = None) -> _RecurrentModel:
+        return _RecurrentModel(self._model.pinned(version), self.spec, self._memory, self._turn)
+
+
+class _ArmRecorder:
+    """Records for everybody, and a game's return for the session's arms as well."""
+
+    def __init__(self, onward: Sink, labels: Sequence[str]) -> None:
+        self._onward = onward
+        self._labels = labels
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        self._onward.add(name, value, label=label, kind=kind, weight=weight)
+        if name == "episode_return":
+            for arm in self._labels:
+                self._onward.add("arm_return", value, label=arm, weight=weight)
+
+    def add_all(self, name: str, values: Sequence[float]) -> None:
+        self._onward.add_all(name, values)
+
+    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        self._onward.merge(part)

@@ -1,0 +1,166 @@
+"""Behaviour cloning: the likeliest policy for recorded actions. Torch only.
+
+Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation": for discrete actions the
+cross-entropy, joint over heads; for continuous ones the Gaussian's negative log-likelihood. One gradient a batch.
+Columns may have a ``weight``.
+
+A share of the steps can be held out: which, a hash of observation and action says, so they are the same ones whenever
+they come again, however they are packed. Neighbours in an episode are much alike; for whole episodes held out use
+another buffer (the trainer's ``eval_buffers``).
+
+Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import optree
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from brayx.algorithms import columns
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.forward import Forward
+from brayx.algorithms.optimise import Optimise, OptimiseConfig
+from brayx.nets.distributions import log_prob_entropy, mode
+
+METRICS = ("loss", "accuracy", "entropy", "grad_norm")
+"""What `BC.update` measures, beside ``learning_rate``; ``error``, the mean absolute one, for continuous actions instead
+of ``accuracy``. Where steps are held out, ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error`` of those."""
+
+_ODD, _BITS = 0x9E3779B97F4A7C15 - 2**64, 20
+
+
+class BCConfig(OptimiseConfig):
+    """Options of behaviour cloning."""
+
+    name: Literal["bc"] = "bc"
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the steps that are measured and not learned from."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 10.0
+    """Gradients are scaled down to this norm; null: never."""
+
+
+def clone_loss(log_prob: Tensor, weight: Tensor) -> Tensor:
+    """Sum of the negative log-likelihoods, ``[...]`` each; a step of weight 0 is hidden, whatever its action."""
+    return -(weight * torch.where(weight > 0, log_prob, torch.zeros_like(log_prob))).sum()
+
+
+@torch.no_grad()
+def mistaken(outputs: Mapping[str, Any], action: Tensor) -> Tensor:
+    """How far the policy's own choice is from ``action``: 1 where a discrete one differs, the mean absolute difference
+    of a continuous one; ``[...]``."""
+    chosen = mode(outputs)
+    if "logits" in outputs:
+        wrong = chosen != action
+        return (wrong.any(-1) if isinstance(outputs["logits"], tuple | list) else wrong).float()
+    return (chosen - action).abs().mean(-1)
+
+
+@torch.no_grad()
+def held_out(obs: Any, action: Tensor, share: float) -> Tensor:
+    """Which steps are held out, bool ``[B, T]``: always the same ones, about ``share`` of those that differ.
+
+    Args:
+        obs: nest of ``[B, T, ...]``.
+        action: ``[B, T, ...]``.
+        share: 0 to 1.
+    """
+    total = torch.zeros(action.shape[:2], dtype=torch.int64, device=action.device)
+    for leaf in (*optree.tree_leaves(obs), action):
+        bits = {torch.float32: torch.int32, torch.float64: torch.int64}.get(leaf.dtype)
+        numbers = (leaf.contiguous().view(bits) if bits else leaf).long().reshape(*action.shape[:2], -1)
+        factors = torch.randint(-(2**62), 2**62, numbers.shape[2:], generator=torch.Generator().manual_seed(1))
+        total = (total + (numbers * (2 * factors + 1).to(leaf.device)).sum(-1)) * _ODD  # wraps around
+    drawn = ((total ^ (total >> 31)) * _ODD >> 40) % 2**_BITS
+    chosen: Tensor = drawn < share * 2**_BITS
+    return chosen
+
+
+class BC:
+    """Updates a module from learner batches.
+
+    Args:
+        module: called with the observations, ``[N, ...]``; gives a policy's outputs (`brayx.nets.distributions`).
+            Observations that are a tuple are passed as several arguments.
+        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+        config: options.
+        across: the ranks that learn together.
+    """
+
+    priorities: Tensor | None = None
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: BCConfig, across: Across = ALONE
+    ) -> None:
+        self.module = module
+        self.config = config
+        self._forward = Forward(module)
+        self._across = across
+        self._optimise = Optimise(optimizer, config, module)
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """Learns from one batch by one gradient.
+
+        Args:
+            batch: as `brayx.algorithms.base.Algorithm.update` says; rewards, ends and log-probabilities are not looked
+                at, but by a recurrent module, which is carried along. Not changed.
+            progress: how far training has come, 0 to 1; the learning rate falls with it.
+
+        Returns:
+            By the names in `METRICS` and ``learning_rate``.
+        """
+        columns.check(batch)
+        learning_rate = self._optimise.begin(progress)
+        mask = batch["mask"].clone()
+        mask[:, -1] = 0
+        hidden = torch.zeros_like(mask)
+        if self.config.holdout:
+            hidden = mask * held_out(batch["obs"], batch["action"], self.config.holdout)
+        learned = mask - hidden
+        counts = self._across.sum(torch.stack([learned.sum(), hidden.sum()])).clamp(min=1)
+        weights = {
+            "learned": learned * columns.column_weight(batch).unsqueeze(-1) * (self._across.size / counts[0]),
+            "held_out": hidden * (self._across.size / counts[1]),
+        }
+        pieces = columns.parts({**batch, **weights}, self.config.accumulate)
+        measured = []
+        for index, piece in enumerate(pieces):
+            with self._optimise.shared(last=index == len(pieces) - 1):
+                loss, numbers = self._loss(piece)
+                self._optimise.backward(loss)
+            measured.append(numbers)
+        norm = self._optimise.step()
+        found = torch.cat([torch.stack(measured).sum(0), norm.reshape(1)]).tolist()
+        loss, mistakes, entropy, held_loss, held_mistakes, discrete, grad_norm = found
+        result = {"loss": loss, "entropy": entropy, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        result |= {"accuracy": 1 - mistakes} if discrete else {"error": mistakes}
+        if self.config.holdout:
+            result |= {"holdout_loss": held_loss}
+            result |= {"holdout_accuracy": 1 - held_mistakes} if discrete else {"holdout_error": held_mistakes}
+        return result
+
+    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The loss, and sums of what is measured ``[6]``."""
+        with self._optimise.autocast():
+            outputs = columns.before_last(columns.forward(self._forward, batch))
+        action, learned, hidden = (columns.transitions(batch, key) for key in ("action", "learned", "held_out"))
+        log_prob, entropy = log_prob_entropy(outputs, action)
+        loss = clone_loss(log_prob, learned)
+        with torch.no_grad():
+            mistakes = mistaken(outputs, action)
+            discrete = torch.full_like(loss, float("logits" in outputs))
+            numbers = [(learned * x).sum() for x in (mistakes, entropy)]
+            held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
+        return loss, torch.stack([loss.detach(), *numbers, *held, discrete])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gradient step's scales."""
+        return {"optimise": self._optimise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._optimise.load_state_dict(state["optimise"])

@@ -1,0 +1,155 @@
+"""The algorithm that a configuration names, and whether it fits what a model gives. Torch only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, get_args
+
+import torch
+from pydantic import BaseModel, Discriminator, Tag
+from torch import nn
+
+from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.bc import BC, BCConfig
+from brayx.algorithms.impala import Impala, ImpalaConfig
+from brayx.algorithms.mappo import MAPPO, MAPPOConfig
+from brayx.algorithms.mixed import Mixed, MixedConfig
+from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.algorithms.sac import SAC, SACConfig
+from brayx.errors import ConfigError
+
+
+def _name(options: Any) -> Any:
+    """Of options that name no algorithm, PPO's."""
+    return options.get("name", "ppo") if isinstance(options, Mapping) else getattr(options, "name", None)
+
+
+AlgorithmConfig = Annotated[
+    Annotated[PPOConfig, Tag("ppo")]
+    | Annotated[ImpalaConfig, Tag("impala")]
+    | Annotated[SACConfig, Tag("sac")]
+    | Annotated[BCConfig, Tag("bc")]
+    | Annotated[MixedConfig, Tag("mixed")]
+    | Annotated[MAPPOConfig, Tag("mappo")],
+    Discriminator(_name),
+]
+"""Options of any algorithm; ``name`` says which, PPO if it is absent."""
+
+_LEARNS = {
+    "ppo": ("categorical", "gaussian", "squashed"),
+    "impala": ("categorical", "gaussian", "squashed"),
+    "sac": ("squashed",),
+    "bc": ("categorical", "gaussian", "squashed"),
+    "mixed": ("categorical", "gaussian", "squashed"),
+    "mappo": ("categorical", "gaussian", "squashed"),
+}
+"""The policies that each algorithm learns."""
+_NEEDS = {"ppo": ("value",), "impala": ("value",), "sac": (), "bc": (), "mixed": ("value",), "mappo": ()}
+"""What a model must give beside its policy."""
+_OUTPUTS = {
+    "categorical": ("logits",),
+    "gaussian": ("mean", "log_std"),
+    "squashed": ("tanh_mean", "tanh_log_std"),
+}
+_SPACES = {
+    "discrete": ("categorical",),
+    "multi_discrete": ("categorical",),
+    "box": ("gaussian", "squashed"),
+}
+
+
+def build(
+    config: AlgorithmConfig, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across = ALONE
+) -> Algorithm:
+    """The algorithm of ``config``.
+
+    Args:
+        config: its options.
+        module: learns; wrapped for gradients that are means over the ranks when there are several.
+        optimizer: over the module's parameters.
+        across: the ranks that learn together.
+    """
+    if isinstance(config, ImpalaConfig):
+        return Impala(module, optimizer, config, across)
+    if isinstance(config, MixedConfig):
+        return Mixed(module, optimizer, config, across)
+    if isinstance(config, MAPPOConfig):
+        return MAPPO(module, optimizer, config, across)
+    if isinstance(config, BCConfig):
+        return BC(module, optimizer, config, across)
+    if isinstance(config, SACConfig):
+        return SAC(module, optimizer, config, across)
+    return PPO(module, optimizer, config, across)
+
+
+def check_space(config: AlgorithmConfig, kind: str) -> None:
+    """Refuses an algorithm for an action space it cannot learn to act in.
+
+    Args:
+        config: its options.
+        kind: ``discrete``, ``multi_discrete`` or ``box``, as `brayx.actions.ActionSpec` names spaces.
+
+    Raises:
+        ConfigError: names the algorithms that fit.
+    """
+    policies = _SPACES[kind]
+    if not set(policies) & set(_LEARNS[config.name]):
+        fits = [name for name, learns in _LEARNS.items() if set(policies) & set(learns)]
+        raise ConfigError(
+            f"algorithm {config.name!r} does not learn actions that are {kind}; these do: {', '.join(fits)}",
+            key="algorithm",
+            fits=fits,
+        )
+
+
+def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
+    """Refuses an algorithm for a model that does not give what it learns from.
+
+    Args:
+        config: its options.
+        outputs: names of what the model gives.
+
+    Raises:
+        ConfigError: names what is missing, or the algorithms that fit.
+    """
+    given = {name.split("/")[0] for name in outputs}
+    policy = next((kind for kind, names in _OUTPUTS.items() if given.issuperset(names)), None)
+    if policy is None:
+        raise ConfigError(
+            f"the model's outputs are {sorted(given)}, and name no policy: expected "
+            + ", or ".join(" and ".join(names) for names in _OUTPUTS.values()),
+            key="algorithm",
+        )
+    if policy not in _LEARNS[config.name]:
+        fits = [name for name, learns in _LEARNS.items() if policy in learns]
+        expected = ", or ".join(" and ".join(_OUTPUTS[kind]) for kind in _LEARNS[config.name])
+        raise ConfigError(
+            f"algorithm {config.name!r} does not learn from {' and '.join(_OUTPUTS[policy])}: either the model gives "
+            f"{expected}, or one of these learns: {', '.join(fits)}",
+            key="algorithm",
+            fits=fits,
+        )
+    if "state" in given and config.name in ("sac", "mappo"):
+        others = "ppo, impala, mixed and bc"
+        raise ConfigError(
+            f"algorithm {config.name!r} does not learn models with a memory; {others} do", key="algorithm"
+        )
+    missing = [name for name in _NEEDS[config.name] if name not in given]
+    if missing:
+        raise ConfigError(
+            f"algorithm {config.name!r} needs an output {missing[0]!r}; the model's are {sorted(given)}",
+            key="algorithm",
+        )
+
+
+def algorithm_options(name: str) -> type[BaseModel]:
+    """The config model of an algorithm.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    for config in get_args(get_args(AlgorithmConfig)[0]):
+        if get_args(config)[1].tag == name:
+            model: type[BaseModel] = get_args(config)[0]
+            return model
+    raise ConfigError(f"algorithm is {name!r}, expected one of {', '.join(_LEARNS)}", key="algorithm")

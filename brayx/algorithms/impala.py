@@ -1,0 +1,214 @@
+"""IMPALA: an actor critic whose actors may lag behind the learner, corrected by V-trace. Torch only.
+
+Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
+https://arxiv.org/abs/1802.01561. One gradient a batch. A batch with a ``turn`` (bool: the agent's own move) is of a
+game by turns: policy and entropy are learned where the agent moves, the value everywhere, and targets do not rest on
+the values of others' turns (`returns.discounts`). Columns may have a ``weight``, and an ``index`` gets priorities back:
+the mean absolute error of the value.
+
+Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from brayx.algorithms import columns, returns
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.forward import Forward
+from brayx.algorithms.optimise import Optimise, OptimiseConfig
+from brayx.nets.distributions import log_prob_entropy
+
+METRICS = (
+    "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "rho", "clip_fraction", "explained_variance",
+    "grad_norm",
+)  # fmt: skip
+"""What `Impala.update` measures, beside ``learning_rate``; ``rho`` is the mean ratio before clipping."""
+
+
+class ImpalaConfig(OptimiseConfig):
+    """Options of IMPALA."""
+
+    name: Literal["impala"] = "impala"
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Discount per transition."""
+    vtrace_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Decay of the trace; the paper's is 1."""
+    clip_rho: Annotated[float, Field(gt=0)] | None = 1.0
+    """Bound of the importance weights in the targets; null: none, the values of the policy that learns."""
+    clip_c: Annotated[float, Field(gt=0)] | None = 1.0
+    """Bound of the importance weights along the trace."""
+    clip_pg_rho: Annotated[float, Field(gt=0)] | None = 1.0
+    """Bound of the importance weights of the policy's gradient."""
+    value_coef: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the value loss."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 40.0
+    """Gradients are scaled down to this norm; null: never."""
+
+
+def impala_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    advantage: Tensor,
+    target: Tensor,
+    policy_weight: Tensor,
+    value_weight: Tensor,
+    *,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[Tensor, Tensor]:
+    """Section 4.2's three gradients as one loss, sums weighted by step.
+
+    Args:
+        log_prob: ``[...]`` of the actions under the policy that learns.
+        entropy: ``[...]``.
+        value: ``[...]`` predictions.
+        advantage: ``[...]`` of `returns.vtrace`, its importance weight included.
+        target: ``[...]`` of the value.
+        policy_weight: ``[...]``, of a step in policy loss and entropy; 0 hides the step.
+        value_weight: ``[...]``, of a step in the value loss.
+        value_coef: weight of half the squared error.
+        entropy_coef: weight of the entropy bonus.
+
+    Returns:
+        The loss, and ``[4]`` detached: loss, policy loss, value loss, entropy.
+    """
+    # A step that is hidden may hold an action the policy cannot take: 0 times infinity would be NaN.
+    log_prob = torch.where(policy_weight > 0, log_prob, torch.zeros_like(log_prob))
+    policy_loss = -(policy_weight * advantage * log_prob).sum()
+    value_loss = 0.5 * (value_weight * (value - target).square()).sum()
+    mean_entropy = (policy_weight * entropy).sum()
+    loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
+    return loss, torch.stack([x.detach() for x in (loss, policy_loss, value_loss, mean_entropy)])
+
+
+class Impala:
+    """Updates a module from learner batches.
+
+    Args:
+        module: called with the observations, ``[N, ...]``; gives a policy's outputs (`brayx.nets.distributions`) and
+            ``value`` ``[N]``. Observations that are a tuple are passed as several arguments.
+        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+        config: options.
+        across: the ranks that learn together.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: ImpalaConfig, across: Across = ALONE
+    ) -> None:
+        self.module = module
+        self.config = config
+        self.priorities: Tensor | None = None
+        self._forward = Forward(module)
+        self._across = across
+        self._optimise = Optimise(optimizer, config, module)
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """Learns from one batch by one gradient.
+
+        Args:
+            batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
+            progress: how far training has come, 0 to 1; the learning rate falls with it.
+
+        Returns:
+            By the names in `METRICS` and ``learning_rate``.
+        """
+        columns.check(batch)
+        learning_rate = self._optimise.begin(progress)
+        policy_weight, value_weight = self._weights(batch)
+        pieces = columns.parts(
+            {**batch, "policy_weight": policy_weight, "value_weight": value_weight}, self.config.accumulate
+        )
+        measured, priorities = [], []
+        for index, piece in enumerate(pieces):
+            with self._optimise.shared(last=index == len(pieces) - 1):
+                loss, numbers, errors = self._loss(piece)
+                self._optimise.backward(loss)
+            measured.append(numbers)
+            priorities.append(errors)
+        norm = self._optimise.step()
+        self.priorities = torch.cat(priorities) if "index" in batch else None
+        total = torch.stack(measured).sum(0)
+        explained = columns.explained_variance(total[7:])
+        means = torch.cat([total[:7], explained.reshape(1), norm.reshape(1)]).tolist()
+        return {**dict(zip(METRICS, means, strict=True)), "learning_rate": learning_rate}
+
+    def _weights(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Of each step ``[B, T + 1]`` in the losses of the policy and of the value; over all ranks they add up to
+        the number of ranks, but for the columns' own weights."""
+        mask = batch["mask"].clone()
+        mask[:, -1] = 0
+        own = mask * batch["turn"] if "turn" in batch else mask
+        counts = self._across.sum(torch.stack([own.sum(), mask.sum()])).clamp(min=1)
+        scale = self._across.size * columns.column_weight(batch).unsqueeze(-1)
+        return scale * own / counts[0], scale * mask / counts[1]
+
+    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, sums of what is measured ``[12]``, and the columns' mean errors."""
+        config = self.config
+        with self._optimise.autocast():
+            outputs = columns.forward(self._forward, batch)
+        action, old_log_prob, reward, terminated, truncated, mask, policy_weight, value_weight = (
+            columns.transitions(batch, key)
+            for key in (
+                "action", "log_prob", "reward", "terminated", "truncated", "mask", "policy_weight", "value_weight"
+            )
+        )  # fmt: skip
+        values = returns.full_precision(outputs["value"])
+        log_prob, entropy = log_prob_entropy(columns.before_last(outputs), action)
+        discount_t, lambda_t = returns.discounts(
+            terminated,
+            truncated,
+            gamma=config.gamma,
+            lam=config.vtrace_lambda,
+            own_turn_t=batch["turn"][:, 1:].transpose(0, 1) if "turn" in batch else None,
+            dtype=values.dtype,
+        )
+        # Where the agent did not act, nobody was more or less likely to.
+        log_rho = torch.where(policy_weight > 0, log_prob.detach() - old_log_prob, torch.zeros_like(log_prob))
+        found = returns.vtrace(
+            reward,
+            discount_t,
+            lambda_t,
+            values,
+            log_rho,
+            clip_rho=config.clip_rho,
+            clip_c=config.clip_c,
+            clip_pg_rho=config.clip_pg_rho,
+        )
+        loss, parts = impala_loss(
+            log_prob,
+            entropy,
+            values[:-1],
+            found.advantage,
+            found.target,
+            policy_weight,
+            value_weight,
+            value_coef=config.value_coef,
+            entropy_coef=config.entropy_coef,
+        )
+        with torch.no_grad():
+            rho = log_rho.exp()
+            clipped = (rho > (config.clip_rho or math.inf)).to(rho.dtype)
+            seen = torch.stack([(policy_weight * x).sum() for x in (rho - 1 - log_rho, rho, clipped)])
+            error = (found.target - values[:-1]).abs() * mask
+            priorities = error.sum(0) / mask.sum(0).clamp(min=1)
+            sums = columns.moments(values[:-1], found.target, value_weight)
+        return loss, torch.cat([parts, seen, sums]), priorities
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gradient step's scales."""
+        return {"optimise": self._optimise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._optimise.load_state_dict(state["optimise"])

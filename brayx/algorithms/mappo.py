@@ -1,0 +1,75 @@
+"""MAPPO: PPO of a policy that the agents of a game share, with a value that sees the whole game. Torch only.
+
+Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
+https://arxiv.org/abs/2103.01955. Each agent's columns hold, beside what it observed itself, the game's state before
+every step under ``obs/state``; that is a leaf of the observation to replay, which the acting module does not take. The
+module gives the policy's outputs of an agent's own observation, and has a submodule ``critic`` from states ``[N, ...]``
+to values ``[N]``, which acting never computes (`brayx.nets.central`).
+
+Everything else is PPO's. Knows nothing of where batches come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.critic import critic_of
+from brayx.algorithms.ppo import PPO, PPOConfig
+
+STATE = "obs/state"
+"""Key of the game's state in a batch, ``[B, T + 1, ...]``."""
+
+
+class MAPPOConfig(PPOConfig):
+    """Options of MAPPO, which are PPO's."""
+
+    name: Literal["mappo"] = "mappo"  # type: ignore[assignment]  # one of its own to be told by
+
+
+class MAPPO(PPO):
+    """Updates a module from learner batches whose columns are single agents'.
+
+    Args:
+        module: called with an agent's observations, ``[N, ...]``; gives a distribution, and has ``critic``.
+        optimizer: over the module's parameters, the critic's included; its learning rates at construction are the ones
+            annealed from.
+        config: options.
+        across: the ranks that learn together.
+
+    Raises:
+        ValueError: the module has no critic, or a memory.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: MAPPOConfig, across: Across = ALONE
+    ) -> None:
+        super().__init__(_Central(module), optimizer, config, across)
+        self.module = module
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """As `PPO.update`, from a batch that has ``obs/state`` as well."""
+        if STATE not in batch:
+            raise ValueError(f"{STATE}: missing, the game's state that the value sees; the batch has {sorted(batch)}")
+        own = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
+        return super().update({**batch, "obs": (*own, batch[STATE])}, progress)
+
+
+class _Central(nn.Module):
+    """The policy of own observations with the value of the game's state, as PPO calls them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._policy, self._critic = module, critic_of(module, "states [N, ...] -> values [N]")
+        for name in ("no_sync", "extra_loss"):
+            if hasattr(module, name):
+                setattr(self, name, getattr(module, name))
+
+    def forward(self, *args: Any) -> dict[str, Any]:
+        *own, state = args
+        value: Tensor = self._critic(state)
+        return {**self._policy(*own), "value": value}

@@ -1,0 +1,212 @@
+"""Imitation and reinforcement in one run: each gradient of the one has a term of the other, which decays. Torch only.
+
+As in Rajeswaran et al. 2018, "Learning complex dexterous manipulation with deep reinforcement learning and
+demonstrations", section IV-B, https://arxiv.org/abs/1709.10087: the likelihood of demonstrated actions is added to the
+objective of reinforcement, and loses weight over the training. Batches come from two buffers: one that has the key
+``demonstration`` (an extra of its fragments, whatever it holds) is demonstrations, any other is the agent's own play.
+The newest demonstrations are kept, and each gradient of reinforcement draws columns from them. Before the agent's first
+own play demonstrations are learned from alone.
+
+With ``fit_value`` the value is fitted to the demonstrations' returns wherever the policy imitates them, as in Zhang and
+Ma 2018, "Pretraining deep actor-critic reinforcement learning algorithms with expert demonstrations",
+https://arxiv.org/abs/1801.10459. Without it a cloned policy meets a value that knows nothing of the states it plays in,
+and the first policy gradients, whose advantages rest on that value, spoil what was cloned.
+
+Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import optree
+import torch
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from torch import Tensor, nn
+
+from brayx.algorithms import columns, returns
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.bc import BC, BCConfig, clone_loss
+from brayx.algorithms.forward import Forward
+from brayx.algorithms.impala import Impala, ImpalaConfig
+from brayx.algorithms.optimise import share
+from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.distributions import log_prob_entropy
+
+DEMONSTRATION = "demonstration"
+"""Key of a batch that is demonstrations."""
+_KEYS = ("action", "mask", "reward", "terminated", "truncated")
+
+
+def _name(options: Any) -> Any:
+    return options.get("name", "ppo") if isinstance(options, Mapping) else getattr(options, "name", None)
+
+
+class MixedConfig(BaseModel):
+    """Options of imitation and reinforcement in one run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["mixed"] = "mixed"
+    reinforcement: Annotated[
+        Annotated[PPOConfig, Tag("ppo")] | Annotated[ImpalaConfig, Tag("impala")], Discriminator(_name)
+    ] = PPOConfig()
+    """Options of the reinforcement."""
+    imitation_coef: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the imitation loss at the start of training."""
+    imitation_final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of that weight left in the end; it falls linearly."""
+    imitation_until: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the training after which the weight falls no further."""
+    imitation_columns: Annotated[int, Field(ge=1)] = 8
+    """Columns of demonstrations in each gradient of reinforcement."""
+    demonstrations_kept: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Batches of demonstrations kept, the newest."""
+    fit_value: Annotated[float, Field(ge=0)] = 0.0
+    """Weight, beside the imitation loss and falling with it, of half the squared error between the value and the
+    demonstrations' returns; 0: the value knows nothing of them. Demonstrations must then have their rewards."""
+
+    @model_validator(mode="after")
+    def _a_plain_value(self) -> Self:
+        options = self.reinforcement
+        for name in ("normalise_value", "reward_heads"):
+            if self.fit_value and getattr(options, name, None):
+                raise ValueError(f"fit_value fits a plain value: it goes with reinforcement without {name}, or is 0")
+        return self
+
+    @property
+    def gamma(self) -> float:
+        """Discount of the reinforcement."""
+        return self.reinforcement.gamma
+
+
+def fit_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Half the squared error, ``[...]`` each, as a weighted sum; ``weight`` 0 hides a step."""
+    return 0.5 * (weight * (value - target).square()).sum()
+
+
+class Mixed:
+    """Updates a module from learner batches of both kinds.
+
+    Args:
+        module: as PPO or IMPALA have it.
+        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+        config: options.
+        across: the ranks that learn together. The imitation loss is a mean of each rank's own columns.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: MixedConfig, across: Across = ALONE
+    ) -> None:
+        self.module = module
+        self.config = config
+        options = config.reinforcement
+        self._inner: PPO | Impala
+        if isinstance(options, ImpalaConfig):
+            self._inner = Impala(module, optimizer, options, across)
+        else:
+            self._inner = PPO(module, optimizer, options, across)
+        alike = {name: getattr(options, name) for name in type(options).model_fields if name in BCConfig.model_fields}
+        self._clone = BC(module, optimizer, BCConfig(**{**alike, "name": "bc"}), across)
+        self._forward = Forward(module)
+        self._inner._optimise.terms.append(self._term)
+        if config.fit_value:
+            self._clone._optimise.terms.append(self._also_value)
+        self._demonstrations: deque[dict[str, Any]] = deque(maxlen=config.demonstrations_kept)
+        self._coef = config.imitation_coef
+        self._cloned: Mapping[str, Any] = {}
+        self._losses: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        self.priorities: Tensor | None = None
+        self._played = False
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
+
+        Args:
+            batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
+            progress: how far training has come, 0 to 1; learning rate and the weight of imitation fall with it.
+
+        Returns:
+            What the reinforcement measures, with ``imitation_loss``, before its weight, and ``imitation_coef``. Of
+            demonstrations: what cloning measures under ``imitation_...``, where they were learned from. In both,
+            ``imitation_value_loss``, before its weight, where the value is fitted.
+        """
+        config = self.config
+        self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
+        self.priorities = None
+        if DEMONSTRATION in batch:
+            columns.check(batch)
+            kept = {key: batch[key] for key in _KEYS}
+            state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
+            self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
+            if self._played:
+                return {"imitation_coef": self._coef}
+            self._errors.clear()
+            self._cloned = batch
+            cloned = self._clone.update(batch, progress)
+            self._cloned = {}
+            return {f"imitation_{name}": value for name, value in cloned.items()} | self._fitted()
+        self._played = True
+        self._losses.clear()
+        self._errors.clear()
+        measured = self._inner.update(batch, progress)
+        self.priorities = self._inner.priorities
+        if self._losses:
+            measured["imitation_loss"] = float(torch.stack(self._losses).mean())
+        return {**measured, **self._fitted(), "imitation_coef": self._coef}
+
+    def _fitted(self) -> dict[str, float]:
+        return {"imitation_value_loss": float(torch.stack(self._errors).mean())} if self._errors else {}
+
+    def _term(self) -> Tensor | None:
+        """What imitation adds to a gradient."""
+        if not self._demonstrations or self._coef == 0:
+            return None
+        batch = self._drawn()
+        outputs = columns.forward(self._forward, batch)
+        weight = _weight(batch)
+        log_prob, _ = log_prob_entropy(columns.before_last(outputs), columns.transitions(batch, "action"))
+        loss = clone_loss(log_prob, weight)
+        self._losses.append(loss.detach())
+        if self.config.fit_value:
+            loss = loss + self._value_loss(batch, outputs, weight)
+        return self._coef * loss
+
+    def _also_value(self) -> Tensor:
+        """What the value adds to a gradient of demonstrations alone."""
+        return self._value_loss(self._cloned, columns.forward(self._forward, self._cloned), _weight(self._cloned))
+
+    def _value_loss(self, batch: Mapping[str, Any], outputs: Mapping[str, Any], weight: Tensor) -> Tensor:
+        """Weighed by ``fit_value``. Targets are the rewards up to the end of a column, and its last value."""
+        terminated, truncated = columns.transitions(batch, "terminated"), columns.transitions(batch, "truncated")
+        values = returns.full_precision(outputs["value"])
+        ends = returns.discounts(terminated, truncated, gamma=self.config.gamma, lam=1.0, dtype=values.dtype)
+        target = returns.lambda_returns(columns.transitions(batch, "reward"), *ends, values)
+        loss = fit_loss(values[:-1], target, weight)
+        self._errors.append(loss.detach())
+        return self.config.fit_value * loss
+
+    def _drawn(self) -> dict[str, Any]:
+        """Columns of one of the kept batches, which one and which by the CPU's generator."""
+        batch = self._demonstrations[int(torch.randint(len(self._demonstrations), ()))]
+        size = len(batch["mask"])
+        at = torch.randperm(size)[: self.config.imitation_columns].to(batch["mask"].device)
+        return {key: optree.tree_map(lambda x: x[at], value) for key, value in batch.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reinforcement's; demonstrations come again."""
+        return {"inner": self._inner.state_dict(), "played": self._played}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._inner.load_state_dict(state["inner"])
+        self._played = bool(state["played"])
+
+
+def _weight(batch: Mapping[str, Any]) -> Tensor:
+    """Of every transition ``[T, B]``: equal, and 1 in all."""
+    mask = columns.transitions(batch, "mask")
+    return mask / mask.sum().clamp(min=1)

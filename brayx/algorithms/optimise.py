@@ -1,0 +1,187 @@
+"""The gradient step that every algorithm takes: precision, micro-batches, clipping, learning-rate schedule.
+
+Knows nothing of losses. Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from brayx.algorithms.flat import FlatAdam
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class OptimiseConfig(BaseModel):
+    """Options of the gradient step, which algorithms inherit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
+    """Gradients are scaled down to this norm; null: never."""
+    learning_rate_schedule: Schedule = "linear"
+    """How the learning rate falls over the training."""
+    learning_rate_final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate left at the end of training, unless it is constant."""
+    learning_rate_warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training over which the learning rate first rises from 0."""
+    precision: Precision = "fp32"
+    """Of the forward: ``bf16`` and ``fp16`` (whose loss is scaled) through autocast. Losses are always float32."""
+    accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Parts that a minibatch is computed in one after the other, for the same gradient in less memory."""
+
+
+def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0, warmup: float = 0.0) -> float:
+    """Share of a starting value that is left.
+
+    Args:
+        progress: how far training has come; what lies outside 0 to 1 counts as the nearer end.
+        schedule: how it falls from 1 to ``final`` after the warm-up; constant: not at all.
+        final: what is left at the end.
+        warmup: share of the training in which it rises linearly, so that it falls over the rest.
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if progress < warmup:
+        return progress / warmup
+    done = (progress - warmup) / (1 - warmup)
+    if schedule == "constant":
+        return 1.0
+    if schedule == "cosine":
+        done = (1 - math.cos(math.pi * done)) / 2
+    return 1 - done * (1 - final)
+
+
+class Optimise:
+    """Takes gradient steps.
+
+        optimise.begin(progress)
+        for part in parts:
+            with optimise.autocast():
+                outputs = module(...)
+            optimise.backward(loss, last=part is parts[-1])
+        norm = optimise.step()
+
+    Args:
+        optimizer: its learning rates, at construction or as ``initial_lr`` of a group, are the ones annealed from.
+        config: options.
+        module: wrapped in `DistributedDataParallel`, it exchanges gradients only at the last of several backwards.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, config: OptimiseConfig, module: nn.Module | None = None
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.scale = 1.0
+        """Multiplies the scheduled learning rate; for algorithms that steer it."""
+        self.terms: list[Callable[[], Tensor | None]] = []
+        """What other losses add to every gradient; asked at each backward."""
+        self._config = config
+        self._module = module
+        self._device = self.parameters[0].device.type
+        self._scaler = torch.amp.GradScaler(self._device) if config.precision == "fp16" else None
+        self._fresh = False
+        self._flat: FlatAdam | None = None
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+
+    @property
+    def adds(self) -> bool:
+        """Whether `backward` adds something to losses, which a gradient computed otherwise would lack."""
+        return bool(self.terms) or getattr(self._module, "extra_loss", None) is not None
+
+    def flatten(self) -> bool:
+        """From the next `begin` on, gradients are not computed by `backward` but written into ``.grad``, all of them;
+        whether the optimiser is one that can step so."""
+        self._flat = None if self._scaler is not None else FlatAdam.of(self.optimizer)
+        return self._flat is not None
+
+    def begin(self, progress: float) -> float:
+        """Sets the learning rates for this point of the training, 0 to 1, and gives the first."""
+        config = self._config
+        left = self.scale * share(
+            progress,
+            schedule=config.learning_rate_schedule,
+            final=config.learning_rate_final,
+            warmup=config.learning_rate_warmup,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * left
+        if self._flat is not None:
+            self._flat.adopt()
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """In which forwards compute with the configured precision."""
+        if self._config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device, _HALVES[self._config.precision])
+
+    def shared(self, last: bool) -> AbstractContextManager[Any]:
+        """In which forward and backward of a micro-batch run: only the ``last`` exchanges gradients between ranks."""
+        no_sync = None if last else getattr(self._module, "no_sync", None)
+        return nullcontext() if no_sync is None else no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of ``loss`` to those since the last `step`."""
+        if not self._fresh:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._fresh = True
+        extra = getattr(self._module, "extra_loss", None)  # what the user adds, of the module's last forwards
+        if extra is not None and (term := extra()) is not None:
+            loss = loss + term / self._config.accumulate
+        for term in self.terms:
+            with self.autocast():
+                also = term()
+            if also is not None:
+                loss = loss + also / self._config.accumulate
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> Tensor:
+        """Clips, steps, and gives the norm of the gradients before clipping, ``[]`` on their device.
+
+        Gradients that overflowed in half precision change nothing but the scale.
+        """
+        self._fresh = False
+        if self._flat is not None:
+            return self._flat.step(self._config.max_grad_norm)
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        if self._scaler is not None:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            self.optimizer.step()
+        return norm
+
+    @torch.no_grad()
+    def _clip(self) -> Tensor:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        limit = self._config.max_grad_norm
+        if limit is not None:
+            torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale of the loss and of the learning rate; the optimiser's own state is its owner's to keep."""
+        return {"scale": self.scale, "scaler": {} if self._scaler is None else self._scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.scale = float(state["scale"])
+        if self._scaler is not None and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,258 @@
+"""Soft actor-critic with twin critics and automatic temperature, for continuous actions. Torch only.
+
+Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. One gradient a
+batch, of which each column gives every step that has ``n_step`` transitions after it: columns of ``n_step`` transitions
+give one step each. Columns may have a ``weight`` (Schaul et al. 2016, "Prioritized experience replay", section 3.4),
+which counts in the critics' loss; an ``index`` gets priorities back, the mean absolute error of the critics.
+
+The module gives ``tanh_mean`` and ``tanh_log_std``, and has a submodule ``critic``, called with observations and
+actions for ``[N, number of critics]``, which acting never computes (`brayx.nets.soft`). The critics that targets come
+from are a copy, which is in this algorithm's `SAC.state_dict`, beside the temperature. Only ``terminated`` stops the
+bootstrap.
+
+Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of how they were sampled.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import optree
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from brayx.algorithms import columns, returns
+from brayx.algorithms.adam import Adam
+from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.critic import critic_of
+from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule
+from brayx.nets.distributions import sample
+
+METRICS = ("loss", "critic_loss", "policy_loss", "entropy", "q", "td_error", "alpha", "grad_norm")
+"""What `SAC.update` measures, beside ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
+
+
+class SACConfig(OptimiseConfig):
+    """Options of SAC."""
+
+    name: Literal["sac"] = "sac"
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Discount per transition."""
+    n_step: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Transitions of a return before it bootstraps; the buffer's columns must have as many."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """Share of the critics that their slow copy takes over with each update."""
+    alpha: Annotated[float, Field(ge=0)] | None = None
+    """Temperature: what a nat of entropy is worth; null: found so that the entropy stays at its target."""
+    alpha_initial: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature at the start where it is found."""
+    target_entropy: float | None = None
+    """Entropy of the squashed actions that the temperature holds; null: minus the number of their dimensions."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients are scaled down to this norm; null: never."""
+    learning_rate_schedule: Schedule = "constant"
+    """How the learning rate falls over the training."""
+
+
+class Step(NamedTuple):
+    """What a gradient is computed from, ``[N, ...]`` each.
+
+    Attributes:
+        obs, action: where the agent acted and how.
+        reward: discounted sum over the transitions that follow.
+        discount: of the value to bootstrap from.
+        next_obs: the observation to bootstrap from.
+        weight: of the step in means; they add up to 1, but on several ranks.
+        importance: of the step in the critics' loss, beside that.
+    """
+
+    obs: Any
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Any
+    weight: Tensor
+    importance: Tensor
+
+
+def critic_loss(q: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Equation 5 summed over critics: half the squared Bellman errors.
+
+    Args:
+        q: ``[N, critics]``.
+        target: ``[N]``, of equation 5's braces, without gradient.
+        weight: ``[N]``.
+    """
+    return 0.5 * (weight.unsqueeze(-1) * (q - target.unsqueeze(-1)).square()).sum()
+
+
+def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """``r + gamma (min Q(s', a') - alpha log pi(a'|s'))``, ``[N]``; ``next_q`` is ``[N, critics]``."""
+    return reward + discount * (next_q.amin(-1) - alpha * next_log_prob)
+
+
+def policy_loss(q: Tensor, log_prob: Tensor, alpha: Tensor, weight: Tensor) -> Tensor:
+    """Equation 9 with the least of the critics ``[N, critics]``: the mean of ``alpha log pi - Q``."""
+    return (weight * (alpha * log_prob - q.amin(-1))).sum()
+
+
+class SAC:
+    """Updates a module from learner batches.
+
+    Args:
+        module: called with the observations, ``[N, ...]``; gives ``tanh_mean`` and ``tanh_log_std``, and has ``critic``
+            (see the module's docstring). Observations that are a tuple are passed as several arguments.
+        optimizer: over the module's parameters, the critics' included; its learning rates at construction are the ones
+            annealed from, and the temperature's is the first of them.
+        config: options.
+        across: the ranks that learn together.
+
+    Raises:
+        ValueError: the module has no critic.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: SACConfig, across: Across = ALONE
+    ) -> None:
+        critic = critic_of(module, "(observation, action) -> [N, critics]")
+        self.module = module
+        self.config = config
+        self.priorities: Tensor | None = None
+        self._critic = critic
+        self._slow = copy.deepcopy(critic).requires_grad_(False)
+        self._across = across
+        self._optimise = Optimise(optimizer, config, module)
+        first = self._optimise.parameters[0]
+        alpha = config.alpha_initial if config.alpha is None else config.alpha
+        self._log_alpha = torch.full(
+            (), math.log(alpha) if alpha else -math.inf, dtype=first.dtype, device=first.device
+        )
+        self._alpha_optimizer = Adam([self._log_alpha], lr=optimizer.param_groups[0]["lr"])
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """Learns from one batch by one gradient.
+
+        Args:
+            batch: as `brayx.algorithms.base.Algorithm.update` says, with at least ``n_step`` transitions a column and
+                actions within (-1, 1). Not changed.
+            progress: how far training has come, 0 to 1; the learning rates fall with it.
+
+        Returns:
+            By the names in `METRICS` and ``learning_rate``.
+        """
+        n = self.config.n_step
+        columns.check(batch, steps=n)
+        learning_rate = self._optimise.begin(progress)
+        learned = batch["mask"][:, :-n]
+        count = self._across.sum(learned.sum())
+        alpha = self._log_alpha.exp()
+        pieces = columns.parts(batch, self.config.accumulate)
+        measured, errors = [], []
+        for index, piece in enumerate(pieces):
+            with self._optimise.shared(last=index == len(pieces) - 1):
+                loss, numbers, error = self._loss(self._steps(piece, count), alpha)
+                self._optimise.backward(loss)
+            measured.append(numbers)
+            errors.append(error)
+        norm = self._optimise.step()
+        total = torch.stack(measured).sum(0)
+        if self.config.alpha is None:
+            self._warm(total[3], count, batch["action"].shape[-1])
+        self._follow()
+        self.priorities = None
+        if "index" in batch:
+            error = torch.cat(errors).view(learned.shape) * learned
+            self.priorities = error.sum(1) / learned.sum(1).clamp(min=1)
+        means = torch.cat([total, alpha.reshape(1), norm.reshape(1)]).tolist()
+        return {**dict(zip(METRICS, means, strict=True)), "learning_rate": learning_rate}
+
+    @torch.no_grad()
+    def _steps(self, batch: Mapping[str, Any], count: Tensor) -> Step:
+        """The steps that a batch gives, column by column."""
+        n = self.config.n_step
+        reward, terminated, truncated = (
+            columns.transitions(batch, key) for key in ("reward", "terminated", "truncated")
+        )
+        discount_t, lambda_t = returns.discounts(
+            terminated, truncated, gamma=self.config.gamma, lam=1.0, dtype=returns.full_precision(reward).dtype
+        )
+        found = returns.n_steps(reward, discount_t, lambda_t, n)
+        mask = batch["mask"][:, :-n]
+        size, steps = mask.shape
+        at = found.at.T[:, :steps]
+        column = torch.arange(size, device=at.device).unsqueeze(-1)
+        importance = columns.column_weight(batch).unsqueeze(-1).expand(size, steps)
+        return Step(
+            obs=optree.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch["obs"]),
+            action=returns.full_precision(batch["action"])[:, :steps].flatten(0, 1),
+            reward=found.reward.T[:, :steps].flatten(),
+            discount=found.discount.T[:, :steps].flatten(),
+            next_obs=optree.tree_map(lambda x: x[column, at].flatten(0, 1), batch["obs"]),
+            weight=mask.flatten() * (self._across.size / count.clamp(min=1)),
+            importance=importance.flatten(),
+        )
+
+    def _loss(self, step: Step, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, what is measured ``[6]``, and every step's error."""
+        with self._optimise.autocast():
+            with torch.no_grad():
+                next_action, next_log_prob = sample(_call(self.module, step.next_obs))
+                next_q = returns.full_precision(_call(self._slow, step.next_obs, next_action))
+            outputs = _call(self.module, step.obs)
+            q = returns.full_precision(_call(self._critic, step.obs, step.action))
+            action, log_prob = sample(outputs)
+            self._critic.requires_grad_(False)  # the policy's loss is not the critics' to lessen
+            q_of_policy = returns.full_precision(_call(self._critic, step.obs, action))
+            self._critic.requires_grad_(True)
+        target = soft_target(step.reward, step.discount, next_q, next_log_prob, alpha)
+        of_critic = critic_loss(q, target, step.weight * step.importance)
+        of_policy = policy_loss(q_of_policy, log_prob, alpha, step.weight)
+        loss = of_critic + of_policy
+        with torch.no_grad():
+            error = (q - target.unsqueeze(-1)).abs().mean(-1)
+            seen = [(step.weight * x).sum() for x in (-log_prob, q.mean(-1), error)]
+            numbers = torch.stack([loss, of_critic, of_policy, *seen])
+        return loss, numbers, error
+
+    @torch.no_grad()
+    def _warm(self, entropy: Tensor, count: Tensor, action_size: int) -> None:
+        """A gradient step of the temperature: section 5, of its logarithm."""
+        target = self.config.target_entropy
+        mean = self._across.sum(entropy) / self._across.size
+        gradient = mean - (-action_size if target is None else target)
+        self._log_alpha.grad = torch.where(count > 0, gradient, torch.zeros_like(gradient)).to(self._log_alpha.dtype)
+        for group in self._alpha_optimizer.param_groups:
+            group["lr"] = self._optimise.optimizer.param_groups[0]["lr"]
+        self._alpha_optimizer.step()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """The slow critics take over their share; what is no parameter, a normalisation's moments say, at once."""
+        torch._foreach_lerp_(list(self._slow.parameters()), list(self._critic.parameters()), self.config.tau)
+        for slow, fast in zip(self._slow.buffers(), self._critic.buffers(), strict=True):
+            slow.copy_(fast)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The slow critics, the temperature and the gradient step's scales."""
+        return {
+            "slow": self._slow.state_dict(),
+            "log_alpha": self._log_alpha.detach().clone(),
+            "alpha_optimizer": self._alpha_optimizer.state_dict(),
+            "optimise": self._optimise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._slow.load_state_dict(state["slow"])
+        with torch.no_grad():
+            self._log_alpha.copy_(state["log_alpha"])
+        self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
+        self._optimise.load_state_dict(state["optimise"])
+
+
+def _call(module: nn.Module, obs: Any, *more: Tensor) -> Any:
+    return module(*obs, *more) if isinstance(obs, tuple) else module(obs, *more)

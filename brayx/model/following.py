@@ -1,0 +1,97 @@
+"""The models of one process that are served by an alias: what the alias points to, when that moves, and by session.
+
+A version is made ready before anybody gets it, and who has one keeps it. Asyncio; Ray comes in with the `PoolClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from brayx.errors import BrayxError
+from brayx.model.arms import Arm, Followed
+from brayx.model.client import ModelClient
+from brayx.model.local import LocalModel, PinnedModel
+from brayx.model.pool import Aliases, PoolClient, PoolSubscriber
+
+
+class Following:
+    """Follows aliases for some models.
+
+    Args:
+        client: of the pool.
+        followed: by component name.
+        models: of the same names; those of this process are given new weights here, others follow by themselves.
+    """
+
+    def __init__(
+        self, client: PoolClient, followed: Mapping[str, Followed], models: Mapping[str, LocalModel | ModelClient]
+    ) -> None:
+        self._client = client
+        self._followed = dict(followed)
+        self._models = {name: models[name] for name in followed}
+        self._held: dict[str, dict[str, PinnedModel]] = {
+            name: {of.alias: models[name].pinned()} for name, of in followed.items()
+        }
+        self._subscriber = PoolSubscriber(client, self.move)
+
+    @property
+    def running(self) -> bool:
+        """Whether it follows now."""
+        return self._subscriber.running
+
+    def start(self) -> None:
+        """Begins to follow, in a task."""
+        self._subscriber.start()
+
+    async def stop(self) -> None:
+        """Ends the task."""
+        await self._subscriber.stop()
+
+    def choose(self, session: str) -> dict[str, Arm]:
+        """The arm of a session that begins, by model."""
+        chosen = {}
+        for model, of in self._followed.items():
+            at = {alias: held.version for alias, held in self._held[model].items()}
+            alias = of.choose(session, at)
+            chosen[model] = Arm(model, alias, at[alias])
+        return chosen
+
+    async def pinned(self, model: str, arm: Arm) -> PinnedModel:
+        """A handle of its own at an arm's version, which is fetched if it is not ready.
+
+        Raises:
+            VersionUnknown: the registry does not have it.
+            Overloaded, DeadlineExceeded, ModelError: it cannot be made ready.
+        """
+        return await self._models[model].pin(arm.version)
+
+    async def move(self, at: Aliases) -> None:
+        """Makes the versions ready that aliases point to; sessions that begin from now on get them.
+
+        Raises:
+            BrayxError: one of them could not be had; the others were.
+        """
+        failed: BrayxError | None = None
+        for name, of in self._followed.items():
+            for alias in (of.alias, of.canary):
+                version = at.get(name, {}).get(alias)
+                try:
+                    await self._move(name, alias, version, newest=alias == of.alias)
+                except BrayxError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _move(self, name: str, alias: str, version: int | None, *, newest: bool) -> None:
+        held, model = self._held[name], self._models[name]
+        if version is None:
+            if not newest:  # nobody begins there any more; a champion that is taken away stays until there is another
+                held.pop(alias, None)
+            return
+        if alias in held and held[alias].version == version:
+            return
+        if newest and isinstance(model, LocalModel):
+            weights = await self._client.fetch(name, version)
+            await asyncio.to_thread(model.load, version, weights)
+        held[alias] = await model.pin(version)

@@ -1,0 +1,113 @@
+"""Small handles around a model: one for each of many callers that share it, one at a pinned version.
+
+Knows nothing of where the model runs; whoever makes them has ``_forward(args, version, caller, deadline_s)``. That of
+models that run elsewhere, behind whatever carries batches to them, is `Elsewhere`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from brayx.engines.base import ModelSpec
+from brayx.model.batcher import Batcher
+from brayx.types import Forward, NestedArray
+
+if TYPE_CHECKING:
+    from brayx.model.local import PinnedModel
+
+
+def sooner(own_s: float, asked_s: float | None) -> float:
+    """Seconds until a forward fails: the model's own deadline, or what was asked for if that is sooner."""
+    return own_s if asked_s is None or own_s < asked_s else asked_s
+
+
+class Forwarder(Protocol):
+    """What forwards for a caller."""
+
+    async def _forward(
+        self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable, deadline_s: float | None = None
+    ) -> Forward: ...
+
+
+class Shared(Forwarder, Protocol):
+    """A model that many callers share."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def pinned(self, version: int | None = None) -> PinnedModel: ...
+
+
+class Caller:
+    """A model whose forwards are one caller's; see `brayx.model.local.Model`."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: Shared) -> None:
+        self._model = model
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._model.spec
+
+    @property
+    def version(self) -> int:
+        return self._model.version
+
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
+        return await self._model._forward(args, version, self, deadline_s)
+
+    def pinned(self, version: int | None = None) -> PinnedModel:
+        return self._model.pinned(version)
+
+    async def close(self) -> None:
+        """The model is not this one's to close."""
+
+
+class PinnedVersion:
+    """A version to ask a model for that runs elsewhere; see `brayx.model.local.PinnedModel`."""
+
+    __slots__ = ("_model", "_version")
+
+    def __init__(self, model: Forwarder, version: int) -> None:
+        self._model = model
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        return await self._model._forward(args, self._version, self, deadline_s)
+
+
+class Elsewhere:
+    """What handles of a model that runs elsewhere share: a batcher, whose results are rows and the version of each."""
+
+    _spec: ModelSpec
+    _version: int
+    _deadline_s: float
+    _batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]]
+
+    def pinned(self, version: int | None = None) -> PinnedModel:
+        """A handle at one version; see `Model.pinned`.
+
+        It lasts as long as a replica has the version ready or the weight store keeps it: its forwards raise
+        `VersionUnknown` from then on. Where versions follow each other quickly, pin a model in this process.
+        """
+        return PinnedVersion(self, self._version if version is None else version)
+
+    async def _forward(
+        self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable, deadline_s: float | None = None
+    ) -> Forward:
+        row = self._spec.flatten_inputs(args)
+        leaves, made_by = await self._batcher.submit(
+            row, sooner(self._deadline_s, deadline_s), key=version, caller=caller
+        )
+        return Forward(self._spec.unflatten_outputs(leaves), made_by)

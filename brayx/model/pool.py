@@ -1,0 +1,324 @@
+"""What an application that serves from the registry follows: where aliases point, the weights of versions, results.
+
+One actor looks for all its replicas, so that they agree, and one process writes to MLflow. It ends when nobody has
+asked for a while. A version of the registry never changes, so any that a session began with can be had again.
+`Pool` is asyncio and MLflow; the actor around it and `PoolSubscriber` are Ray's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from brayx.engines.base import load_weights
+from brayx.errors import (
+    BrayxError,
+    DeadlineExceeded,
+    ModelError,
+    ModelNotFound,
+    TrackingError,
+    VersionUnknown,
+    first_line,
+)
+from brayx.metrics import Metric, Part
+from brayx.model.arms import Arm, Followed, Results, results_of
+from brayx.model.weights import unwrap
+from brayx.tracking import Trial, aliases, resolve, tag
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_MARGIN_S = 10.0
+_ASK_S = 10.0
+_AGAIN_S = 0.2
+_ALONE_S = 60.0
+"""Replicas ask every `_ASK_S`."""
+_WRITE_S = 10.0
+_KEPT = 4
+
+Aliases = dict[str, dict[str, int]]
+"""Version by alias, by model component; aliases without a version are not there."""
+
+
+class Pool:
+    """Looks where the aliases of some models point, gives their weights, and books results by arm.
+
+    Args:
+        uri: tracking URI.
+        project: MLflow experiment of the results; empty: they are not booked.
+        followed: models by component name.
+    """
+
+    def __init__(self, uri: str, project: str, followed: Mapping[str, Followed]) -> None:
+        self._uri = uri
+        self._project = project
+        self._followed = dict(followed)
+        self._at: Aliases = {}
+        self._generation = 0
+        self._changed = asyncio.Event()
+        self._failing = False
+        self._results: dict[Arm, Results] = {}
+        self._fresh: set[Arm] = set()
+        self._trials: dict[Arm, Trial] = {}
+
+    async def look(self) -> None:
+        """Looks once; a registry that cannot be read leaves things as they were."""
+        try:
+            found = {model: await asyncio.to_thread(self._aliases, of) for model, of in self._followed.items()}
+        except BrayxError as error:
+            if not self._failing:
+                _log.warning("the aliases stay as they are: %s", error)
+            self._failing = True
+            return
+        self._failing = False
+        if found != self._at or not self._generation:
+            self._at = found
+            self._generation += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def newer(self, than: int, timeout_s: float) -> tuple[int, Aliases] | None:
+        """Where the aliases point and the number of that news, once it is above ``than``; None: not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._generation <= than:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return self._generation, self._at
+
+    async def weights(self, model: str, version: int) -> Weights:
+        """The weights of a version.
+
+        Raises:
+            VersionUnknown: the registry does not have it.
+            BadWeights, TrackingError: its files cannot be read.
+        """
+        name = self._followed[model].name
+        try:
+            folder = await asyncio.to_thread(resolve, f"models:/{name}/{version}", self._uri)
+        except ModelNotFound as error:
+            raise VersionUnknown(error.message, version=version) from None
+        return await asyncio.to_thread(load_weights, folder / "weights.npz")
+
+    def add(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        """Adds what a replica counted."""
+        for arm, results in results_of(part).items():
+            if arm.model in self._followed:
+                self._fresh.add(arm)
+                mine = self._results.setdefault(arm, Results())
+                for name, value in results.totals.items():
+                    mine.totals[name] = mine.totals.get(name, 0.0) + value
+
+    def write(self) -> None:
+        """Books what has come: a run for each arm's version, and the numbers as tags of the version. Blocking."""
+        fresh, self._fresh = self._fresh, set()
+        for arm in fresh if self._project else ():
+            try:
+                self._write(arm)
+            except TrackingError as error:
+                self._fresh.add(arm)  # its numbers are totals: the next write has all of them
+                _log.warning("results of %s are not written for now: %s", arm.label, error)
+
+    def finish(self) -> None:
+        """Books the last, and that the runs have ended. Blocking."""
+        self.write()
+        for trial in self._trials.values():
+            with contextlib.suppress(TrackingError):
+                trial.finish()
+
+    def _aliases(self, of: Followed) -> dict[str, int]:
+        return {alias: v for alias, v in aliases(of.name, self._uri).items() if alias in (of.alias, of.canary)}
+
+    def _write(self, arm: Arm) -> None:
+        name = self._followed[arm.model].name
+        if arm not in self._trials:
+            title = f"serving {name} {arm.version} as {arm.alias}"
+            try:
+                trial = Trial.open(self._project, title, self._uri)
+            except TrackingError:  # another service has it at work
+                trial = Trial.open(self._project, title, self._uri, resume=False)
+            before = Results.of(trial.metrics()) if trial.resumed else Results()
+            for total, value in before.totals.items():
+                mine = self._results[arm].totals
+                mine[total] = mine.get(total, 0.0) + value
+            trial.log_params({"serving": {"model": name, "version": arm.version, "alias": arm.alias}})
+            self._trials[arm] = trial
+        numbers = self._results[arm].numbers()
+        self._trials[arm].log_metrics(numbers, int(numbers["sessions"]))
+        if arm.version:
+            tag(name, arm.version, {f"serving.{key}": f"{value:g}" for key, value in numbers.items()}, self._uri)
+
+
+class _PoolActor:
+    """The pool as a Ray actor, which looks on its own and ends when nobody asks any more."""
+
+    def __init__(self, uri: str, project: str, followed: Mapping[str, Followed], alone_s: float) -> None:
+        self._pool = Pool(uri, project, followed)
+        self._alone_s = alone_s
+        self._every_s = min((of.every_s for of in followed.values()), default=_ASK_S)
+        self._asked = time.monotonic()
+        self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def newer(self, than: int, timeout_s: float) -> tuple[int, Aliases] | None:
+        self._asked = time.monotonic()
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self._write())]
+        return await self._pool.newer(than, timeout_s)
+
+    async def weights(self, model: str, version: int) -> list[Any]:
+        key = model, version
+        if key not in self._kept:
+            self._kept[key] = ray.put(await self._pool.weights(model, version))
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return [self._kept[key]]
+
+    async def push(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        self._pool.add(part)
+
+    async def flush(self) -> None:
+        await asyncio.to_thread(self._pool.write)
+
+    async def _look(self) -> None:
+        while time.monotonic() - self._asked < self._alone_s:
+            await self._pool.look()
+            await asyncio.sleep(self._every_s)
+        await asyncio.to_thread(self._pool.finish)
+        ray.kill(ray.get_runtime_context().current_actor)  # `exit_actor` is for methods, this is a task
+
+    async def _write(self) -> None:
+        while True:
+            await asyncio.sleep(_WRITE_S)
+            await asyncio.to_thread(self._pool.write)
+
+
+class PoolClient:
+    """A replica's end of the pool. It starts the actor if there is none, and again if that has ended. Pickles.
+
+    Args:
+        actor: its name.
+        namespace: Ray's.
+        uri, project, followed: as of `Pool`.
+        alone_s: without a question for so long the actor ends.
+    """
+
+    def __init__(
+        self,
+        actor: str,
+        namespace: str,
+        uri: str,
+        project: str,
+        followed: Mapping[str, Followed],
+        *,
+        alone_s: float = _ALONE_S,
+    ) -> None:
+        self._actor = actor
+        self._namespace = namespace
+        self._made_of = (uri, project, dict(followed), alone_s)
+
+    @property
+    def books(self) -> bool:
+        """Whether results are booked."""
+        return bool(self._made_of[1])
+
+    def push(self, part: tuple[Part, dict[str, Metric]]) -> Any:
+        """Hands over what this process counted; gives Ray's reference of the call."""
+        return self.handle().push.remote(part)
+
+    async def flush(self, timeout_s: float = 2.0) -> None:
+        """Has results booked now; one that is not there or too slow will do so in its time."""
+        with contextlib.suppress(TimeoutError, RayError):
+            async with asyncio.timeout(timeout_s):
+                await (await asyncio.to_thread(self.handle)).flush.remote()
+
+    def handle(self) -> Any:
+        """Ray's handle of the actor."""
+        try:
+            return ray.get_actor(self._actor, namespace=self._namespace)
+        except ValueError:
+            actor: Any = ray.remote(_PoolActor)
+        options = {"lifetime": "detached", "num_cpus": 0, "max_concurrency": 10_000, "get_if_exists": True}
+        return actor.options(name=self._actor, namespace=self._namespace, **options).remote(*self._made_of)
+
+    async def fetch(self, model: str, version: int, timeout_s: float = _MARGIN_S) -> Weights:
+        """The weights of a version: read-only views of shared memory.
+
+        Raises:
+            VersionUnknown: the registry does not have it.
+            DeadlineExceeded: not in time.
+            ModelError: they were lost, or cannot be read.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                [reference] = await (await asyncio.to_thread(self.handle)).weights.remote(model, version)
+            weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
+            return weights
+        except (TimeoutError, GetTimeoutError, RayActorError) as error:
+            raise DeadlineExceeded(f"version {version} of model {model!r} did not come in {timeout_s:g} s") from error
+        except RayTaskError as error:
+            cause = unwrap(error)
+            raise cause if isinstance(cause, BrayxError) else ModelError(first_line(error)) from error
+        except RayError as error:
+            raise ModelError(f"version {version} of model {model!r} is lost: {first_line(error)}") from error
+
+
+class PoolSubscriber:
+    """Tells where aliases point when that changes: ``on_aliases`` is awaited, one call at a time.
+
+    What it raises as a typed error is logged, and it is asked again a little later. A pool that is away is asked again
+    until `stop`.
+    """
+
+    def __init__(self, client: PoolClient, on_aliases: Callable[[Aliases], Awaitable[None]]) -> None:
+        self._client = client
+        self._on_aliases = on_aliases
+        self._task: asyncio.Task[None] | None = None
+        self._seen = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it follows now."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Begins to follow, in a task."""
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Ends the task; safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        said = False
+        while ray.is_initialized():
+            try:
+                pool = await asyncio.to_thread(self._client.handle)
+                async with asyncio.timeout(_ASK_S + _MARGIN_S):
+                    found = await pool.newer.remote(self._seen, _ASK_S)
+                if found is not None:
+                    generation, at = found
+                    await self._on_aliases(at)
+                    self._seen = generation
+                said = False
+            except RayActorError:
+                self._seen = 0  # another one counts anew
+                await asyncio.sleep(_AGAIN_S)
+            except Exception as error:
+                # Nobody waits for this task: what ends it would end following without a word.
+                if not said:
+                    _log.warning("the registry's aliases are not followed for now: %s: %s", type(error).__name__, error)
+                said = True
+                await asyncio.sleep(1.0)

@@ -1,0 +1,105 @@
+"""A policy of an agent's own observation, and a critic of the whole game that only learns. Torch only.
+
+The critic is a submodule named ``critic``, which `forward` never calls: no engine computes it and no export holds it;
+checkpoints do, as they do the rest of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from brayx.nets.encoders import MASK, Observation, features_of
+from brayx.nets.heads import Categorical, Gaussian, MultiHead, Value
+from brayx.nets.policy import NetworkConfig, encoder_for, example_of, trunk_for
+from brayx.types import NestedArray
+
+OWN, STATE = "obs", "state"
+"""Names of the two in an observation of both."""
+
+
+class Central(nn.Module):
+    """A value of states: ``[N, ...] -> [N]``."""
+
+    def __init__(self, state: NestedArray, network: NetworkConfig) -> None:
+        super().__init__()
+        self.encoder = encoder_for(np.asarray(state), None, network)
+        features = features_of(self.encoder)
+        self.trunk = trunk_for(features, network)
+        self.value = Value(network.hidden[-1] if network.hidden else features)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """What the rest of the game is worth."""
+        value: Tensor = self.value(self.trunk(self.encoder(state)))
+        return value
+
+
+class CentralisedPolicy(nn.Module):
+    """A policy that agents share, and the critic it learns with.
+
+    Args:
+        own: one agent's own observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays,
+            of which ``action_mask`` masks the logits.
+        state: one state of the game.
+        num_actions: of a discrete action; several numbers for several at once; None: continuous.
+        action_size: length of a continuous action.
+        network: options.
+    """
+
+    def __init__(
+        self,
+        own: NestedArray,
+        state: NestedArray,
+        *,
+        num_actions: int | Sequence[int] | None = None,
+        action_size: int | None = None,
+        network: NetworkConfig | None = None,
+    ) -> None:
+        super().__init__()
+        network = network or NetworkConfig()
+        leaves = own if isinstance(own, Mapping) else {"": own}
+        self.encoder = Observation(
+            {name: encoder_for(np.asarray(leaf), None, network) for name, leaf in leaves.items() if name != MASK}
+        )
+        features = features_of(self.encoder)
+        self.trunk = trunk_for(features, network)
+        last = network.hidden[-1] if network.hidden else features
+        self.head: nn.Module
+        if isinstance(num_actions, int):
+            self.head = Categorical(last, num_actions)
+        elif num_actions is not None:
+            self.head = MultiHead(last, num_actions)
+        elif action_size is not None:
+            self.head = Gaussian(last, action_size, network.log_std or 0.0)
+        else:
+            raise ValueError("give num_actions or action_size, got neither")
+        self.critic = Central(state, network)
+
+    def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
+        """``{"obs": [N, ...]}`` -> the head's outputs."""
+        own = obs[OWN]
+        y = self.trunk(self.encoder(own))
+        mask = own.get(MASK) if isinstance(own, Mapping) else None
+        outputs: dict[str, Any] = self.head(y) if mask is None else self.head(y, mask)
+        return outputs
+
+
+def central_policy_for(
+    obs: Mapping[str, NestedArray], **options: Any
+) -> tuple[CentralisedPolicy, tuple[NestedArray, ...]]:
+    """The networks for an observation of both, and an example of what acting takes, as an engine is built from.
+
+    Args:
+        obs: ``{"obs": ..., "state": ...}`` without batch axis.
+        **options: as of `CentralisedPolicy`.
+
+    Raises:
+        ValueError: the observation is not of both.
+    """
+    if not isinstance(obs, Mapping) or not {OWN, STATE} <= set(obs):
+        held = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+        raise ValueError(f"an observation for a central value holds {OWN!r} and {STATE!r}, got {held}")
+    return CentralisedPolicy(obs[OWN], obs[STATE], **options), ({OWN: example_of(obs[OWN])},)

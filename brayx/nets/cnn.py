@@ -1,0 +1,121 @@
+"""Convolutional encoders of images: ``[..., C, H, W] -> [..., features]``. Torch only.
+
+Bytes are taken for 0 to 255 and divided by 255; floats are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from brayx.nets.heads import linear
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2))
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class _Images(nn.Module):
+    """Any number of leading axes; bytes; the last layer."""
+
+    def __init__(self, shape: Sequence[int], features: int, body: nn.Module) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise ValueError(f"an image has a shape of [C, H, W], got {list(shape)}")
+        self.body = body
+        with torch.no_grad():
+            try:
+                flat = body(torch.zeros(1, *shape)).flatten(1).shape[1]
+            except RuntimeError as error:
+                raise ValueError(f"an image of shape {list(shape)} is too small for this network") from error
+        self.last = linear(flat, features)
+        self.features = features
+
+    def forward(self, image: Tensor) -> Tensor:
+        """``[..., C, H, W] -> [..., features]``."""
+        leading = image.shape[:-3]
+        x = image if len(leading) == 1 else image.reshape(-1, *image.shape[-3:])
+        exporting = torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined,no-untyped-call]
+        if not exporting:  # whose graph has a layout of its own
+            # A CPU learns two thirds as long from images whose channels lie together, and sees no other difference.
+            x = x.contiguous(memory_format=torch.channels_last)
+        x = x.float() * (1 / 255) if x.dtype == torch.uint8 else x
+        y = F.relu(self.last(self.body(x).flatten(1)))
+        return y if len(leading) == 1 else y.reshape(*leading, -1)
+
+
+class NatureCNN(_Images):
+    """Mnih et al. 2015, "Human-level control through deep reinforcement learning"; for images of 84 x 84 or so.
+
+    Args:
+        shape: of an image, ``[C, H, W]``.
+        features: that come out, after a ReLU.
+    """
+
+    def __init__(self, shape: Sequence[int], features: int = 512) -> None:
+        body = nn.Sequential(
+            _convolution(shape[0], 32, 8, 4),
+            nn.ReLU(),
+            _convolution(32, 64, 4, 2),
+            nn.ReLU(),
+            _convolution(64, 64, 3, 1),
+            nn.ReLU(),
+        )
+        super().__init__(shape, features, body)
+
+
+class SmallCNN(_Images):
+    """Mnih et al. 2013, "Playing Atari with deep reinforcement learning", https://arxiv.org/abs/1312.5602: a third of
+    the work of `NatureCNN`, and enough for the simpler games.
+
+    Args:
+        shape: of an image, ``[C, H, W]``.
+        features: that come out, after a ReLU.
+    """
+
+    def __init__(self, shape: Sequence[int], features: int = 256) -> None:
+        body = nn.Sequential(
+            _convolution(shape[0], 16, 8, 4),
+            nn.ReLU(),
+            _convolution(16, 32, 4, 2),
+            nn.ReLU(),
+        )
+        super().__init__(shape, features, body)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = _convolution(channels, channels, 3, padding=1)
+        self.second = _convolution(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(F.relu(self.first(F.relu(x))))
+        return x + y
+
+
+class ImpalaCNN(_Images):
+    """The deep residual network of Espeholt et al. 2018, "IMPALA", https://arxiv.org/abs/1802.01561; for any image.
+
+    Args:
+        shape: of an image, ``[C, H, W]``.
+        features: that come out, after a ReLU.
+        channels: of its three parts, each of which halves height and width.
+    """
+
+    def __init__(self, shape: Sequence[int], features: int = 256, channels: Sequence[int] = (16, 32, 32)) -> None:
+        layers: list[nn.Module] = []
+        inputs = shape[0]
+        for outputs in channels:
+            layers += [_convolution(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, 1)]
+            layers += [_Residual(outputs), _Residual(outputs)]
+            inputs = outputs
+        super().__init__(shape, features, nn.Sequential(*layers, nn.ReLU()))

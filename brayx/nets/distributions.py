@@ -1,0 +1,148 @@
+"""Distributions over actions, read off a model's outputs. Torch only; `brayx.actions` is the same for acting.
+
+Which one it is, the names of the outputs say (``N`` is the batch):
+
+    ``logits`` ``[N, A]``                     categorical; action ``[N]`` int64
+    ``logits`` tuple of ``[N, A_h]``          one head each; action ``[N, H]`` int64, the log-prob is that of all heads
+    ``mean``, ``log_std`` ``[N, D]``          Gaussian; action ``[N, D]``. State-dependent exploration gives its
+                                              marginal so, beside ``latent`` and ``sde_std``
+    ``tanh_mean``, ``tanh_log_std`` ``[N, D]``  tanh of a Gaussian; action ``[N, D]`` in (-1, 1)
+
+Half precision is computed in float32. Logits are masked by the network (`brayx.nets.heads`), so nothing here knows
+of masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+_LOG_2 = math.log(2.0)
+_EDGE = 2.0**-24
+"""Squashed actions are taken for no nearer to -1 and 1 than this, as float32 can tell no more of what was squashed."""
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+
+
+def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor, Tensor]:
+    """Joint log-probability of ``action`` and the entropy, in nats.
+
+    The entropy of a squashed Gaussian has no closed form; it is computed by Gauss-Hermite quadrature.
+
+    Args:
+        outputs: of a model.
+        action: ``[N]`` or ``[N, H]`` int64, or ``[N, D]`` float.
+
+    Returns:
+        ``[N]`` and ``[N]``, float32 or float64.
+
+    Raises:
+        ValueError: the outputs name no distribution, or the action is of another shape.
+    """
+    kind = _kind(outputs)
+    if kind == "categorical":
+        logits = outputs["logits"]
+        if action.shape != logits.shape[:-1]:
+            raise _misfit(action, tuple(logits.shape[:-1]))
+        return categorical(logits, action)
+    if kind == "heads":
+        heads: Sequence[Tensor] = outputs["logits"]
+        if action.shape != (*heads[0].shape[:-1], len(heads)):
+            raise _misfit(action, (*heads[0].shape[:-1], len(heads)))
+        log_prob, entropy = categorical(heads[0], action[..., 0])
+        for index in range(1, len(heads)):
+            each = categorical(heads[index], action[..., index])
+            log_prob, entropy = log_prob + each[0], entropy + each[1]
+        return log_prob, entropy
+    prefix = "tanh_" if kind == "squashed" else ""
+    mean, log_std = _full(outputs[f"{prefix}mean"]), _full(outputs[f"{prefix}log_std"])
+    if action.shape != mean.shape:
+        raise _misfit(action, tuple(mean.shape))
+    if kind == "gaussian":
+        return _gaussian(mean, log_std, action.to(mean.dtype))
+    inner = torch.atanh(action.to(mean.dtype).clamp(-1 + _EDGE, 1 - _EDGE))
+    log_prob, entropy = _gaussian(mean, log_std, inner)
+    nodes = torch.as_tensor(_NODES, dtype=mean.dtype, device=mean.device)
+    weights = torch.as_tensor(_NODE_WEIGHTS / math.sqrt(2 * math.pi), dtype=mean.dtype, device=mean.device)
+    spread = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
+    return log_prob - _squash(inner).sum(-1), entropy + (_squash(spread) * weights).sum((-2, -1))
+
+
+def sample(outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """A random action and its log-probability. Continuous ones are reparametrised: gradients flow through both."""
+    kind = _kind(outputs)
+    if kind in ("categorical", "heads"):
+        heads: Sequence[Tensor] = outputs["logits"] if kind == "heads" else [outputs["logits"]]
+        # The largest of logits with Gumbel noise is a sample, with no normalisation and no wait for the device.
+        action = torch.stack(
+            [(_full(x) - torch.empty_like(_full(x)).exponential_().log()).argmax(-1) for x in heads], -1
+        )
+        action = action if kind == "heads" else action.squeeze(-1)
+        return action, log_prob_entropy(outputs, action)[0]
+    prefix = "tanh_" if kind == "squashed" else ""
+    mean, log_std = _full(outputs[f"{prefix}mean"]), _full(outputs[f"{prefix}log_std"])
+    inner = mean + log_std.exp() * torch.randn_like(mean)
+    log_prob, _ = _gaussian(mean, log_std, inner)
+    if kind == "gaussian":
+        return inner, log_prob
+    return inner.tanh(), log_prob - _squash(inner).sum(-1)
+
+
+def mode(outputs: Mapping[str, Any]) -> Tensor:
+    """The action of a policy that does not explore: the likeliest, or the tanh of the Gaussian's."""
+    kind = _kind(outputs)
+    if kind == "categorical":
+        action: Tensor = outputs["logits"].argmax(-1)
+        return action
+    if kind == "heads":
+        return torch.stack([head.argmax(-1) for head in outputs["logits"]], -1)
+    return _full(outputs["tanh_mean"]).tanh() if kind == "squashed" else _full(outputs["mean"])
+
+
+def categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of ``action`` ``[N]`` and entropy of the categorical distribution of ``logits`` ``[N, A]``."""
+    log_probs = _full(logits).log_softmax(-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = (action - mean) * (-log_std).exp()
+    spread = log_std.sum(-1)
+    size = mean.shape[-1]
+    return -0.5 * scaled.square().sum(-1) - spread - size * _HALF_LOG_TAU, spread + size * (_HALF_LOG_TAU + 0.5)
+
+
+def _squash(inner: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), the change of density by squashing, without losing digits at large x.
+
+    Haarnoja et al. 2018, "Soft actor-critic", appendix C, equation 21, https://arxiv.org/abs/1801.01290.
+    """
+    return 2 * (_LOG_2 - inner - F.softplus(-2 * inner))
+
+
+def _kind(outputs: Mapping[str, Any]) -> str:
+    if "logits" in outputs:
+        return "categorical" if isinstance(outputs["logits"], Tensor) else "heads"
+    if "mean" in outputs and "log_std" in outputs:
+        return "gaussian"
+    if "tanh_mean" in outputs and "tanh_log_std" in outputs:
+        return "squashed"
+    raise ValueError(
+        "outputs name no distribution: expected 'logits', 'mean' and 'log_std', or 'tanh_mean' and 'tanh_log_std', "
+        f"got {sorted(outputs)}"
+    )
+
+
+def _misfit(action: Tensor, expected: tuple[int, ...]) -> ValueError:
+    return ValueError(f"action: expected shape {expected}, as the model's outputs have it, got {tuple(action.shape)}")
+
+
+def _full(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,136 @@
+"""Feature encoders: what an observation holds, as features ``[..., F]``. Torch only.
+
+Each has ``features``, how many come out. Leading axes are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
+
+MASK = "action_mask"
+"""Name of the leaf of an observation that says which actions are allowed: it is for the heads, never a feature."""
+
+
+def features_of(encoder: nn.Module) -> int:
+    """How many features an encoder gives."""
+    features = encoder.features
+    assert isinstance(features, int)
+    return features
+
+
+class Numbers(nn.Module):
+    """An array of numbers as it is: ``[..., *shape] -> [..., product of shape]``, whole numbers as float32."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.dims = len(shape)
+        self.features = int(torch.Size(shape).numel())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Flattens."""
+        x = x if x.is_floating_point() else x.float()
+        return x if self.dims == 1 else x.unsqueeze(-1) if self.dims == 0 else x.flatten(-self.dims)
+
+
+class OneHot(nn.Module):
+    """Whole numbers below ``size``: ``[..., *shape] -> [..., product of shape * size]``; others give zeros."""
+
+    def __init__(self, size: int, shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.size = size
+        self.dims = len(shape)
+        self.features = int(torch.Size(shape).numel()) * size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One where the number is."""
+        hot = (x.unsqueeze(-1) == torch.arange(self.size, device=x.device)).float()
+        return hot.flatten(-self.dims - 1) if self.dims else hot
+
+
+class Binary(nn.Module):
+    """Whole numbers below ``2 ** bits`` by their bits, the lowest first: ``[..., *shape] -> [..., product * bits]``."""
+
+    def __init__(self, bits: int, shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.bits = bits
+        self.dims = len(shape)
+        self.features = int(torch.Size(shape).numel()) * bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each bit a feature."""
+        # Division and not a shift, which ONNX has for unsigned numbers only.
+        powers = 2 ** torch.arange(self.bits, device=x.device)
+        digits = (torch.div(x.long().unsqueeze(-1), powers, rounding_mode="floor") % 2).float()
+        return digits.flatten(-self.dims - 1) if self.dims else digits
+
+
+class Embedding(nn.Module):
+    """Whole numbers below ``size`` as learned vectors: ``[...] -> [..., features]``."""
+
+    def __init__(self, size: int, features: int) -> None:
+        super().__init__()
+        self.features = features
+        self.table = nn.Embedding(size, features)
+        nn.init.normal_(self.table.weight, std=features**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Looks up."""
+        y: Tensor = self.table(x.long())
+        return y
+
+
+class Spatial(nn.Module):
+    """An image or a stack of maps, by a convolutional network; the channels' axis may be the first or the last.
+
+    Args:
+        shape: ``[C, H, W]`` or ``[H, W, C]``; the smaller of first and last axis is taken for the channels.
+        network: ``small``, ``nature`` or ``impala``.
+        features: that come out; None: the network's own number.
+    """
+
+    def __init__(self, shape: Sequence[int], network: str = "nature", features: int | None = None) -> None:
+        super().__init__()
+        self.last = shape[-1] < shape[0]
+        channels_first = [shape[2], shape[0], shape[1]] if self.last else list(shape)
+        kind = {"small": SmallCNN, "nature": NatureCNN, "impala": ImpalaCNN}.get(network)
+        if kind is None:
+            raise ValueError(f"network must be 'small', 'nature' or 'impala', got {network!r}")
+        self.network = kind(channels_first) if features is None else kind(channels_first, features)
+        self.features = self.network.features
+
+    def forward(self, image: Tensor) -> Tensor:
+        """``[..., C, H, W]`` or ``[..., H, W, C] -> [..., features]``."""
+        y: Tensor = self.network(image.movedim(-1, -3) if self.last else image)
+        return y
+
+
+class Observation(nn.Module):
+    """A whole observation: an encoder for each leaf, side by side; ``action_mask`` is left out.
+
+    Args:
+        encoders: by name of the leaf; one under the name ``""`` is for an observation that is a bare array.
+    """
+
+    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        if not encoders:
+            raise ValueError("an observation needs at least one leaf beside its action_mask")
+        self.names = list(encoders)
+        self.encoders = nn.ModuleList(encoders.values())
+        self.features = sum(features_of(encoder) for encoder in encoders.values())
+        only = encoders.get("") if len(encoders) == 1 else None
+        self.flat = isinstance(only, Numbers) and only.dims == 1
+        """It is one flat array, passed through."""
+
+    def forward(self, obs: Any) -> Tensor:
+        """``[..., features]``."""
+        if self.names == [""]:
+            y: Tensor = self.encoders[0](obs)
+            return y
+        return torch.cat([encode(obs[name]) for name, encode in zip(self.names, self.encoders, strict=True)], -1)

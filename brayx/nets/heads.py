@@ -1,0 +1,170 @@
+"""Action decoders: from features to the outputs that `brayx.nets.distributions` reads. Torch only.
+
+A mask is part of the observation and is applied here, by the network, so that acting and learning have the same one
+by construction. Last layers start orthogonal with gain 0.01, so that a fresh policy is nearly uniform.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+MASKED = -3e4
+"""Logit of an action that may not be taken: its probability is 0 in every precision, and nothing becomes infinite."""
+GAIN = 0.01
+"""Of the initialisation of a policy's last layer (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990)."""
+_LOG_STD_MIN, _LOG_STD_MAX = -5.0, 2.0
+
+
+def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
+    """A linear layer that starts orthogonal, its bias at zero."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """``logits`` where ``mask`` is positive or true, `MASKED` elsewhere.
+
+    Where nothing is allowed all are equal, whatever the network says: the distribution is uniform, its log-probability
+    and entropy are constants, and no gradient flows.
+
+    Args:
+        logits: ``[..., A]``.
+        mask: ``[..., A]``, bool or number.
+    """
+    allowed = mask if mask.dtype == torch.bool else mask > 0
+    return torch.where(allowed, logits, torch.full_like(logits, MASKED))
+
+
+class Categorical(nn.Module):
+    """One discrete action: ``[..., features] -> {"logits": [..., A]}``."""
+
+    def __init__(self, features: int, num_actions: int, gain: float = GAIN) -> None:
+        super().__init__()
+        self.logits = linear(features, num_actions, gain)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """``mask`` is ``[..., A]``."""
+        logits = self.logits(x)
+        return {"logits": logits if mask is None else masked(logits, mask)}
+
+
+class MultiHead(nn.Module):
+    """Several discrete actions at once: ``[..., features] -> {"logits": ([..., A_0], [..., A_1], ...)}``.
+
+    The heads are one matrix, split afterwards: as fast as a single head.
+    """
+
+    def __init__(self, features: int, num_actions: Sequence[int], gain: float = GAIN) -> None:
+        super().__init__()
+        self.num_actions = tuple(num_actions)
+        self.logits = linear(features, sum(self.num_actions), gain)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, tuple[Tensor, ...]]:
+        """``mask`` is ``[..., sum of A_h]``, the heads' masks one after the other."""
+        logits = self.logits(x)
+        if mask is not None:
+            logits = masked(logits, mask)
+        return {"logits": tuple(logits.split(self.num_actions, -1))}
+
+
+class Pointer(nn.Module):
+    """Chooses one of the entities: ``query [..., features], entities [..., E, D] -> {"logits": [..., E]}``.
+
+    Vinyals et al. 2015, "Pointer networks", with dot products, https://arxiv.org/abs/1506.03134.
+    """
+
+    def __init__(self, features: int, entity_features: int, size: int = 64) -> None:
+        super().__init__()
+        self.query = linear(features, size, GAIN)
+        self.key = linear(entity_features, size, 1.0)
+        self._scale = size**-0.5
+
+    def forward(self, x: Tensor, entities: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """``mask`` is ``[..., E]``: which entities are there and may be chosen."""
+        logits = (self.key(entities) @ self.query(x).unsqueeze(-1)).squeeze(-1) * self._scale
+        return {"logits": logits if mask is None else masked(logits, mask)}
+
+
+class Gaussian(nn.Module):
+    """Continuous actions: ``[..., features] -> {"mean": [..., D], "log_std": [..., D]}``.
+
+    The deviation is a parameter of its own that no observation changes.
+    """
+
+    def __init__(self, features: int, size: int, log_std: float = 0.0, gain: float = GAIN) -> None:
+        super().__init__()
+        self.mean = linear(features, size, gain)
+        self.log_std = nn.Parameter(torch.full((size,), log_std))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Gives mean and deviation."""
+        mean = self.mean(x)
+        return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
+
+
+class Squashed(nn.Module):
+    """Continuous actions in (-1, 1): ``[..., features] -> {"tanh_mean": [..., D], "tanh_log_std": [..., D]}``.
+
+    The deviation depends on the observation, and is kept between exp(-5) and exp(2) by a smooth bend.
+    """
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.both = linear(features, 2 * size, 1.0)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Gives mean and deviation before the squashing."""
+        mean, spread = self.both(x).chunk(2, -1)
+        half = 0.5 * (_LOG_STD_MAX - _LOG_STD_MIN)
+        return {"tanh_mean": mean, "tanh_log_std": _LOG_STD_MIN + half * (spread.tanh() + 1)}
+
+
+class StateDependent(nn.Module):
+    """Continuous actions that explore smoothly: the noise is a function of the state, drawn anew every few steps.
+
+    Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning", https://arxiv.org/abs/2005.05719:
+    an action is ``mean + latent @ noise`` with ``noise [L, D]`` drawn with deviation ``sde_std``; seen from one state
+    that is a Gaussian, whose ``log_std`` is given beside. Exploration does not train the features it is a function of.
+
+    Args:
+        features: of the input, which is the latent too: put an activation before it.
+        size: of an action.
+        log_std: at the start.
+    """
+
+    def __init__(self, features: int, size: int, log_std: float = -2.0, gain: float = GAIN) -> None:
+        super().__init__()
+        self.mean = linear(features, size, gain)
+        self.log_std = nn.Parameter(torch.full((features, size), log_std))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Gives ``mean`` and ``log_std`` ``[..., D]``, ``latent`` ``[..., L]`` and ``sde_std`` ``[..., L, D]``."""
+        latent = x.detach()
+        std = self.log_std.exp()
+        variance = latent.square() @ std.square()
+        return {
+            "mean": self.mean(x),
+            "log_std": 0.5 * (variance + 1e-6).log(),
+            "latent": latent,
+            "sde_std": std.expand(*x.shape[:-1], *std.shape),
+        }
+
+
+class Value(nn.Module):
+    """``[..., features] -> [...]``, or ``[..., K]`` with ``K`` reward heads."""
+
+    def __init__(self, features: int, heads: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value = linear(features, heads or 1, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The values."""
+        value: Tensor = self.value(x)
+        return value if self.heads else value.squeeze(-1)

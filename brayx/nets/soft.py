@@ -1,0 +1,100 @@
+"""The networks of soft actor-critic: a squashed policy that acts, and twin critics that only learn. Torch only.
+
+The critics are a submodule named ``critic``, which `forward` never calls: no engine computes them and no export holds
+them; checkpoints do, as they do the rest of the module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from brayx.nets.encoders import Observation, features_of
+from brayx.nets.heads import Squashed
+from brayx.nets.policy import NetworkConfig, encoder_for, example_of, trunk_for
+from brayx.types import NestedArray
+
+NETWORK = NetworkConfig(hidden=[256, 256], activation="relu", distribution="squashed")
+"""As in the paper."""
+
+
+class Critics(nn.Module):
+    """Several critics of the same sizes, computed together: ``[N, features], [N, D] -> [N, count]``.
+
+    Args:
+        encoder: observation to ``[N, features]``; shared by the critics.
+        action_size: length of an action, ``D``.
+        hidden: sizes of the hidden layers.
+        count: of critics.
+    """
+
+    def __init__(self, encoder: nn.Module, action_size: int, hidden: Sequence[int], count: int = 2) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.count = count
+        sizes = [features_of(encoder) + action_size, *hidden, 1]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+            weight = torch.empty(count, inputs, outputs)
+            for each in weight:
+                nn.init.orthogonal_(each, 1.0 if index == len(sizes) - 2 else math.sqrt(2))
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros(count, 1, outputs)))
+
+    def forward(self, obs: Any, action: Tensor) -> Tensor:
+        """What each critic expects of an action, ``[N, count]``."""
+        x = torch.cat([self.encoder(obs), action], -1)
+        x = x.expand(self.count, *x.shape)
+        last = len(self.weights) - 1
+        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            x = x if index == last else x.relu()
+        return x.squeeze(-1).T
+
+
+class SoftActorCritic(nn.Module):
+    """A policy over actions in (-1, 1), and the critics it learns from.
+
+    Args:
+        obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
+        action_size: length of an action.
+        network: options; ``distribution`` is squashed whatever it says.
+    """
+
+    def __init__(self, obs: NestedArray, action_size: int, network: NetworkConfig = NETWORK) -> None:
+        super().__init__()
+        self.encoder = _encoder(obs, network)
+        features = features_of(self.encoder)
+        self.trunk = trunk_for(features, network)
+        self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)
+        self.critic = Critics(_encoder(obs, network), action_size, network.hidden)
+
+    def forward(self, obs: Any) -> dict[str, Tensor]:
+        """Observations ``[N, ...]`` -> ``tanh_mean`` and ``tanh_log_std`` ``[N, D]``."""
+        outputs: dict[str, Tensor] = self.head(self.trunk(self.encoder(obs)))
+        return outputs
+
+
+def soft_policy_for(
+    obs: NestedArray, *, action_size: int, network: NetworkConfig = NETWORK
+) -> tuple[SoftActorCritic, tuple[NestedArray, ...]]:
+    """Networks for soft actor-critic and an example of their arguments, as an engine is built from.
+
+    Args:
+        obs, action_size, network: as of `SoftActorCritic`.
+    """
+    leaves = (
+        {str(name): np.asarray(leaf) for name, leaf in obs.items()} if isinstance(obs, Mapping) else np.asarray(obs)
+    )
+    return SoftActorCritic(leaves, action_size, network), (example_of(leaves),)
+
+
+def _encoder(obs: NestedArray, network: NetworkConfig) -> Observation:
+    leaves = obs if isinstance(obs, Mapping) else {"": obs}
+    return Observation({name: encoder_for(np.asarray(leaf), None, network) for name, leaf in leaves.items()})

@@ -1,0 +1,239 @@
+"""Datasets in files as fragments: NumPy archives, Parquet, and Minari's HDF5. One fragment is one episode.
+
+npz and Parquet hold *steps*, one row each, in order, under a fragment's names: ``obs`` (or ``obs/...`` by path),
+``action``, ``reward``, ``terminated``; and if they have them ``truncated``, ``next_obs``, ``log_prob``,
+``policy_version`` and extras. A row that is terminated or truncated ends its episode; an episode does not go on in the
+next file. Without ``next_obs`` nobody knows what followed the last step of one that is not terminated, so that step is
+only bootstrapped from.
+
+Minari's ``main_data.hdf5`` has a group for each episode, whose ``observations`` have one entry more than its
+``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"); it needs
+the extra ``minari``, which is h5py. Actions at rest have no log-probability: it is 0 where the data has none.
+
+Knows nothing of buffers.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from brayx.errors import BadFragment, ConfigError
+from brayx.replay.packing import Layout, check
+from brayx.types import Fragment, NestedArray
+
+Format: TypeAlias = Literal["npz", "parquet", "minari"]
+
+_SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "minari", ".h5": "minari"}
+_NEEDED = ("action", "reward", "terminated")
+_OWN = (*_NEEDED, "truncated", "log_prob", "policy_version")
+
+
+class Dataset:
+    """Episodes in files.
+
+    Args:
+        path: a file, or a pattern with ``*`` of several; for Minari also the dataset's folder.
+        format: None: by the files' ending.
+        fields: the name that the data has for one of ours, where it is another: ``{"obs": "observations"}``.
+
+    Attributes:
+        files: that were found, in order of their names.
+
+    Raises:
+        ConfigError: there is no such file, or nothing says what is in it.
+    """
+
+    def __init__(self, path: str | Path, format: Format | None = None, fields: Mapping[str, str] | None = None) -> None:
+        path = str(Path(path).expanduser())
+        if Path(path, "data", "main_data.hdf5").is_file():
+            path = str(Path(path, "data", "main_data.hdf5"))
+        self.files = [Path(name) for name in sorted(glob.glob(path))]
+        if not self.files:
+            raise ConfigError(f"{path}: there is no such file", path=path)
+        found = format or _SUFFIXES.get(self.files[0].suffix)
+        if found is None:
+            known = ", ".join(_SUFFIXES)
+            raise ConfigError(f"{path}: nothing says what it holds: expected one of {known}, or a `format`", path=path)
+        self._read: Callable[[Path], Iterator[Fragment]] = {
+            "npz": self._npz,
+            "parquet": self._parquet,
+            "minari": self._minari,
+        }[found]
+        self._fields = dict(fields or {})
+
+    def __iter__(self) -> Iterator[Fragment]:
+        return self._of(self.files)
+
+    def parts(self, count: int) -> list[Callable[[], Iterator[Fragment]]]:
+        """At most ``count`` parts, each of some of the files, to be read side by side."""
+        shares = [self.files[number::count] for number in range(min(count, len(self.files)))]
+        return [functools.partial(self._of, files) for files in shares]
+
+    def _of(self, files: list[Path]) -> Iterator[Fragment]:
+        for file in files:
+            yield from self._read(file)
+
+    def check(self, layout: Layout | None = None) -> None:
+        """Looks at the first episode.
+
+        Args:
+            layout: what its fragments must be like, as far as it is known.
+
+        Raises:
+            ConfigError: it does not fit, or there is none; names what is there and what would fit.
+        """
+        first = next(iter(self), None)
+        if first is None:
+            raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
+        try:
+            check(first, layout)
+        except BadFragment as error:
+            has = {**Layout.of(first).obs, "action": Layout.of(first).action}
+            wants = layout.obs if layout is not None else {}
+            raise ConfigError(
+                f"{self.files[0]}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
+                path=str(self.files[0]),
+            ) from error
+
+    def _npz(self, file: Path) -> Iterator[Fragment]:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+        yield from self._episodes(file, arrays)
+
+    def _parquet(self, file: Path) -> Iterator[Fragment]:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.parquet.read_table(file)
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+        yield from self._episodes(file, {name: _column(table[name]) for name in table.column_names})
+
+    def _minari(self, file: Path) -> Iterator[Fragment]:
+        try:
+            import h5py
+        except ImportError as error:
+            raise ConfigError(f"{file}: reading it needs h5py: pip install 'brayx[minari]'", path=str(file)) from error
+        names = {"obs": "observations", "action": "actions", "reward": "rewards"}
+        names |= {"terminated": "terminations", "truncated": "truncations", **self._fields}
+        try:
+            source = h5py.File(file, "r")
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+        with source:
+            groups = [name for name in source if name.startswith("episode_")]
+            for name in sorted(groups, key=lambda name: int(name.removeprefix("episode_"))):
+                episode = source[name]
+                self._need(file, {ours: theirs for ours, theirs in names.items() if theirs in episode}, list(episode))
+                steps = len(episode[names["reward"]])
+                yield Fragment(
+                    obs=_nest(episode[names["obs"]]),
+                    action=_nest(episode[names["action"]]),
+                    reward=np.asarray(episode[names["reward"]], np.float32),
+                    terminated=bool(episode[names["terminated"]][-1]),
+                    truncated=not bool(episode[names["terminated"]][-1]),
+                    log_prob=np.zeros(steps, np.float32),
+                    policy_version=np.zeros(steps, np.int64),
+                )
+
+    def _episodes(self, file: Path, arrays: dict[str, np.ndarray]) -> Iterator[Fragment]:
+        theirs = {name: ours for ours, name in self._fields.items()}
+        arrays = {theirs.get(name, name): array for name, array in arrays.items()}
+        self._need(file, arrays, list(arrays))
+        observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
+        following = {name for name in arrays if name == "next_obs" or name.startswith("next_obs/")}
+        rows = len(arrays["reward"])
+        for name, array in arrays.items():
+            if len(array) != rows:
+                raise ConfigError(f"{file}: {name} has {len(array)} rows, and reward {rows}", path=str(file))
+        terminated = arrays["terminated"].astype(bool)
+        ends = terminated | arrays.get("truncated", np.zeros(rows)).astype(bool)
+        ends[-1:] = True
+        start = 0
+        for end in (np.flatnonzero(ends) + 1).tolist():
+            over = bool(terminated[end - 1])
+            # What followed the last step: told, or never asked for, or not known, which costs that step.
+            stop = end if over or following else end - 1
+            if stop > start:
+                yield self._fragment(arrays, observed, following, start, stop, over)
+            start = end
+
+    def _fragment(
+        self, arrays: dict[str, np.ndarray], observed: set[str], following: set[str], start: int, stop: int, over: bool
+    ) -> Fragment:
+        steps, part = stop - start, slice(start, stop)
+        obs = {}
+        for name in observed:
+            told = f"next_{name}" in following
+            last = arrays[f"next_{name}"][stop - 1] if told else arrays[name][stop - 1 if over else stop]
+            obs[name] = np.concatenate([arrays[name][part], last[np.newaxis]])
+        log_prob = arrays.get("log_prob")
+        version = arrays.get("policy_version")
+        return Fragment(
+            obs=obs["obs"] if "obs" in obs else _tree(obs),
+            action=arrays["action"][part],
+            reward=arrays["reward"][part].astype(np.float32),
+            terminated=over,
+            truncated=not over,
+            log_prob=np.zeros(steps, np.float32) if log_prob is None else log_prob[part].astype(np.float32),
+            policy_version=np.zeros(steps, np.int64) if version is None else version[part].astype(np.int64),
+            extras={k: v[part] for k, v in arrays.items() if k not in {*_OWN, *observed, *following}},
+        )
+
+    def _need(self, file: Path, has: Mapping[str, Any], there: list[str]) -> None:
+        missing = [name for name in _NEEDED if name not in has]
+        if not any(name == "obs" or name.startswith("obs/") for name in has):
+            missing = ["obs", *missing]
+        if missing:
+            raise ConfigError(
+                f"{file}: has no {missing[0]}; it has {sorted(there)}. Needed: obs, {', '.join(_NEEDED)}; "
+                "`fields` tells where they have other names",
+                path=str(file),
+            )
+
+
+def _column(column: Any) -> np.ndarray:
+    """A Parquet column ``[rows, ...]``; lists of one length become axes."""
+    import pyarrow as pa
+
+    array = column.combine_chunks()
+    shape: list[int] = [len(array)]
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        inner = array.flatten()
+        if len(array) and len(inner) % len(array):
+            raise ConfigError("a Parquet column has lists of several lengths, expected one")
+        shape.append(len(inner) // max(1, len(array)))
+        array = inner
+    flat: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return flat.reshape(shape)
+
+
+def _nest(node: Any) -> NestedArray:
+    """An HDF5 dataset as an array, a group as a dict of them."""
+    return {name: _nest(node[name]) for name in node} if hasattr(node, "keys") else np.asarray(node)
+
+
+def _tree(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """``obs/a/b`` becomes ``{"a": {"b": ...}}``."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *inner, last = path.split("/")[1:]
+        at = tree
+        for name in inner:
+            at = at.setdefault(name, {})
+        at[last] = leaf
+    return tree
+
+
+def _told(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {shape} of {dtype}" for name, (shape, dtype) in fields.items())

@@ -1,0 +1,321 @@
+"""Steps a vector environment with a policy and gives what came of it as replay's `Columns`.
+
+One column an environment and run of ``T`` steps. What happens at each step is only what must: environment, policy,
+drawing an action; log-probabilities, episodes, normalisation are worked out for the whole run after it. How Gymnasium's
+autoreset modes become columns:
+
+    NEXT_STEP            the step that only resets is the column's bootstrap step: mask 0, obs is the episode's last one
+    SAME_STEP, DISABLED  the last observation comes beside the columns, with nothing to hold it. An episode that
+                         terminated needs none. One that was truncated would be bootstrapped from it, so its last
+                         transition is left out: the step becomes the bootstrap step, and the one before is truncated
+
+Knows nothing of learning, of Ray, nor of where weights come from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from brayx import actions
+from brayx.actions import ActionSpec
+from brayx.engines.base import as_dtype
+from brayx.engines.scaling import Scaling
+from brayx.errors import ConfigError
+from brayx.rollout.envs import autoreset_mode
+from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
+from brayx.rollout.policy import Policy
+from brayx.types import Columns, NestedArray, Weights, flatten
+
+_MAX_EPISODES = 65_536
+"""Finished episodes that wait to be asked for."""
+_WARM_UP = 1_000
+"""Observations before which the normaliser looks at every step, not only at every run."""
+
+
+class Episode(NamedTuple):
+    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where."""
+
+    ret: float
+    length: int
+    env: int
+
+
+class Collector:
+    """Collects runs of ``unroll_length`` steps of every environment.
+
+    Args:
+        envs: closed by `close`.
+        policy: acts.
+        unroll_length: steps of a run, ``T``.
+        seed: of environments and actions.
+        scale_actions: of a Box with finite bounds the policy's -1 to 1 are the bounds; else they are its own unit. What
+            is recorded is the policy's action, unclipped.
+        normalise_obs: observations that are acted by and recorded have running mean 0 and deviation 1; a normaliser:
+            are normalised by that, which sees nothing of them.
+        normalise_reward: recorded rewards are divided by the running deviation of their discounted sums.
+        gamma: discount of those sums.
+        reward_clip: recorded rewards are clipped to +- this, before they are normalised; None: they are not.
+        sde_steps: steps for which noise that depends on the state stays the same.
+        greedy: the most likely action is taken, instead of a drawn one.
+
+    Attributes:
+        env_steps: transitions collected since the start, those left out not counted.
+        obs_normaliser, reward_normaliser: None where not asked for.
+
+    Raises:
+        ConfigError: the environments' observations or actions are not the policy's.
+    """
+
+    def __init__(
+        self,
+        envs: VectorEnv,
+        policy: Policy,
+        unroll_length: int,
+        *,
+        seed: int = 0,
+        scale_actions: bool = True,
+        normalise_obs: bool | ObsNormaliser = False,
+        normalise_reward: bool = False,
+        gamma: float = 0.99,
+        reward_clip: float | None = None,
+        sde_steps: int = 1,
+        greedy: bool = False,
+    ) -> None:
+        self.envs = envs
+        self.policy = policy
+        self.num_envs = int(envs.num_envs)
+        self.unroll_length = unroll_length
+        self.action_spec = ActionSpec.of(envs.single_action_space)
+        self.env_steps = 0
+        self._scale = scale_actions
+        self._reward_clip = reward_clip
+        self._sde_steps = sde_steps
+        self._greedy = greedy
+        self._rng = np.random.default_rng([seed, 0xAC7])
+        self._mode = autoreset_mode(envs)
+        first, _ = envs.reset(seed=seed)
+        self._obs = self._leaves(first)
+        self._sees = normalise_obs is True
+        if isinstance(normalise_obs, bool):
+            shapes = {key: leaf.shape[1:] for key, leaf in self._obs.items()}
+            dtypes = {key: leaf.dtype for key, leaf in self._obs.items()}
+            self.obs_normaliser = ObsNormaliser(shapes, dtypes) if normalise_obs else None
+        else:
+            self.obs_normaliser = normalise_obs
+        self.reward_normaliser = RewardNormaliser(self.num_envs, gamma) if normalise_reward else None
+        self._state = policy.initial_state(self.num_envs)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, np.int64)
+        self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
+        self._raw: list[dict[str, np.ndarray]] = []
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Acts with these weights from the next run on.
+
+        Raises:
+            BadWeights: they are not the model's.
+        """
+        self.policy.load(weights, version)
+
+    def collect(self) -> Columns:
+        """The next run: ``num_envs`` columns of ``unroll_length`` transitions.
+
+        Raises:
+            ModelError: the policy failed.
+        """
+        steps, num = self.unroll_length, self.num_envs
+        leaves = {**self._obs, **dict(zip(self.policy.state_keys, self._state, strict=True))}
+        arrays = {key: np.zeros((num, steps + 1, *leaf.shape[1:]), leaf.dtype) for key, leaf in leaves.items()}
+        reward = np.zeros((num, steps + 1), np.float32)
+        terminated, truncated, resetting = (np.zeros((num, steps + 1), np.bool_) for _ in range(3))
+        gave: list[Mapping[str, Any]] = []
+        took: list[np.ndarray] = []
+        noise: actions.Noise = None
+        for t in range(steps):
+            outputs, after = self.policy.step(self._record(arrays, t), self._state)
+            if self._greedy:
+                action = actions.greedy(outputs)
+            else:
+                if noise is None:
+                    noise = actions.noise(outputs, self._rng, -(-steps // self._sde_steps))
+                at = t // self._sde_steps
+                action = actions.choose(outputs, tuple(g[at] for g in noise) if isinstance(noise, tuple) else noise[at])
+            gave.append(outputs)
+            took.append(action)
+            resetting[:, t] = self._resetting
+            reward[:, t], terminated[:, t], truncated[:, t] = self._step(action)
+            if after:
+                self._state = self._carried(after, terminated[:, t], truncated[:, t], resetting[:, t])
+        self._record(arrays, steps)
+        if self.obs_normaliser is not None:
+            self._look_at_raw(self.obs_normaliser)
+        truncated &= ~terminated
+        self._count_episodes(reward, terminated | truncated, resetting)
+        arrays.update(self._ended(reward, terminated, truncated, resetting))
+        arrays.update(self._acted(gave, took))
+        self.env_steps += int(arrays["mask"].sum())
+        return Columns(arrays)
+
+    def episodes(self) -> list[Episode]:
+        """Episodes that have ended since the last time, in order."""
+        found = list(self._episodes)
+        self._episodes.clear()
+        return found
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What the normalisers have seen, as arrays by name; none without one. Environments begin anew."""
+        state: dict[str, np.ndarray] = {}
+        if self.obs_normaliser is not None:
+            state |= self.obs_normaliser.state_dict()
+        if self.reward_normaliser is not None:
+            state |= {f"reward:{name}": array for name, array in self.reward_normaliser.state_dict().items()}
+        return state
+
+    def scalings(self) -> Mapping[str, Scaling]:
+        """How observations are normalised now, by a learner batch's names."""
+        return {} if self.obs_normaliser is None else self.obs_normaliser.scalings()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what `state_dict` gave.
+
+        Raises:
+            ConfigError: it is of other normalisers.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ConfigError(f"normalisers: expected {sorted(self.state_dict())}, got {sorted(state)}")
+        reward = {name.removeprefix("reward:"): array for name, array in state.items() if name.startswith("reward:")}
+        if self.reward_normaliser is not None:
+            self.reward_normaliser.load_state_dict(reward)
+        if self.obs_normaliser is not None:
+            self.obs_normaliser.load_state_dict({n: a for n, a in state.items() if not n.startswith("reward:")})
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.envs.close()
+
+    def _record(self, arrays: dict[str, np.ndarray], t: int) -> list[np.ndarray]:
+        """Writes what is observed and the state before step ``t``; gives the observation's leaves as they are shown."""
+        shown = self._obs
+        normaliser = self.obs_normaliser
+        if normaliser is not None:
+            if self._sees and t < self.unroll_length:  # the last one is the next run's first
+                self._raw.append(shown)
+                if normaliser.count < _WARM_UP:
+                    self._look_at_raw(normaliser)
+            shown = {key: normaliser(key, leaf) for key, leaf in shown.items()}
+        for key, leaf in shown.items():
+            arrays[key][:, t] = leaf
+        for key, leaf in zip(self.policy.state_keys, self._state, strict=True):
+            arrays[key][:, t] = leaf
+        return [shown[key] for key in self.policy.obs_keys]
+
+    def _look_at_raw(self, normaliser: ObsNormaliser) -> None:
+        """From now on, observations are normalised by what was observed in this run, too."""
+        if self._raw:
+            for key in self._raw[0]:
+                normaliser.add(key, np.concatenate([leaves[key] for leaves in self._raw]))
+            normaliser.refresh()
+            self._raw.clear()
+
+    def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        obs, reward, terminated, truncated, _ = self.envs.step(self.action_spec.to_env(action, scale=self._scale))
+        done = terminated | truncated
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._resetting = done
+        elif self._mode is AutoresetMode.DISABLED and done.any():
+            obs, _ = self.envs.reset(options={"reset_mask": done})
+        self._obs = self._leaves(obs)
+        return reward, terminated, truncated
+
+    def _carried(
+        self, after: list[np.ndarray], terminated: np.ndarray, truncated: np.ndarray, resetting: np.ndarray
+    ) -> list[np.ndarray]:
+        """The state before the next step: from the start where that begins an episode."""
+        ends = resetting if self._mode is AutoresetMode.NEXT_STEP else truncated
+        ends = ends | terminated
+        if not ends.any():
+            return after
+        for leaf, start in zip(after, self.policy.initial_state(int(ends.sum())), strict=True):
+            leaf[ends] = start
+        return after
+
+    def _leaves(self, obs: NestedArray) -> dict[str, np.ndarray]:
+        """What was observed, by a learner batch's names, as the policy takes it.
+
+        Raises:
+            ConfigError: the policy takes something else.
+        """
+        found = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
+        if not set(self.policy.obs_keys) <= set(found):
+            raise ConfigError(f"the environments give {sorted(found)}, the model takes {sorted(self.policy.obs_keys)}")
+        for key, spec in zip(self.policy.obs_keys, self.policy.obs_leaves, strict=True):
+            leaf = found[key]
+            converted = as_dtype(leaf, spec.dtype)
+            if converted is None or leaf.shape[1:] != spec.shape:
+                raise ConfigError(
+                    f"{key}: the environments give {list(leaf.shape[1:])} {leaf.dtype}, "
+                    f"the model takes {list(spec.shape)} {spec.dtype}",
+                    key=key,
+                )
+            found[key] = np.ascontiguousarray(converted)
+        for key in found.keys() - set(self.policy.obs_keys):  # only learned from, as the state of a whole game is
+            leaf = found[key]
+            found[key] = np.ascontiguousarray(leaf, np.float32 if leaf.dtype == np.float64 else None)
+        return found
+
+    def _count_episodes(self, reward: np.ndarray, done: np.ndarray, resetting: np.ndarray) -> None:
+        returns = self._return[:, None] + reward[:, :-1].cumsum(1, dtype=np.float64)
+        lengths = self._length[:, None] + (~resetting[:, :-1]).cumsum(1)
+        return_before, length_before = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
+        for t, env in zip(*(axis.tolist() for axis in done[:, :-1].T.nonzero()), strict=True):
+            self._episodes.append(
+                Episode(float(returns[env, t] - return_before[env]), int(lengths[env, t] - length_before[env]), env)
+            )
+            return_before[env], length_before[env] = returns[env, t], lengths[env, t]
+        self._return, self._length = returns[:, -1] - return_before, lengths[:, -1] - length_before
+
+    def _ended(
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resetting: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Rewards, ends and mask of a run; ``truncated`` excludes ``terminated``."""
+        mask = (~resetting).astype(np.float32)
+        mask[:, -1] = 0.0
+        done = terminated | truncated
+        if self._mode is not AutoresetMode.NEXT_STEP:
+            mask[truncated] = 0.0
+            truncated[:, :-1] |= truncated[:, 1:] & ~terminated[:, :-1]
+        if self._reward_clip is not None:
+            reward = np.clip(reward, -self._reward_clip, self._reward_clip)
+        if self.reward_normaliser is not None:
+            reward[:, :-1] = self.reward_normaliser(reward[:, :-1], done[:, :-1], mask[:, :-1])
+        return {"reward": reward * mask, "terminated": terminated, "truncated": truncated, "mask": mask}
+
+    def _acted(self, gave: list[Mapping[str, Any]], took: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Actions, their log-probabilities and the version that acted."""
+        taken = np.stack(took)
+        log_prob = actions.log_prob(_stacked(gave), taken)
+        action = np.zeros((self.num_envs, self.unroll_length + 1, *taken.shape[2:]), taken.dtype)
+        action[:, :-1] = taken.swapaxes(0, 1)
+        density = np.zeros(action.shape[:2], np.float32)
+        density[:, :-1] = log_prob.T
+        version = np.full(density.shape, self.policy.version, np.int64)
+        return {"action": action, "log_prob": density, "policy_version": version}
+
+
+def _stacked(gave: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Outputs of many steps, ``[T, N, ...]``; what only noise was made of is left out."""
+    stacked: dict[str, Any] = {}
+    for name, output in gave[0].items():
+        if name in ("latent", "sde_std"):
+            continue
+        if isinstance(output, tuple | list):
+            stacked[name] = tuple(np.stack([each[name][head] for each in gave]) for head in range(len(output)))
+        else:
+            stacked[name] = np.stack([each[name] for each in gave])
+    return stacked

@@ -1,0 +1,167 @@
+"""Makes vector environments of Gymnasium's and ale_py's: all in one call, whatever steps them underneath.
+
+An Atari id becomes ale_py's own vector environment, which steps and preprocesses in threads; an id with a
+``vector_entry_point`` its own; any other one is stepped in a row (``sync``) or in processes (``async``). Knows nothing
+of policies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from brayx.errors import ConfigError, first_line
+
+Vectorization: TypeAlias = Literal["auto", "sync", "async", "native"]
+EnvSource: TypeAlias = str | Callable[[], Any]
+"""A Gymnasium id, or what makes one environment, or a vector environment, each time it is called."""
+
+_ATARI_OPTIONS = {
+    "frameskip": 4,
+    "maxpool": True,
+    "stack_num": 4,
+    "noop_max": 30,
+    "reward_clipping": False,  # a game's return is its score; what is learned from may be clipped later
+}
+
+
+def make_envs(
+    env: EnvSource,
+    num_envs: int,
+    *,
+    vectorization: Vectorization = "auto",
+    options: Mapping[str, Any] | None = None,
+) -> VectorEnv:
+    """A vector environment of ``num_envs``.
+
+    Args:
+        env: id, or factory; a factory of a vector environment makes them all at once.
+        num_envs: how many.
+        vectorization: ``native``: the id's ``vector_entry_point``, or ale_py's for an Atari id. ``auto``: native where
+            there is one, else ``sync``.
+        options: passed on to the environment; a native Atari environment has ale_py's: ``frameskip``, ``num_threads``
+            and others.
+
+    Raises:
+        ConfigError: there is no such environment or vectorization of it, or it does not take these options.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs}, expected 1 or more", key="num_envs")
+    given = dict(options or {})
+    try:
+        if callable(env):
+            return _from_factory(env, num_envs, vectorization, given)
+        spec = _spec(env)
+        game = _atari_game(spec)
+        if vectorization == "native" and game is None and spec.vector_entry_point is None:
+            raise ConfigError(f"{env} has no vector environment of its own: use sync or async", env=env)
+        if game is not None and vectorization in ("auto", "native"):
+            from ale_py.vector_env import AtariVectorEnv
+
+            own = {key: spec.kwargs[key] for key in ("repeat_action_probability", "full_action_space")}
+            made: VectorEnv = AtariVectorEnv(game, num_envs, **{**own, **_ATARI_OPTIONS, **given})
+            return made
+        mode = {"auto": None, "native": "vector_entry_point"}.get(vectorization, vectorization)
+        return gymnasium.make_vec(env, num_envs, vectorization_mode=mode, **given)
+    except ConfigError:
+        raise
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError, AssertionError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"no environment {env!r} with options {given}: {said[0]}", env=str(env)) from error
+
+
+def is_atari(env: EnvSource) -> bool:
+    """Whether an id is an Atari game's, seen as pixels."""
+    if callable(env):
+        return False
+    try:
+        return _atari_game(_spec(env)) is not None
+    except (ConfigError, gymnasium.error.Error):
+        return False
+
+
+def autoreset_mode(envs: VectorEnv) -> AutoresetMode:
+    """How ``envs`` go on after an episode; Gymnasium's default where it does not say."""
+    return AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+
+def _from_factory(
+    env: Callable[[], Any], num_envs: int, vectorization: Vectorization, options: dict[str, Any]
+) -> VectorEnv:
+    if options:
+        raise ConfigError("options are for an environment's id: a factory has its own", options=sorted(options))
+    first = env()
+    if isinstance(first, VectorEnv):
+        if first.num_envs != num_envs:
+            raise ConfigError(f"the factory's vector environment has {first.num_envs}, asked for are {num_envs}")
+        return first
+    if vectorization == "async":
+        first.close()
+        return gymnasium.vector.AsyncVectorEnv([env] * num_envs)
+    return SyncVectorEnv([lambda: first, *[env] * (num_envs - 1)])
+
+
+def check_env(env: str) -> None:
+    """Makes sure that there is an environment of an id, without making it.
+
+    Raises:
+        ConfigError: there is none; names the nearest id that there is.
+    """
+    _spec(env)
+
+
+def _spec(env: str) -> Any:
+    """Registers ale_py's ids where Gymnasium knows no such id: importing it is no part of importing Gymnasium."""
+    module, _, name = env.rpartition(":")  # Gymnasium's "module:id", whose module registers the id
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except ImportError as error:
+        raise ConfigError(f"no environment {env!r}: {first_line(error)}", env=env) from error
+    except gymnasium.error.Error:
+        atari = _register_atari()
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        more = ""
+        if not atari and (name.startswith("ALE/") or "NoFrameskip-" in name):
+            more = "; Atari games come with `pip install 'brayx[atari]'`"
+        raise ConfigError(
+            f"no environment {env!r}: the nearest known id is {_nearest(name)!r}{more}", env=env
+        ) from error
+
+
+def _register_atari() -> bool:
+    """Whether ale_py is there; its ids are, then."""
+    try:
+        import ale_py
+    except ImportError:
+        return False
+    gymnasium.register_envs(ale_py)
+    return True
+
+
+def _nearest(env: str) -> str:
+    """The registered id that looks most like ``env``: by name, then the version asked for, then the newest."""
+    asked, _, version = env.partition("-v")
+
+    def alike(known: str) -> tuple[float, bool, int]:
+        name, _, number = known.partition("-v")
+        ratio = difflib.SequenceMatcher(None, asked.lower(), name.lower()).ratio()
+        return ratio, number == version, int(number) if number.isdecimal() else 0
+
+    return max(gymnasium.registry, key=alike)
+
+
+def _atari_game(spec: Any) -> str | None:
+    """The game of an Atari id that is seen as pixels; None for any other."""
+    if not str(spec.entry_point).startswith("ale_py") or spec.kwargs.get("obs_type", "rgb") == "ram":
+        return None
+    game: str | None = spec.kwargs.get("game")
+    return game

@@ -1,0 +1,228 @@
+"""Running mean and variance, and the normalisation of observations and rewards by them. NumPy only.
+
+Merging is exact (Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances",
+equations 2.1), so moments of several processes can be put together in any order. Knows nothing of environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from brayx.engines.scaling import Scaling
+from brayx.errors import ConfigError
+
+OBS_CLIP = 10.0
+"""Largest magnitude of a normalised observation."""
+
+_EPSILON = 1e-8
+
+
+class Moments:
+    """Count, mean and sum of squared deviations of what has been seen, in float64.
+
+    Args:
+        shape: of one sample.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.count = 0
+        self.mean = np.zeros(shape)
+        self.m2 = np.zeros(shape)
+
+    @property
+    def std(self) -> np.ndarray:
+        """Of the population, ``[*shape]``; 1 before the second sample."""
+        if self.count < 2:
+            return np.ones_like(self.mean)
+        deviation: np.ndarray = np.sqrt(self.m2 / self.count + _EPSILON)
+        return deviation
+
+    def add(self, samples: np.ndarray) -> None:
+        """Adds ``[N, *shape]``."""
+        if len(samples) == 0:
+            return
+        part = Moments(self.mean.shape)
+        part.count = len(samples)
+        part.mean = samples.mean(0, dtype=np.float64)
+        part.m2 = np.square(samples - part.mean).sum(0)
+        self.merge(part)
+
+    def merge(self, other: Moments) -> None:
+        """Adds what ``other`` has seen.
+
+        Raises:
+            ConfigError: it has seen something of another shape.
+        """
+        if other.mean.shape != self.mean.shape:
+            raise ConfigError(f"moments of shape {list(self.mean.shape)} cannot take in {list(other.mean.shape)}")
+        if other.count == 0:
+            return
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        self.m2 = self.m2 + other.m2 + np.square(delta) * (self.count * other.count / total)
+        self.mean = self.mean + delta * (other.count / total)
+        self.count = total
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies, as arrays by name."""
+        return {"count": np.asarray(self.count), "mean": self.mean.copy(), "m2": self.m2.copy()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, np.ndarray]) -> Moments:
+        """What `state_dict` gave."""
+        mean, m2 = (np.array(state[key], np.float64) for key in ("mean", "m2"))
+        made = Moments(mean.shape)
+        made.count, made.mean, made.m2 = int(state["count"]), mean, m2
+        return made
+
+
+def scaling_of(moments: Moments, clip: float = OBS_CLIP) -> Scaling:
+    """How a leaf is normalised that has these moments."""
+    return Scaling(moments.mean.astype(np.float32), (1 / moments.std).astype(np.float32), clip)
+
+
+class Shared:
+    """Moments that several processes gather together: what is used, and what the others do not know of yet.
+
+    Each process hands `drain` to whoever merges, and takes the merged moments in with `adopt`.
+
+    Args:
+        shape: of one sample.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.total = Moments(shape)
+        self._fresh = Moments(shape)
+
+    def add(self, samples: np.ndarray) -> None:
+        """Adds ``[N, *shape]``."""
+        part = Moments(self.total.mean.shape)
+        part.add(samples)
+        self.total.merge(part)
+        self._fresh.merge(part)
+
+    def drain(self) -> Moments:
+        """What was added since the last time."""
+        fresh, self._fresh = self._fresh, Moments(self.total.mean.shape)
+        return fresh
+
+    def adopt(self, merged: Moments) -> None:
+        """Goes on from everybody's moments and what is not in them yet."""
+        total = Moments.from_state(merged.state_dict())
+        total.merge(self._fresh)
+        self.total = total
+
+    def load(self, moments: Moments) -> None:
+        """Goes on from ``moments`` alone, as after a restart."""
+        self.total, self._fresh = Moments.from_state(moments.state_dict()), Moments(moments.mean.shape)
+
+
+class ObsNormaliser:
+    """Observations with mean 0 and deviation 1, leaf by leaf; leaves that are not floats stay as they are.
+
+    Args:
+        shapes: of the leaves of one observation, by path.
+        dtypes: of the same.
+        clip: largest magnitude that comes out.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype[Any]], clip: float = OBS_CLIP
+    ) -> None:
+        self.leaves = {path: Shared(shape) for path, shape in shapes.items() if dtypes[path].kind == "f"}
+        self.clip = clip
+        self._used: dict[str, Scaling] = {}
+        self.refresh()
+
+    @property
+    def count(self) -> int:
+        """Observations seen."""
+        return max((leaf.total.count for leaf in self.leaves.values()), default=0)
+
+    def add(self, path: str, samples: np.ndarray) -> None:
+        """Sees a leaf ``[N, ...]``; it is normalised by that from the next `refresh` on."""
+        if path in self.leaves:
+            self.leaves[path].add(samples)
+
+    def refresh(self) -> None:
+        """Normalises by all that was seen."""
+        self._used = {path: scaling_of(leaf.total, self.clip) for path, leaf in self.leaves.items()}
+
+    def scalings(self) -> dict[str, Scaling]:
+        """How leaves are normalised now, by path."""
+        return self._used
+
+    def __call__(self, path: str, leaf: np.ndarray) -> np.ndarray:
+        """A leaf ``[..., *shape]``, normalised; a fresh array when it is a float one."""
+        if path not in self._used:
+            return leaf
+        mean, scale, limit = self._used[path]
+        out: np.ndarray = (leaf - mean) * scale
+        return np.clip(out, -limit, limit, out=out)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Moments, as arrays by path and name: ``obs/image:mean``."""
+        return {
+            f"{path}:{name}": array
+            for path, leaf in self.leaves.items()
+            for name, array in leaf.total.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what `state_dict` gave.
+
+        Raises:
+            ConfigError: it is of other observations.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ConfigError(f"normaliser: expected {sorted(self.state_dict())}, got {sorted(state)}")
+        for path, leaf in self.leaves.items():
+            leaf.load(Moments.from_state({name: state[f"{path}:{name}"] for name in ("count", "mean", "m2")}))
+        self.refresh()
+
+
+class RewardNormaliser:
+    """Rewards over the deviation of their discounted sums; not centred, so that their signs stay.
+
+    Args:
+        num_envs: of the environments, each of which has a sum.
+        gamma: discount of the sums.
+        clip: largest magnitude that comes out.
+    """
+
+    def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
+        self.moments = Shared()
+        self._gamma = gamma
+        self._clip = clip
+        self._sums = np.zeros(num_envs)
+
+    def __call__(self, reward: np.ndarray, done: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Sees and normalises the rewards of a run.
+
+        Args:
+            reward: ``[N, T]``.
+            done: ``[N, T]`` bool, an episode ended with that step.
+            mask: ``[N, T]``, 0 where nothing was done.
+
+        Returns:
+            ``[N, T]`` float32.
+        """
+        sums = np.empty(reward.shape)
+        for t in range(reward.shape[1]):
+            self._sums = self._sums * self._gamma + reward[:, t]
+            sums[:, t] = self._sums
+            self._sums[done[:, t]] = 0.0
+        self.moments.add(sums[mask > 0])
+        scaled: np.ndarray = reward / self.moments.total.std
+        return np.asarray(np.clip(scaled, -self._clip, self._clip), np.float32)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The moments; sums begin anew with the environments."""
+        return self.moments.total.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.moments.load(Moments.from_state(state))

@@ -1,0 +1,111 @@
+"""PettingZoo's parallel games as a Gymnasium vector environment: each agent of each game is a row.
+
+Rows of one game stand side by side and share its rewards' and ends' timing. With ``state``, an observation is
+``{"obs": an agent's own, "state": the game's}``, for algorithms whose value sees the whole game. Knows nothing of
+policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from brayx.errors import ConfigError
+from brayx.nets.central import OWN, STATE
+
+
+class AgentsAsRows(VectorEnv):
+    """Steps games one after the other; a game that has ended begins anew at the next step, whatever is done there.
+
+    Args:
+        make: makes a game, a PettingZoo `ParallelEnv` whose agents are alike and stay until the game ends.
+        games: how many.
+        state: observations have the game's state beside the agent's own observation.
+
+    Raises:
+        ConfigError: the agents' spaces differ, or the game has no state.
+    """
+
+    def __init__(self, make: Callable[[], Any], games: int = 1, *, state: bool = False) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self._games = [make() for _ in range(games)]
+        first = self._games[0]
+        self.agents = list(first.possible_agents)
+        self.num_envs = games * len(self.agents)
+        self._with_state = state
+        spaces = {agent: (first.observation_space(agent), first.action_space(agent)) for agent in self.agents}
+        own, self.single_action_space = spaces[self.agents[0]]
+        for agent, (observed, acted) in spaces.items():
+            if (observed, acted) != (own, self.single_action_space):
+                raise ConfigError(
+                    f"agents are rows only where they are alike: {self.agents[0]!r} observes {own} and acts in "
+                    f"{self.single_action_space}, {agent!r} {observed} and {acted}"
+                )
+        self.single_observation_space = own
+        if state:
+            space = getattr(first, "state_space", None)
+            if not isinstance(space, gymnasium.Space):
+                raise ConfigError(f"{first} has no state_space, and its agents' value is to see the game's state")
+            self.single_observation_space = gymnasium.spaces.Dict({OWN: own, STATE: space})
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._ended = [False] * games
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins every game anew, each with a seed of its own."""
+        rows = []
+        for index, game in enumerate(self._games):
+            found, _ = game.reset(seed=None if seed is None else int(seed) + index, options=options)
+            rows += self._rows(game, found)
+        self._ended = [False] * len(self._games)
+        return self._joined(rows), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One step of every game.
+
+        Raises:
+            ConfigError: an agent has left a game that goes on.
+        """
+        size = len(self.agents)
+        rows: list[Any] = []
+        reward = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        for index, game in enumerate(self._games):
+            if self._ended[index]:
+                found, _ = game.reset()
+                rows += self._rows(game, found)
+                self._ended[index] = False
+                continue
+            own = {agent: actions[index * size + at] for at, agent in enumerate(self.agents)}
+            found, rewards, ends, cuts, _ = game.step(own)
+            for at, agent in enumerate(self.agents):
+                row = index * size + at
+                reward[row], terminated[row], truncated[row] = rewards[agent], ends[agent], cuts[agent]
+            over = (terminated | truncated)[index * size : (index + 1) * size]
+            if over.any() and not over.all():
+                gone = [agent for agent, left in zip(self.agents, over, strict=True) if left]
+                raise ConfigError(f"{gone} left a game that goes on, and agents that are rows must end together")
+            self._ended[index] = bool(over.all())
+            rows += self._rows(game, found)
+        return self._joined(rows), reward, terminated, truncated, {}
+
+    def close_extras(self, **_: Any) -> None:
+        """Closes the games."""
+        for game in self._games:
+            game.close()
+
+    def _rows(self, game: Any, found: dict[str, Any]) -> list[Any]:
+        if not self._with_state:
+            return [found[agent] for agent in self.agents]
+        state = game.state()
+        return [{OWN: found[agent], STATE: state} for agent in self.agents]
+
+    def _joined(self, rows: list[Any]) -> Any:
+        space = self.single_observation_space
+        whole: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, rows, whole)

@@ -1,0 +1,141 @@
+"""What acts in a rollout: an engine with the newest weights bound, and what a recurrent model carries along.
+
+Only what acting needs is computed: a value's tower is left out of the graph. Knows nothing of environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from torch import nn
+
+from brayx.engines.base import Engine
+from brayx.engines.scaling import learned
+from brayx.errors import ModelError
+from brayx.types import NestedArray, Weights, flatten
+
+ActingEngine: TypeAlias = Literal["onnx", "torch"]
+
+_NOT_FOR_ACTING = ("value",)
+_PREFIX = "acting."
+
+
+class _Acting(nn.Module):
+    """The module without the outputs that nobody acts by."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.acting = module
+
+    def forward(self, *args: Any) -> dict[str, Any]:
+        outputs: Mapping[str, Any] = self.acting(*args)
+        return {name: output for name, output in outputs.items() if name not in _NOT_FOR_ACTING}
+
+
+class Policy:
+    """Runs a model on batches of observations, with one set of weights at a time.
+
+    Args:
+        module: takes ``forward_args``, gives the outputs that `brayx.actions` draws from; copied.
+        forward_args: example arguments, batch axis of at least 1; one named ``state`` is carried from step to step.
+        engine: ``onnx`` or, for what cannot be exported, ``torch``.
+        threads: of one run, with ``onnx``.
+
+    Attributes:
+        version: of the weights; 0: the module's own.
+        obs_keys: a learner batch's names of an observation's leaves, in the order in which `step` takes them.
+        obs_leaves: their shapes and dtypes.
+        state_keys: a learner batch's names of the state's leaves; none for a model without one.
+
+    Raises:
+        ModelError: the module does not give a mapping of outputs, or cannot be exported.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward_args: tuple[NestedArray, ...],
+        *,
+        engine: ActingEngine = "onnx",
+        threads: int = 1,
+    ) -> None:
+        self.version = 0
+        built, self._prefix = _engine(module, forward_args, engine, threads)
+        self._engine = built
+        self._tree = built.spec.output_tree
+        state = built.spec.state
+        self._state_inputs = () if state is None else state.inputs
+        self._state_outputs = () if state is None else state.outputs
+        self._bound = built.bind(built.initial)
+        at = None if state is None else state.argument
+        args = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+        # Named as in a learner batch.
+        self.obs_keys = tuple(flatten(args[0] if len(args) == 1 else args, "obs"))
+        self.obs_leaves = tuple(leaf for i, leaf in enumerate(built.spec.inputs) if i not in self._state_inputs)
+        initial = {} if state is None else flatten(state.initial, "state")
+        self.state_keys = tuple(initial)
+        self._initial = tuple(initial.values())
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Acts with these weights from the next step on.
+
+        Raises:
+            BadWeights: they are not the module's.
+        """
+        # Who steps environments normalises by moments that are newer than a version's.
+        own = learned(weights)
+        self._bound = self._engine.bind({self._prefix + name: array for name, array in own.items()})
+        self.version = version
+
+    def initial_state(self, num: int) -> list[np.ndarray]:
+        """The state's leaves ``[num, ...]`` at an episode's start; none for a model without one."""
+        return [np.repeat(leaf[None], num, 0) for leaf in self._initial]
+
+    def step(self, obs: Sequence[np.ndarray], state: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Outputs by name, ``[N, ...]``, and the state after the step.
+
+        Args:
+            obs: leaves ``[N, ...]`` in the order of `obs_keys`, C-contiguous and as `obs_leaves` says.
+            state: leaves as `initial_state` or the last step gave them.
+
+        Raises:
+            ModelError: the engine failed.
+        """
+        if not self._state_inputs:
+            leaves = self._engine.run(self._bound, obs)
+            return self._named(leaves), []
+        inputs, rest = list(obs), list(state)
+        for index in self._state_inputs:
+            inputs.insert(index, rest.pop(0))
+        leaves = self._engine.run(self._bound, inputs)
+        outputs = self._named(leaves)
+        outputs.pop("state", None)
+        return outputs, [leaves[index] for index in self._state_outputs]
+
+    def _named(self, leaves: list[np.ndarray]) -> dict[str, Any]:
+        nested: Any = self._tree.unflatten(leaves)
+        outputs: dict[str, Any] = nested
+        return outputs
+
+
+def _engine(
+    module: nn.Module, forward_args: tuple[NestedArray, ...], kind: ActingEngine, threads: int
+) -> tuple[Engine, str]:
+    """An engine, and what it has before the names of the module's weights."""
+    from brayx.engines.torch import TorchEngine, describe, frozen_copy
+
+    spec = describe(frozen_copy(module), forward_args)
+    names = {leaf.path.split("/")[0] for leaf in spec.outputs}
+    if not names & {"logits", "mean", "tanh_mean"}:
+        raise ModelError(f"the model gives {sorted(names)}, and no logits, mean or tanh_mean to act by")
+    wrapped, prefix = module, ""
+    # A recurrent model's outputs share what they are computed from, and its state is known by the argument's name.
+    if spec.state is None and names & set(_NOT_FOR_ACTING):
+        wrapped, prefix = _Acting(module), _PREFIX
+    if kind == "torch":
+        return TorchEngine(wrapped, forward_args), prefix
+    from brayx.engines.onnx import OnnxEngine
+
+    return OnnxEngine(wrapped, forward_args, threads=threads, traced=True), prefix

@@ -1,0 +1,109 @@
+"""How good the model is on what it does not learn from: losses on evaluation buffers, and what the user measures.
+
+Losses are measured by one update of a copy, at learning rate 0, that nobody looks at afterwards: so every algorithm
+can be evaluated as it is, and nothing of it is written twice. Knows nothing of where batches come from.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from brayx.algorithms.base import Algorithm
+from brayx.algorithms.build import build
+from brayx.replay.packing import Batch
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.hooks import Hooks
+from brayx.trainer.prefetch import Prefetch, Ready
+
+_NOT_MEASURED = ("learning_rate", "grad_norm")
+
+
+class Evaluation:
+    """Measures a module every `TrainerConfig.eval_interval` updates. Use it in a ``with``, which ends its threads.
+
+    Args:
+        config: options.
+        module: that learns.
+        prepare: makes a batch ready; it has no hook.
+        streams: of evaluation batches, by buffer. Each is read by a thread, as far as it is looked at.
+        hooks: the user's.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        module: nn.Module,
+        prepare: Callable[[Batch], Ready],
+        streams: Mapping[str, Iterator[Batch]],
+        hooks: Hooks,
+    ) -> None:
+        self._config = config
+        self._module = module
+        self._hooks = hooks
+        self._stack = ExitStack()
+        self._streams = {
+            name: self._stack.enter_context(Prefetch(stream, prepare, config.eval_batches))
+            for name, stream in streams.items()
+        }
+        self._kept: dict[str, deque[Ready]] = {name: deque(maxlen=config.eval_batches) for name in streams}
+
+    def __enter__(self) -> Evaluation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def due(self, updates: int) -> bool:
+        """Whether there is something to measure after so many updates."""
+        asked = bool(self._streams) or self._hooks.evaluate is not None
+        return asked and updates % self._config.eval_interval == 0
+
+    def run(self, algorithm: Algorithm, progress: float, step: int) -> dict[tuple[str, str], float]:
+        """Numbers by metric and label: ``eval/NAME``, labelled by buffer when there are several.
+
+        Args:
+            algorithm: whose own state is taken, as it is.
+            progress: as for `Algorithm.update`.
+            step: transitions learned from.
+
+        Raises:
+            ModelError: the hook ``evaluate`` failed.
+        """
+        began = time.monotonic()
+        numbers = {(f"eval/{name}", ""): value for name, value in self._hooks.evaluated(self._module, step).items()}
+        state = algorithm.state_dict() if self._streams else {}
+        for buffer, stream in self._streams.items():
+            kept = self._kept[buffer]
+            while (ready := stream.poll()) is not None:
+                kept.append(ready)
+                if len(kept) == kept.maxlen:
+                    break
+            label = buffer if len(self._streams) > 1 else ""
+            numbers |= {(f"eval/{name}", label): value for name, value in self._losses(state, progress, kept).items()}
+        return {**numbers, ("evaluate_seconds", ""): time.monotonic() - began}
+
+    def _losses(self, state: Mapping[str, Any], progress: float, batches: deque[Ready]) -> dict[str, float]:
+        """Means over the batches."""
+        if not batches:
+            return {}
+        device = next((p.device for p in self._module.parameters() if p.device.type == "cuda"), None)
+        measured: list[dict[str, float]] = []
+        with torch.random.fork_rng(devices=[] if device is None else [device]):
+            # Ranks that share the model do not take part, so the copy is alone.
+            module = copy.deepcopy(self._module).eval()
+            config = self._config.algorithm
+            once = config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
+            algorithm = build(once, module, torch.optim.SGD(module.parameters(), lr=0.0))
+            for ready in batches:
+                algorithm.load_state_dict(copy.deepcopy(dict(state)))
+                measured.append(algorithm.update(ready.tensors, progress))
+        names = [name for name in measured[0] if name not in _NOT_MEASURED]
+        return {name: sum(each[name] for each in measured) / len(measured) for name in names}

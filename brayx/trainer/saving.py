@@ -1,0 +1,129 @@
+"""When a checkpoint is saved and what becomes of one that cannot be: the old one stays, and training goes on.
+
+`checkpoint` says what is in one, a `Keeper` where it goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from brayx.errors import TrackingError
+from brayx.replay.packing import Batch
+from brayx.trainer.checkpoint import Counters
+
+log = logging.getLogger(__name__)
+
+BEST_METRIC = "episode_return"
+"""Name under which a checkpoint carries the mean return it was saved at."""
+_BETTER_BY = 0.05
+"""A checkpoint out of turn needs a return this share better than the best saved so far,"""
+_BETTER_AFTER_S = 2.0
+"""and this long since the last, because saving holds up learning."""
+_SAMPLES = 256
+"""Observations that a checkpoint keeps."""
+
+
+class Keeper(Protocol):
+    """Where checkpoint folders are kept."""
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """Copies ``folder``; drops checkpoints that are neither new nor the best."""
+        ...
+
+    def latest(self) -> Path | None:
+        """Folder of the newest checkpoint."""
+        ...
+
+
+class Saver:
+    """Saves checkpoints in their turn, and better ones out of it.
+
+    Args:
+        keeper: where they go.
+        write: writes one into an empty folder, given JSON values for its ``meta.json``.
+        counters: how far training has come; the best return is kept there.
+        interval_s: seconds between two.
+        every: updates between two, beside that; None: only the seconds count.
+        about: JSON values for ``meta.json``.
+        failed: called for each that could not be saved in its turn.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        write: Callable[[Path, Mapping[str, Any]], None],
+        counters: Counters,
+        interval_s: float,
+        about: Mapping[str, Any],
+        failed: Callable[[], None],
+        every: int | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._write = write
+        self._counters = counters
+        self._interval_s = interval_s
+        self._about = about
+        self._failed = failed
+        self._every = every
+        self._failing = False
+        self._saved_at = time.monotonic()
+
+    def save(self, return_mean: float | None) -> None:
+        """Saves one now.
+
+        Args:
+            return_mean: of the last games; None: not known.
+
+        Raises:
+            TrackingError, OSError: it cannot be written or kept; those before are as they were.
+        """
+        counters, best = self._counters, self._counters.best_return
+        if return_mean is not None:
+            counters.best_return = max(return_mean, best if best is not None else return_mean)
+        metrics = {} if return_mean is None else {BEST_METRIC: return_mean}
+        try:
+            with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as temporary:
+                self._write(Path(temporary), {**self._about, "metrics": metrics})
+                self._keeper.save(Path(temporary), counters.env_steps, metrics)
+        except BaseException:
+            counters.best_return = best
+            raise
+
+    def save_in_turn(self, return_mean: float | None) -> None:
+        """Saves one if it is time, or if the return has grown; one that fails is counted, and logged once in a row."""
+        age_s = time.monotonic() - self._saved_at
+        best = self._counters.best_return
+        better = return_mean is not None and (best is None or return_mean > best + _BETTER_BY * abs(best))
+        turn = self._every is not None and self._counters.updates % self._every == 0
+        if age_s < self._interval_s and not turn and not (better and age_s >= _BETTER_AFTER_S):
+            return
+        try:
+            self.save(return_mean)
+            self._failing = False
+        except (TrackingError, OSError) as error:
+            self._failed()
+            if not self._failing:
+                steps = self._counters.env_steps
+                log.warning("no checkpoint at %d steps, training goes on: %s", steps, error)
+            self._failing = True
+        self._saved_at = time.monotonic()
+
+
+def samples_of(batch: Batch | None) -> dict[str, np.ndarray]:
+    """Some observations of a batch by leaf, ``[N, ...]``, evenly spread over its steps."""
+    if batch is None:
+        return {}
+    rows = np.flatnonzero(batch["mask"] > 0)
+    rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLES)).astype(int)]
+    return {
+        key: array.reshape(-1, *array.shape[2:])[rows]
+        for key, array in batch.items()
+        if key == "obs" or key.startswith("obs/")
+    }

@@ -1,0 +1,110 @@
+"""A job as YAML that explains itself: every option with its value and, as a comment, what it means.
+
+The texts are the docstrings under the fields of the config models, so what a template says of an option is what its
+code says. Knows nothing of running a job.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from deployments.job import KINDS, TOP_OPTIONS, JobConfig
+
+_WIDTH = 118
+
+
+def documented(job: JobConfig) -> str:
+    """The job's YAML with all defaults filled in and a comment for every option."""
+    plain = job.as_dict()
+    lines = [line for name in TOP_OPTIONS for line in _option(name, plain.pop(name), option_docs(JobConfig)[name], 0)]
+    components = {name: part for group in KINDS for name, part in getattr(job, f"{group}s").items()}
+    for name, values in plain.items():
+        lines += [
+            "",
+            *_comment(class_doc(type(components[name])), 0),
+            f"{name}:",
+            *_fields(components[name], values, 1),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def option_docs(model: type[BaseModel]) -> Mapping[str, str]:
+    """What the docstring under each field says, by the name that the YAML has for it; empty where there is none."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            found.update(_docs_in(base))
+    return {field.alias or name: found.get(name, "") for name, field in model.model_fields.items()}
+
+
+def class_doc(model: type[BaseModel]) -> str:
+    """First paragraph of a config model's docstring."""
+    return _plain((inspect.getdoc(model) or "").split("\n\n")[0])
+
+
+def _docs_in(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(parsed, ast.ClassDef)
+    for field, text in zip(parsed.body, parsed.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            yield field.target.id, _plain(inspect.cleandoc(text.value.value))
+
+
+def _fields(part: BaseModel, values: Mapping[str, Any], depth: int) -> Iterator[str]:
+    docs = option_docs(type(part))
+    inner = {field.alias or name: getattr(part, name) for name, field in type(part).model_fields.items()}
+    for name, value in values.items():
+        held = inner.get(name)
+        if isinstance(held, BaseModel):
+            yield from _comment(docs.get(name, ""), depth)
+            yield f"{'  ' * depth}{name}:"
+            yield from _fields(held, value, depth + 1)
+        elif isinstance(held, (list, tuple)) and held and all(isinstance(each, BaseModel) for each in held):
+            yield from _comment(docs.get(name, ""), depth)
+            yield f"{'  ' * depth}{name}:"
+            for each, plain in zip(held, value, strict=True):
+                lines = list(_fields(each, plain, depth + 2))
+                first = next(index for index, line in enumerate(lines) if not line.lstrip().startswith("#"))
+                yield from (line[2:] for line in lines[:first])  # a comment stands before its item
+                yield f"{'  ' * (depth + 1)}- {lines[first].lstrip()}"
+                yield from lines[first + 1 :]
+        else:
+            yield from _option(name, value, docs.get(name, ""), depth)
+
+
+def _option(name: str, value: Any, doc: str, depth: int) -> list[str]:
+    """One line where the comment fits behind the value, else the comment above it."""
+    line = f"{'  ' * depth}{name}: {_flow(value)}"
+    if doc and len(line) + len(doc) + 4 <= _WIDTH:
+        return [f"{line}  # {doc}"]
+    return [*_comment(doc, depth), line]
+
+
+def _comment(doc: str, depth: int) -> list[str]:
+    indent = "  " * depth + "# "
+    return textwrap.wrap(doc, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def _plain(text: str) -> str:
+    """A docstring as a comment: one paragraph without markup."""
+    return " ".join(text.replace("``", "").replace("`", "").split())

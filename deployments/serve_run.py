@@ -1,0 +1,62 @@
+"""What ``serve run MODULE:app`` can tell its user before it starts Ray: that its door's port is taken.
+
+Without it the user waits for Ray to start, and then reads the traceback of a proxy. The command builds the application
+first, in its own process; with a Serve config it does not, and builds nothing there. Knows nothing of applications.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray.serve.config import HTTPOptions
+
+from brayx.errors import StartupError
+
+_TIMEOUT_S = 1.0
+
+
+def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) -> None:
+    """Ends ``serve run`` with one line if something else than Serve listens where Serve is to; else does nothing.
+
+    Args:
+        argv: what this process was started with.
+        host, port: where Serve listens; empty: where it does unless told.
+    """
+    if Path(argv[0]).name != "serve" or "run" not in argv:
+        return
+    options = HTTPOptions()
+    try:
+        check_port(host or str(options.host), port or options.port)
+    except StartupError as error:
+        raise SystemExit(f"{error.code}: {error}") from None  # a traceback would say no more
+
+
+def check_port(host: str, port: int) -> None:
+    """Makes sure that nobody listens at a port, or a Serve does, which ``serve run`` joins.
+
+    Raises:
+        StartupError: somebody else does.
+    """
+    try:
+        with socket.create_connection((host, port), _TIMEOUT_S):
+            pass
+    except OSError:
+        return
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/-/healthz")
+        if connection.getresponse().status == http.client.OK:
+            return
+    except (OSError, http.client.HTTPException):
+        pass
+    finally:
+        connection.close()
+    raise StartupError(
+        f"port {port} of {host}, where Serve is to listen, is taken: stop what listens there, or run a Serve config "
+        f"with another http_options.port (docs/guide-serve.md)",
+        port=port,
+    )

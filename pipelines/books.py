@@ -1,0 +1,318 @@
+"""A trial's books kept by a process of their own, since MLflow takes seconds to import and to open.
+
+`Clerk` is the side that trains: it is the loop's `Keeper`, takes what metrics gathered, and never imports MLflow. Its
+process holds the trial and its `Hub`. Between them go pickles, through pipes that nobody else has. Knows nothing of
+learning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from brayx.errors import BrayxError, TrackingError, first_line
+from brayx.hub import Drained
+from brayx.metrics import Recorder
+from brayx.tracking import Status, Trial
+from brayx.tracking.store import sqlite_path
+
+_OPEN_S = 120.0
+"""How long MLflow may take to come up: it makes its tables, on a machine that is busy training."""
+_ANSWER_S = 60.0
+_SEND_EVERY_S = 1.0
+_LEAVE_S = 2.0
+_WAITING = 8
+"""Requests that may wait for the process."""
+_BEST_METRIC = "episode_return"
+_NICE = 5
+"""Training goes first; the books must not starve either."""
+
+
+class Books(Protocol):
+    """Who keeps a trial's metrics and checkpoints while it trains; `Clerk`, for one."""
+
+    def push(self, part: Drained) -> None:
+        """Takes what a recorder drained."""
+        ...
+
+    def check(self) -> None:
+        """Raises what keeps it from going on, if anything does."""
+        ...
+
+    def latest(self) -> Path | None:
+        """As `Keeper.latest`."""
+        ...
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `Keeper.save`."""
+        ...
+
+
+class Clerk:
+    """Keeps the books of one trial in another process.
+
+    What goes wrong there is raised where somebody waits for it: by `trial`, `latest`, `close` and `check`.
+
+    Args:
+        project, name: of the trial.
+        uri: of the tracking store, as `tracking_uri` gives it.
+        params: written as the trial's.
+        resume: go on with an unfinished trial of that name.
+        kept: newest checkpoints kept, beside the best.
+    """
+
+    def __init__(
+        self, project: str, name: str, uri: str, params: Mapping[str, Any], *, resume: bool = True, kept: int = 2
+    ) -> None:
+        self._kept = kept
+        self._recorder = Recorder()
+        self._lock = threading.Lock()
+        self._requests: queue.Queue[tuple[tuple[Any, ...], Future[Any]] | None] = queue.Queue(maxsize=_WAITING)
+        self._saving: Future[Any] | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._may_resume = resume and may_resume(uri, project, name)
+        self._folder = tempfile.TemporaryDirectory(prefix="brayx-books-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.books"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self._thread = threading.Thread(target=self._talk, name="brayx-clerk", daemon=True)
+        self._thread.start()
+        self._opened = self._ask("open", project, name, uri, dict(params), resume)
+
+    def trial(self) -> Trial:
+        """The trial; waits until it is open.
+
+        Raises:
+            TrackingError: it could not be opened.
+        """
+        opened: Trial = self._result(self._opened, _OPEN_S)
+        return opened
+
+    def push(self, part: Drained) -> None:
+        """Takes what a recorder drained; it is written within a second or two."""
+        with self._lock:
+            self._recorder.merge(part)
+
+    def check(self) -> None:
+        """Raises what ended the clerk's process, if anything has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def latest(self) -> Path | None:
+        """As `Keeper.latest`; waits for MLflow only where a trial of that name may have been interrupted."""
+        if not self._may_resume:
+            return None
+        found: Path | None = self._result(self._ask("latest"), _OPEN_S)
+        return found
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `Keeper.save`: copied here, kept there later. Waits for the one before, and raises what became of it."""
+        self._saved()
+        copy = Path(self._folder.name) / f"{step:012d}"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        self._saving = self._ask("save", copy, step, dict(metrics), self._kept)
+
+    def close(self, status: Status) -> Trial:
+        """Writes what is left, ends the trial and the process.
+
+        Raises:
+            TrackingError: something could not be written; the process has ended all the same.
+        """
+        try:
+            trial = self.trial()
+            self._saved()
+            self._flush()
+            self._result(self._ask("finish", status), _ANSWER_S)
+            return trial
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the process, whatever it is at; the trial stays as it is. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(queue.Full):
+            self._requests.put_nowait(None)
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_S)
+                break
+        self._thread.join(5.0)
+        self._folder.cleanup()
+
+    def _saved(self) -> None:
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            self._result(saving, _OPEN_S)
+
+    def _flush(self) -> None:
+        with self._lock:
+            part = self._recorder.drain()
+        if part[0]:
+            self._result(self._ask("push", part), _ANSWER_S)
+
+    def _ask(self, *request: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            self._requests.put((request, future), timeout=_ANSWER_S)
+        except queue.Full:
+            future.set_exception(TrackingError(f"the books were busy for {_ANSWER_S:g} s"))
+        return future
+
+    def _result(self, future: Future[Any], timeout_s: float) -> Any:
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            raise TrackingError(f"the books gave no answer for {timeout_s:g} s") from None
+
+    def _talk(self) -> None:
+        """The thread: requests in order, and once a second what metrics have gathered."""
+        while True:
+            try:
+                item = self._requests.get(timeout=_SEND_EVERY_S)
+            except queue.Empty:
+                with self._lock:
+                    part = self._recorder.drain()
+                if not part[0]:
+                    continue
+                item = (("push", part), Future())
+            if item is None:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()  # type: ignore[union-attr]
+                return
+            request, future = item
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                future.set_result(self._exchange(request))
+            except BaseException as error:
+                if request[0] == "open" or not isinstance(error, BrayxError):
+                    self._failure = self._failure or error
+                future.set_exception(error)
+
+    def _exchange(self, request: tuple[Any, ...]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            pickle.dump(request, self._process.stdin)
+            self._process.stdin.flush()
+            answer, error = pickle.load(self._process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as broken:
+            failure = TrackingError(f"the process that keeps the books has ended with {self._process.poll()}")
+            self._failure = failure
+            raise failure from broken
+        if error is not None:
+            raise error
+        return answer
+
+
+def may_resume(uri: str, project: str, name: str) -> bool:
+    """Whether there may be an unfinished trial of that name: a look into a sqlite file tells without MLflow.
+
+    Anywhere else, and for a file that this cannot read, it may.
+    """
+    path = sqlite_path(uri)
+    if path is None:
+        return True
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
+            found = connection.execute(
+                "SELECT runs.status FROM runs JOIN experiments USING (experiment_id) "
+                "WHERE experiments.name = ? AND runs.name = ? ORDER BY runs.start_time DESC LIMIT 1",
+                (project, name),
+            ).fetchone()
+    except sqlite3.Error:
+        return True
+    return found is not None and found[0] != "FINISHED"
+
+
+class _Desk:
+    """The process's side."""
+
+    def __init__(self) -> None:
+        self._trial: Trial | None = None
+        self._hub: Any = None
+
+    def answer(self, verb: str, *arguments: Any) -> Any:
+        """Does what is asked for."""
+        return getattr(self, f"_{verb}")(*arguments)
+
+    def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool) -> Trial:
+        from brayx.hub import Hub
+        from brayx.tracking import initialise
+
+        self._trial = Trial.open(project, name, initialise(uri), resume=resume)
+        self._trial.log_params(params)
+        self._hub = Hub(self._trial)
+        return self._trial
+
+    def _push(self, part: Drained) -> None:
+        self._hub.push(part)
+
+    def _latest(self) -> Path | None:
+        assert self._trial is not None
+        return self._trial.latest_checkpoint()
+
+    def _save(self, folder: Path, step: int, metrics: dict[str, float], kept: int) -> None:
+        assert self._trial is not None
+        self._trial.save_checkpoint(folder, step, metrics)
+        self._trial.prune_checkpoints(kept, best_by=_BEST_METRIC)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _finish(self, status: Status) -> None:
+        assert self._trial is not None
+        self._hub.close()
+        self._trial.finish(status)
+
+
+def main() -> int:
+    """Answers requests on standard input until it ends: with the one who asked, whatever became of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who trains decides when the books are closed
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints, prints elsewhere
+    desk = _Desk()
+    while True:
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        try:
+            answer: tuple[Any, BaseException | None] = (desk.answer(*request), None)
+        except BrayxError as error:
+            answer = (None, error)
+        except Exception as error:
+            answer = (None, TrackingError(f"the books cannot {request[0]}: {first_line(error)}"))
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The same training as `pipelines.rollouts.train_local`, over a cluster: rollout workers, a buffer, a learner, a trial.
+
+The arguments become a job as its YAML would say it, and `pipelines.train` runs that; what a YAML can do more (shards,
+one's own modules) is a matter of writing one. Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from brayx.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from brayx.algorithms.build import AlgorithmConfig
+    from brayx.rollout.evaluate import Evaluation
+    from brayx.tracking import Trial
+    from deployments.job import JobConfig
+    from pipelines.rollouts import Point, Result
+    from pipelines.training import Training
+
+
+def train_distributed(
+    env: str,
+    algorithm: AlgorithmConfig | None = None,
+    training: Training | None = None,
+    *,
+    num_workers: int = 2,
+    max_policy_lag: int | None = None,
+    ranks: int = 1,
+    where: Literal["train", "process"] = "process",
+    cpus_per_worker: float = 0.0,
+    checkpoint_interval_s: float = 15.0,
+    project: str | None = None,
+    trial: str = "main",
+    resume: bool = True,
+    tracking: str | None = None,
+    address: str = "",
+    log_interval: int | None = None,
+) -> tuple[Result, Trial]:
+    """Trains a policy for ``env`` with workers on a Ray cluster.
+
+    The trial is an MLflow run: an interrupted one of that name goes on from its checkpoint.
+
+    Args:
+        env: Gymnasium id.
+        algorithm: options; None: PPO's defaults.
+        training: what `pipelines.rollouts.train_local` takes as well; None: its defaults.
+        num_workers: rollout workers.
+        max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
+        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``).
+        cpus_per_worker: CPUs that Ray reserves for each rollout worker.
+        checkpoint_interval_s: seconds between two checkpoints.
+        project: MLflow experiment; None: named after ``env``.
+        trial: MLflow run.
+        resume: go on with an unfinished run of that name.
+        tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
+        address: of a running Ray cluster; empty starts one.
+        log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
+
+    Returns:
+        What `train_local` gives, and the trial.
+
+    Raises:
+        ConfigError: options that do not fit each other, or the environment.
+        BrayxError: the training failed.
+    """
+    # Read when Ray is imported: a thread that outlives the job must not start a new Ray by calling the one that ended.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    if not isinstance(env, str):
+        raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
+    from deployments.job import JobConfig
+    from pipelines.train import train
+    from pipelines.training import Training
+
+    given = training or Training()
+    num_envs, num_steps = given.num_envs, given.total_steps
+    if num_workers < 1 or num_envs % num_workers:
+        raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
+    if given.sampler == "fifo":
+        buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
+    else:
+        buffer = {
+            "sampler": given.sampler, "batch_size": given.batch_size, "size": -(-given.capacity // given.batch_size),
+            "samples_per_insert": given.samples_per_insert, "min_columns": given.min_columns,
+        }  # fmt: skip
+        # The learner counts what it learns from: a sampled transition many times.
+        num_steps = round(num_steps * given.samples_per_insert)
+
+    def same(*names: str) -> dict[str, Any]:
+        """Options whose names a job's YAML has too."""
+        return {name: getattr(given, name) for name in names}
+
+    plain: dict[str, Any] = {
+        "project": project or env.replace("/", "-").replace(":", "-"),
+        "trial": trial,
+        "seed": given.seed,
+        "network": {"kind": "config", **({} if given.network is None else given.network.model_dump(mode="json"))},
+        "model": {"kind": "model", "module": "pipelines.models", "engine": given.engine},
+        "rollout": {
+            "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",
+            "num_workers": num_workers, "num_envs": num_envs // num_workers, "cpus_per_worker": cpus_per_worker,
+            "mode": "blocking" if given.blocking and given.sampler == "fifo" else "non_blocking",
+            "env_options": dict(given.env_options),
+            **same("vectorization", "normalise_obs", "normalise_reward", "reward_clip", "scale_actions", "sde_steps"),
+        },
+        "buffer": {
+            "kind": "buffer", "unroll_length": given.unroll_length, "max_policy_lag": max_policy_lag, **buffer
+        },
+        "trainer": {
+            "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
+            "num_workers": ranks, "where": where, "checkpoint_interval_s": checkpoint_interval_s,
+            **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
+            **({} if algorithm is None else {"algorithm": algorithm.model_dump(mode="json")}),
+        },
+    }  # fmt: skip
+    job = _job(plain, JobConfig)
+    done = train(job, resume=resume, tracking=tracking, address=address, log_interval=log_interval)
+    return _result(job, done, given.evaluation_episodes), done.trial
+
+
+def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
+    import yaml
+
+    with tempfile.TemporaryDirectory(prefix="brayx-job-") as folder:
+        file = Path(folder, "job.yaml")
+        file.write_text(yaml.safe_dump(dict(plain), sort_keys=False))
+        return config.load(file)
+
+
+def _result(job: JobConfig, done: Any, episodes: int) -> Result:
+    """What a job came to, in `train_local`'s words; the module is that of the newest checkpoint."""
+    import torch
+
+    from brayx.engines.base import load_weights
+    from brayx.engines.scaling import learned
+    from brayx.model.build import build_model
+    from brayx.trainer.loop import RETURN_METRIC
+    from pipelines.rollouts import Result
+    from pipelines.train import STEPS_THIS_RUN
+
+    module, forward_args = build_model("", job.models["model"].module, "model", job.as_dict())
+    folder = done.trial.latest_checkpoint()
+    normaliser: Mapping[str, np.ndarray] = {}
+    if folder is not None:
+        weights = learned(load_weights(folder / "weights.npz"))
+        module.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+        if (folder / "normaliser.npz").is_file():
+            normaliser = load_weights(folder / "normaliser.npz")
+    reached = done.reason == "target_return"
+    return Result(
+        reason="target_return" if reached else "num_steps" if done.finished else "stopped",
+        began=done.began,
+        env_steps=int(done.numbers.get("env_steps", 0)),
+        updates=int(done.numbers.get("updates", 0)),
+        seconds=done.seconds,
+        steps_per_s=done.numbers[STEPS_THIS_RUN] / max(done.seconds, 1e-9),
+        return_mean=done.numbers.get(RETURN_METRIC, math.nan),
+        seconds_to_target=done.seconds if reached else None,
+        module=module,
+        forward_args=forward_args,
+        normaliser=normaliser,
+        curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
+        evaluation=_evaluated(job, module, forward_args, normaliser, episodes) if episodes else None,
+    )
+
+
+def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
+    """The course of a trial as MLflow has it, from ``began`` (a Unix time) on."""
+    from mlflow import MlflowClient
+
+    from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
+    from pipelines.rollouts import Point
+
+    client = MlflowClient(trial.uri)
+    points = client.get_metric_history(trial.run_id, RETURN_METRIC)
+    games = {point.timestamp: int(point.value) for point in client.get_metric_history(trial.run_id, GAMES_METRIC)}
+    ordered = sorted(points, key=lambda point: point.timestamp)
+    return tuple(
+        Point(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)
+        for point in ordered
+        if point.timestamp / 1e3 >= began  # a trial that was resumed has older ones
+    )
+
+
+def _evaluated(
+    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], episodes: int
+) -> Evaluation:
+    from brayx.rollout.collector import Collector
+    from brayx.rollout.envs import make_envs
+    from brayx.rollout.evaluate import evaluate
+    from brayx.rollout.policy import Policy
+
+    config = job.rollouts["rollout"]
+    assert config.env is not None
+    envs = make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
+    try:
+        policy = Policy(module, forward_args, engine="torch")
+        collector = Collector(
+            envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
+        )
+        if normaliser:
+            collector.load_state_dict(normaliser)
+        return evaluate(
+            envs,
+            policy,
+            episodes,
+            seed=job.seed + 10_000,
+            scale_actions=config.scale_actions,
+            normaliser=collector.obs_normaliser,
+        )
+    finally:
+        envs.close()

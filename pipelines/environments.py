@@ -1,0 +1,136 @@
+"""A job's rollout components: looked at before anything starts, and their workers while it trains.
+
+Knows nothing of what a worker does with an environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from brayx.errors import BrayxError, ConfigError
+from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
+
+if TYPE_CHECKING:
+    from brayx.replay.config import BufferConfig
+    from brayx.rollout.component import RolloutComponent
+    from deployments.job import JobConfig
+
+_PARTS = ("hub", "weights", "moments")
+
+
+def check_rollouts(job: JobConfig) -> None:
+    """Acts once in an environment of each rollout, and looks whether its options fit the trainer's.
+
+    Raises:
+        BrayxError: names the file and the component: the environment is not there, cannot be made or raises, the model
+            does not fit it, or the workers would wait for each other.
+    """
+    for name, config in job.rollouts.items():
+        place = f"{job.file}: {name}"
+        (trainer,) = job.trainers.values()
+        if config.model != trainer.model:
+            raise ConfigError(f"{place}.model: is {config.model!r}, but {trainer.model!r} is what learns")
+        if config.buffer not in trainer.buffers:
+            raise ConfigError(f"{place}.buffer: is {config.buffer!r}, but the trainer reads {trainer.buffers}")
+        try:
+            check_rollout(spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), ""))
+        except BrayxError as error:
+            raise type(error)(f"{job.file}: {error.message}", **error.details) from error
+
+
+def normalises(config: RolloutComponent) -> bool:
+    """Whether a rollout's workers share moments."""
+    return config.normalise_obs or config.normalise_reward
+
+
+def update_columns(job: JobConfig, buffer: BufferConfig) -> int:
+    """Columns that lead to new weights: a batch for each rank, as often as the learner updates before it publishes."""
+    (trainer,) = job.trainers.values()
+    return buffer.batch_size * trainer.num_workers * trainer.weights_publish_interval
+
+
+class Rollouts:
+    """The workers of all rollouts of a job, as a context.
+
+    Args:
+        job: whose rollouts.
+        names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
+        namespace: of these.
+    """
+
+    def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str) -> None:
+        from brayx.hub import HubClient, get_hub
+        from brayx.rollout.workers import Workers
+
+        self._stack = contextlib.ExitStack()
+        self._books = HubClient(get_hub(names["hub"], namespace)) if job.rollouts else None
+        self._all = [Workers(spec_of(job, name, names, namespace), on_event=self._count) for name in job.rollouts]
+
+    def __enter__(self) -> Rollouts:
+        if self._books is not None:
+            self._stack.callback(self._books.close)
+        for workers in self._all:
+            self._stack.enter_context(workers)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def num(self) -> int:
+        """Workers to be kept at work."""
+        return sum(workers.num for workers in self._all)
+
+    @property
+    def running(self) -> int:
+        """Workers at work."""
+        return sum(workers.running for workers in self._all)
+
+    @property
+    def failures(self) -> int:
+        """Workers that ended by themselves so far."""
+        return sum(workers.failures for workers in self._all)
+
+    @property
+    def error(self) -> BrayxError | None:
+        """What no further worker would mend."""
+        return next((workers.error for workers in self._all if workers.error is not None), None)
+
+    @property
+    def messages(self) -> list[str]:
+        """Newest lines about workers that ended."""
+        return [line for workers in self._all for line in workers.messages]
+
+    @property
+    def collected(self) -> Progress:
+        """What all of them have collected."""
+        return sum((workers.collected for workers in self._all), Progress())
+
+    def _count(self, name: str, value: float, label: str) -> None:
+        if self._books is not None:
+            self._books.add(name, value, label=label)
+
+
+def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str) -> RolloutSpec:
+    """What the workers of a rollout component get to know."""
+    config = job.rollouts[name]
+    buffer = job.buffers[config.buffer]
+    return RolloutSpec(
+        name=name,
+        config=config,
+        model_name=config.model,
+        model=job.models[config.model],
+        buffer_config=buffer,
+        folder=job.folder,
+        job=job.as_dict(),
+        namespace=namespace,
+        buffer=names[f"buffer/{config.buffer}"],
+        weight_store=names["weights"],
+        hub=names["hub"],
+        moments=names["moments"] if normalises(config) else "",
+        gamma=getattr(next(iter(job.trainers.values())).algorithm, "gamma", 0.99),  # cloning discounts nothing
+        seed=job.seed,
+        update_columns=update_columns(job, buffer),
+    )

@@ -1,0 +1,82 @@
+"""``brayx new``: a project's folder that trains as it is, made from a template by putting its own name in.
+
+Knows nothing of running a job. Imports nothing slow, since the command line asks it for names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from brayx.errors import ConfigError
+
+TEMPLATES = Path(__file__).parent / "templates"
+_GAME = TEMPLATES / "catch"
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+
+KINDS = {
+    "rl": "reinforcement: games play, the learner learns from what they earn",
+    "imitation": "imitation: recorded games are copied; one game plays along, to see how well",
+    "mixed": "both: games play, and recorded ones help at the beginning",
+}
+_WITH_RECORDINGS = ("imitation", "mixed")
+
+
+def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path]:
+    """Makes the folder ``name`` and gives the files in it.
+
+    Args:
+        name: of the project, its folder and its modules: small letters, digits and underscores.
+        template: one of `KINDS`.
+        parent: folder to make it in.
+
+    Raises:
+        ConfigError: no such template, a name that no module can have, or a folder that is there already.
+    """
+    from deployments.job import JobConfig
+    from deployments.options import documented
+
+    if template not in KINDS:
+        raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"name is {name!r}, expected small letters, digits and underscores, a letter first: modules get it",
+            key="name",
+        )
+    folder = Path(parent, name)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is there already", key="name") from None
+    made = []
+    for source in sorted(_GAME.glob("*.py")):
+        if source.stem != "catch_expert" or template in _WITH_RECORDINGS:
+            made.append(folder / _renamed(source.name, name))
+            made[-1].write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+    made.append(folder / f"{name}.yaml")
+    text = _renamed((_GAME / f"{template}.yaml").read_text(encoding="utf-8"), name)
+    made[-1].write_text(text, encoding="utf-8")
+    # Written anew: the comments must fit the lines that the name made longer.
+    made[-1].write_text(documented(JobConfig.load(made[-1])), encoding="utf-8")
+    made.append(folder / "README.md")
+    made[-1].write_text(_readme(name, template), encoding="utf-8")
+    return made
+
+
+def _renamed(text: str, name: str) -> str:
+    return re.sub(r"\bcatch_|(?<=test_)catch\b|(?<=project: )catch\b", lambda of: of[0].replace("catch", name), text)
+
+
+def _readme(name: str, template: str) -> str:
+    expert = f"`{name}_expert.py` gives recorded games, " if template in _WITH_RECORDINGS else ""
+    return f"""# {name}
+
+Made by `brayx new {name} --template {template}`: {KINDS[template]}.
+
+    brayx train {name}.yaml                   # learns; `mlflow ui` shows how
+    python {name}_game.py URL --games 3       # plays, with the URL that the job prints
+    pytest                                    # does it still work?
+
+`{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,
+`{name}_model.py` is the network, {expert}`{name}.yaml` has every option with what it means.
+"""

@@ -1,0 +1,71 @@
+"""What `pipelines.ppo --preset tuned` takes for options that are not given, by environment.
+
+Found by trying on two cores, for wall time: many environments and large minibatches. Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brayx.errors import ConfigError
+
+_ATARI: dict[str, Any] = {
+    "num_workers": 2,
+    "num_envs": 8,
+    "unroll_length": 64,
+    "lr": 5e-4,
+    "epochs": 1,
+    "minibatch_size": 256,
+    "reward_clip": 1.0,
+    "convolutions": "small",
+    "hidden": [],
+    "blocking": False,  # games step in threads of their own beside the learner
+    "anneal": True,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_workers": 4,
+        "num_envs": 8,
+        "unroll_length": 64,
+        "timesteps": 200_000,
+        "lr": 3e-3,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "entropy_coef": 0.0,
+        "epochs": 8,
+        "minibatch_size": 1024,
+        "anneal": True,
+    },
+    "Pendulum-v1": {
+        "num_workers": 4,
+        "num_envs": 4,
+        "unroll_length": 128,
+        "timesteps": 400_000,
+        "lr": 1e-3,
+        "gamma": 0.95,
+        "entropy_coef": 0.0,
+        "epochs": 10,
+        "minibatch_size": 512,
+        "normalise_obs": True,
+        "normalise_reward": True,
+        "anneal": True,
+    },
+    "Atari games": _ATARI,
+}
+"""By Gymnasium id; one for all Atari games."""
+
+
+def preset_for(env: str) -> dict[str, Any]:
+    """The options for an environment.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if env in PRESETS:
+        return PRESETS[env]
+    from brayx.rollout.envs import is_atari
+
+    if is_atari(env):
+        return _ATARI
+    raise ConfigError(f"no preset for {env!r}: there are ones for {', '.join(PRESETS)}", env=env)

@@ -1,0 +1,451 @@
+"""Trains in one process from environments in Python: no network, no Ray, and a first step as early as can be.
+
+`train_local` joins a collector, a table where the algorithm samples, and the learner's loop. Blocking, the two take
+turns; non-blocking, one thread collects the next run while the other learns from the last one. Knows nothing of the
+command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+from brayx.actions import ActionSpec
+from brayx.algorithms.build import AlgorithmConfig, check_space
+from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.algorithms.sac import SACConfig
+from brayx.engines.base import check_finite
+from brayx.errors import ConfigError
+from brayx.hub import Books
+from brayx.metrics import Kind, Recorder
+from brayx.nets.central import central_policy_for
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.nets.soft import NETWORK, soft_policy_for
+from brayx.replay.packing import Batch
+from brayx.replay.table import Table
+from brayx.rollout.collector import Collector, Episode
+from brayx.rollout.envs import EnvSource, make_envs
+from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.policy import Policy
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
+from brayx.trainer.ranks import Alone
+from brayx.types import NestedArray, Weights
+from pipelines.books import Books as TrialBooks
+from pipelines.training import Training
+
+Model = tuple[nn.Module, tuple[NestedArray, ...]]
+"""A module and example arguments."""
+
+_STEPS = "rollout_env_steps"
+"""In a checkpoint's ``meta.json``."""
+_END_S = 30.0
+"""How long a collector's thread may take to finish its run."""
+
+
+class Point(NamedTuple):
+    """One moment of a training: seconds since its first step, env steps, episodes finished, and the mean return of the
+    last hundred of them or somewhat more."""
+
+    seconds: float
+    env_steps: int
+    episodes: int
+    return_mean: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training came to.
+
+    Attributes:
+        reason: ``num_steps``, ``target_return``, or ``stopped``.
+        began: when the first step was taken, on the monotonic clock.
+        env_steps: transitions collected, those before a resume included.
+        updates: batches learned from.
+        seconds: collecting and learning, from the first step on; of this process alone, where a trial was resumed.
+        steps_per_s: env steps collected and learned from, each of those seconds.
+        return_mean: of the last hundred training episodes or somewhat more; NaN before there are any.
+        seconds_to_target: when it reached the target; None: it did not, or there was none.
+        module: as it was in the end.
+        forward_args: example arguments of it.
+        normaliser: what the collector's normalisers had seen.
+        curve: after each run's updates, once an episode has ended.
+        evaluation: of the greedy policy, where asked for.
+    """
+
+    reason: str
+    began: float
+    env_steps: int
+    updates: int
+    seconds: float
+    steps_per_s: float
+    return_mean: float
+    seconds_to_target: float | None
+    module: nn.Module
+    forward_args: tuple[NestedArray, ...]
+    normaliser: Mapping[str, np.ndarray] = field(default_factory=dict)
+    curve: tuple[Point, ...] = ()
+    evaluation: Evaluation | None = None
+
+
+def train_local(
+    env: EnvSource,
+    algorithm: AlgorithmConfig | None = None,
+    training: Training | None = None,
+    *,
+    model: Callable[[NestedArray, ActionSpec], Model] | None = None,
+    on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    clerk: TrialBooks | None = None,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Trains a policy for ``env`` in this process.
+
+    Args:
+        env: Gymnasium id, or what makes one environment (or all of them) each time it is called.
+        algorithm: options; None: PPO's defaults.
+        training: everything else; None: its defaults.
+        model: makes module and example arguments instead of the ready-made ones, given one observation and the action
+            space.
+        on_update: called after each run's updates with their number, env steps and the newest numbers.
+        clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
+        stop: once set, training ends after the next update.
+
+    Raises:
+        ConfigError: options that do not fit each other, or the environment.
+        BadWeights: training diverged.
+    """
+    algorithm, training = algorithm or PPOConfig(), training or Training()
+    torch.manual_seed(training.seed)
+    torch.set_num_threads(training.threads)
+    envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
+    with contextlib.ExitStack() as stack:
+        stack.callback(envs.close)
+        spec = ActionSpec.of(envs.single_action_space)
+        check_space(algorithm, spec.kind)
+        module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
+        collector = Collector(
+            envs,
+            Policy(module, forward_args, engine=training.engine),
+            training.unroll_length,
+            seed=training.seed,
+            scale_actions=training.scale_actions,
+            normalise_obs=training.normalise_obs,
+            normalise_reward=training.normalise_reward,
+            gamma=getattr(algorithm, "gamma", 0.99),
+            reward_clip=training.reward_clip,
+            sde_steps=training.sde_steps,
+        )
+        table = None if training.sampler == "fifo" else _table(training)
+        run = _Run(collector, table, training.total_steps, on_update, clerk, stop or threading.Event())
+        stream = run.turns() if training.blocking else run.beside()
+        # The stream ends after `total_steps`, which the loop counts otherwise where transitions are sampled: it is told
+        # of somewhat more than will come, so that it is always the stream that ends it.
+        learned = training.total_steps + training.num_envs * training.unroll_length
+        if table is not None:
+            learned = round(learned * training.samples_per_insert) + training.batch_size * training.unroll_length
+        config = TrainerConfig(
+            model="model",
+            buffers=["rollout"],
+            algorithm=algorithm,
+            learning_rate=training.learning_rate,
+            num_steps=learned,
+            target_return=training.target_return,
+            target_games=training.target_games,
+            use_gpu=training.use_gpu,
+            threads=training.threads,
+            checkpoint_interval=training.checkpoint_interval,
+        )
+        stack.callback(stream.close)
+        summary = learn(
+            config,
+            module,
+            forward_args,
+            batches=stream,
+            took=lambda: None,
+            publisher=run.publisher,
+            numbers=run,
+            keeper=run,
+            ranks=Alone(training.use_gpu),
+            about=run.about,
+            normaliser=collector,
+            feedback=run.feedback,
+        )
+        seconds = run.seconds
+        normaliser = collector.state_dict()
+        evaluation = None
+        if training.evaluation_episodes:
+            collector.load(*run.newest_weights())
+            evaluation = evaluate(
+                envs,
+                collector.policy,
+                training.evaluation_episodes,
+                seed=training.seed + 10_000,
+                scale_actions=training.scale_actions,
+                normaliser=collector.obs_normaliser,
+            )
+    reached = summary.reason == "target_return"
+    return Result(
+        reason="target_return" if reached else "num_steps" if run.env_steps >= training.total_steps else "stopped",
+        began=run.began,
+        env_steps=run.env_steps,
+        updates=summary.updates,
+        seconds=seconds,
+        steps_per_s=run.steps_per_s,
+        return_mean=run.newest().get(RETURN_METRIC, float("nan")),
+        seconds_to_target=seconds if reached else None,
+        module=module,
+        forward_args=forward_args,
+        normaliser=normaliser,
+        curve=tuple(run.curve),
+        evaluation=evaluation,
+    )
+
+
+def observation_of(envs: Any) -> NestedArray:
+    """One observation of zeros as a model should take it: float64 is float32."""
+    return _zeros(envs.single_observation_space)
+
+
+def ready_made(
+    network: NetworkConfig | None, envs: Any, algorithm: AlgorithmConfig | None = None
+) -> Callable[[NestedArray, ActionSpec], Model]:
+    """Makes the networks that an algorithm learns, for an observation and an action space.
+
+    An actor-critic, in which whole numbers are seen one-hot; for SAC and MAPPO their own, whose critic does not act.
+    """
+    space = envs.single_observation_space
+    categories: Any = None
+    if isinstance(space, gymnasium.spaces.Discrete):
+        categories = int(space.n)
+    elif isinstance(space, gymnasium.spaces.Dict):
+        categories = {
+            name: int(part.n) for name, part in space.spaces.items() if isinstance(part, gymnasium.spaces.Discrete)
+        }
+
+    def make(obs: NestedArray, spec: ActionSpec) -> Model:
+        sizes: Any = spec.sizes[0] if spec.kind == "discrete" else list(spec.sizes) if spec.sizes else None
+        size = spec.shape[0] if spec.kind == "box" else None
+        try:
+            if isinstance(algorithm, SACConfig):
+                return soft_policy_for(obs, action_size=spec.shape[0], network=network or NETWORK)
+            if isinstance(algorithm, MAPPOConfig):
+                return central_policy_for(obs, num_actions=sizes, action_size=size, network=network)
+            return policy_for(
+                obs,
+                num_actions=sizes,
+                action_size=size,
+                categories=categories,
+                network=network,
+            )
+        except ValueError as error:
+            raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
+
+    return make
+
+
+class _Run:
+    """What the two sides of a training share: the newest weights one way, batches and episodes the other.
+
+    Is the loop's `Publisher`, `Numbers` and `Keeper`, all called by the thread that learns.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        table: Table | None,
+        total_steps: int,
+        on_update: Callable[[int, int, Mapping[str, float]], None] | None,
+        clerk: TrialBooks | None,
+        stop: threading.Event,
+    ) -> None:
+        self.env_steps = 0
+        self.about: dict[str, Any] = {}
+        self._steps_before = 0
+        self.curve: list[Point] = []
+        self._collector = collector
+        self._table = table
+        self._total = total_steps
+        self._on_update = on_update
+        self._clerk = clerk
+        self._stop = stop
+        self._runs = 0
+        self._weights: tuple[Weights, int] = ({}, 0)
+        self._recorder = Recorder()
+        self._books = Books()
+        self.began = self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """From `begin` to the newest batch asked for."""
+        return self._ended - self.began
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps of this process, each second."""
+        return (self.env_steps - self._steps_before) / max(self.seconds, 1e-9)
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        self.began = self._ended = time.monotonic()
+
+    def publisher(self, newest: int) -> _Run:
+        """As `learn` has it: versions go on from ``newest``."""
+        self._weights = ({}, newest)
+        return self
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """As `loop.Publisher.publish`."""
+        check_finite(weights)
+        self._weights = (weights, self._weights[1] + 1)
+        return self._weights[1]
+
+    def newest_weights(self) -> tuple[Weights, int]:
+        """The newest published, and their version."""
+        return self._weights
+
+    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+        """As `loop.Numbers.add`."""
+        self._recorder.add(name, value, label=label, kind=kind, weight=weight)
+
+    def feedback(self, index: np.ndarray, priorities: np.ndarray) -> None:
+        """Tells the table what the learner found of columns that it had sampled."""
+        if self._table is not None:
+            self._table.update_priorities(index, priorities)
+
+    def newest(self) -> Mapping[str, float]:
+        """As `loop.Numbers.newest`: exact, since everything is in this process."""
+        part = self._recorder.drain()
+        self._books.merge(part)
+        if self._clerk is not None:
+            self._clerk.push(part)
+        return self._books.snapshot()
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `loop.Keeper.save`; without a clerk nothing is kept."""
+        if self._clerk is not None:
+            self._clerk.save(folder, step, metrics)
+
+    def latest(self) -> Path | None:
+        """As `loop.Keeper.latest`; what was collected before counts on."""
+        folder = None if self._clerk is None else self._clerk.latest()
+        if folder is not None:
+            self.env_steps = self._steps_before = json.loads((folder / "meta.json").read_text()).get(_STEPS, 0)
+            self.about[_STEPS] = self.env_steps
+        self.begin()
+        return folder
+
+    def turns(self) -> Generator[Batch]:
+        """Collects, gives batches, and goes on when they are learned from."""
+        while self._goes_on():
+            yield from self._batches(self._collect())
+            self._after_update()
+
+    def beside(self) -> Generator[Batch]:
+        """Collects in a thread of its own, at most one run ahead."""
+        runs: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
+        stopped = threading.Event()
+
+        def work() -> None:
+            try:
+                while not stopped.is_set():
+                    _put(runs, self._collect(), stopped)
+            except BaseException as error:  # told to whoever waits for the next run
+                _put(runs, error, stopped)
+
+        thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
+        thread.start()
+        try:
+            while self._goes_on():
+                run = runs.get()
+                if isinstance(run, BaseException):
+                    raise run
+                yield from self._batches(run)
+                self._after_update()
+        finally:
+            stopped.set()
+            thread.join(_END_S)
+
+    def _goes_on(self) -> bool:
+        if self._clerk is not None:
+            self._clerk.check()
+        return self.env_steps < self._total and not self._stop.is_set()
+
+    def _collect(self) -> tuple[Batch, list[Episode]]:
+        weights, version = self._weights
+        if version != self._collector.policy.version:
+            self._collector.load(weights, version)
+        columns = self._collector.collect()
+        return dict(columns.arrays), self._collector.episodes()
+
+    def _batches(self, run: tuple[Batch, list[Episode]]) -> Iterator[Batch]:
+        arrays, episodes = run
+        count = int(arrays["mask"].sum())
+        self.env_steps += count
+        self.about[_STEPS] = self.env_steps
+        self._recorder.add("env_steps", count)
+        if episodes:
+            self._recorder.add_all("episode_return", [episode.ret for episode in episodes])
+            self._recorder.add_all("episode_length", [episode.length for episode in episodes])
+        self._ended = time.monotonic()
+        if self._table is None:
+            yield arrays
+        else:
+            self._table.insert(arrays)
+            while (batch := self._table.sample()) is not None:
+                yield batch
+        self._ended = time.monotonic()
+
+    def _after_update(self) -> None:
+        numbers = self.newest()
+        if numbers.get(GAMES_METRIC):
+            mean = numbers.get(RETURN_METRIC, float("nan"))
+            self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
+        self._runs += 1
+        if self._on_update is not None:
+            self._on_update(self._runs, self.env_steps, numbers)
+
+
+def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
+    """Waits for room, unless nobody will take anything any more."""
+    while not stopped.is_set():
+        try:
+            runs.put(item, timeout=0.2)
+            return
+        except queue.Full:
+            pass
+
+
+def _table(training: Training) -> Table:
+    from brayx.replay.limiter import RateLimiter
+
+    batch_size, capacity = training.batch_size, training.capacity
+    try:
+        limiter = RateLimiter(
+            training.samples_per_insert, training.min_columns, None, samples=batch_size, capacity=capacity
+        )
+    except ValueError as error:
+        raise ConfigError(f"the table cannot be sampled so: {error}") from error
+    make = Table.prioritised if training.sampler == "prioritised" else Table.uniform
+    return make(capacity, batch_size, limiter, seed=training.seed)
+
+
+def _zeros(space: Any) -> NestedArray:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _zeros(part) for name, part in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_zeros(part) for part in space.spaces)
+    dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
+    return np.zeros(space.shape, dtype)

@@ -1,0 +1,151 @@
+"""What a search looks through: option names and where their values come from, as text and checked before it starts.
+
+    learning_rate=loguniform(1e-4, 1e-2)    clip_param=choice(0.1, 0.2)    epochs=randint(2, 10)    gamma=0.99
+
+A name is an option of `pipelines.training.Training` (``num_envs``), of the algorithm (``clip_param``) or of the
+ready-made network (``network.hidden``). Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from brayx.algorithms.build import AlgorithmConfig, algorithm_options
+from brayx.errors import ConfigError
+from brayx.nets.policy import NetworkConfig
+from pipelines.training import Training
+
+_NETWORK = "network."
+_NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where values of one option come from.
+
+    Attributes:
+        kind: ``choice``, ``uniform``, ``loguniform``, or ``randint``.
+        arguments: the choices; or the least and the largest value, of whole numbers the largest included.
+    """
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in _DRAW:
+            raise ConfigError(f"{self.kind!r} is no domain; there is {', '.join(_DRAW)}", key="search")
+        if not self.arguments:
+            raise ConfigError(f"{self} is empty", key="search")
+        if self.kind == "choice":
+            return
+        if len(self.arguments) != 2 or not all(type(each) in (int, float) for each in self.arguments):
+            raise ConfigError(f"{self}: expected the least and the largest value", key="search")
+        low, high = self.arguments
+        if not low < high or (self.kind == "loguniform" and low <= 0):
+            positive = "0 < " if self.kind == "loguniform" else ""
+            raise ConfigError(f"{self}: expected {positive}least < largest", key="search")
+        if self.kind == "randint" and not all(isinstance(each, int) for each in self.arguments):
+            raise ConfigError(f"{self}: expected whole numbers", key="search")
+
+    def draw(self, rng: random.Random) -> Any:
+        """A value."""
+        return _DRAW[self.kind](rng, *self.arguments)
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """Values that are right where all are: every choice, or both ends."""
+        return self.arguments
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(map(str, self.arguments))})"
+
+
+_DRAW: dict[str, Callable[..., Any]] = {
+    "choice": lambda rng, *choices: rng.choice(choices),
+    "uniform": lambda rng, low, high: rng.uniform(low, high),
+    "loguniform": lambda rng, low, high: math.exp(rng.uniform(math.log(low), math.log(high))),
+    "randint": lambda rng, low, high: rng.randint(low, high),
+}
+
+Space: TypeAlias = Mapping[str, Domain | Any]
+"""By option: where its values come from, or the one value of all trials."""
+
+
+def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
+    """A space from lines such as ``learning_rate=loguniform(1e-4, 1e-2)``.
+
+    Raises:
+        ConfigError: quotes the line.
+    """
+    space: dict[str, Domain | Any] = {}
+    for line in lines:
+        name, equals, text = line.partition("=")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body if equals else None
+            if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
+                value: Any = Domain(tree.func.id, tuple(ast.literal_eval(each) for each in tree.args))
+            elif tree is not None:
+                value = ast.literal_eval(tree)
+            else:
+                raise ValueError
+        except (SyntaxError, ValueError):
+            domains = ", ".join(f"{kind}(...)" for kind in _DRAW)
+            raise ConfigError(f"{line!r}: expected OPTION={domains} or a value", key="search") from None
+        if name.strip() in space:
+            raise ConfigError(f"{name.strip()} is given twice", key="search")
+        space[name.strip()] = value
+    return space
+
+
+def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
+    """What `pipelines.rollouts.train_local` is told, from options by name.
+
+    Args:
+        algorithm: its name, such as ``ppo``.
+        values: of the options.
+
+    Raises:
+        ConfigError: there is no such algorithm or option (names the nearest), or a value is out of range.
+    """
+    model = algorithm_options(algorithm)
+    here = [name for name in Training.model_fields if name not in _NOT_SEARCHED]
+    known = [*here, *(name for name in model.model_fields if name != "name")]
+    known += [_NETWORK + name for name in NetworkConfig.model_fields]
+    chosen: dict[str, dict[str, Any]] = {"run": {}, "algorithm": {}, "network": {}}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            raise ConfigError(f"there is no option {name!r}" + (f"; nearest is {near[0]!r}" if near else ""), key=name)
+        group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
+        chosen[group][name.removeprefix(_NETWORK)] = value
+    try:
+        config: Any = model(**chosen["algorithm"])
+        return config, Training(**chosen["run"], network=NetworkConfig(**chosen["network"]))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None
+
+
+def check(algorithm: str, space: Space) -> None:
+    """Makes sure that any draw can be trained with: every choice and both ends of every range.
+
+    Raises:
+        ConfigError: as `arguments`; or nothing is searched.
+    """
+    if not any(isinstance(value, Domain) for value in space.values()):
+        raise ConfigError("nothing is searched: give an option a domain, as learning_rate=loguniform(1e-4, 1e-2)")
+    fixed = {name: value for name, value in space.items() if not isinstance(value, Domain)}
+    arguments(algorithm, fixed)
+    for name, domain in space.items():
+        if isinstance(domain, Domain):
+            for value in domain.extremes:
+                arguments(algorithm, {**fixed, name: value})

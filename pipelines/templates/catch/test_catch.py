@@ -1,0 +1,38 @@
+"""Does the project work? `pytest` says so within a minute: the rules hold, the job is right, it trains."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from catch_features import SIZE, encode
+from catch_game import BALLS, Catch
+
+HERE = Path(__file__).parent
+(JOB,) = HERE.glob("*.yaml")
+
+
+def test_a_game_has_ten_balls_and_each_counts():
+    game, rewards = Catch(random.Random(0)), []
+    while not game.over:
+        assert encode(game.see()).shape == (SIZE,)
+        rewards.append(game.move(0))
+    assert sum(abs(reward) for reward in rewards) == BALLS
+
+
+def brayx(*arguments):
+    command = [sys.executable, "-m", "pipelines.cli", *arguments]
+    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=300)
+
+
+def test_the_job_is_right():
+    done = brayx("check", JOB.name)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains(tmp_path):
+    few = ["--set", "trainer.num_steps=4000", "--set", "actor.port=0"]
+    done = brayx("train", JOB.name, "--tracking", str(tmp_path), *few)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,78 @@
+"""What a training of a Python environment is told, the same in one process and over a cluster.
+
+`pipelines.rollouts.train_local` and `pipelines.distributed.train_distributed` take it; a search draws some of it. Knows
+nothing of how either goes about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from brayx.nets.policy import NetworkConfig
+from brayx.rollout.envs import Vectorization
+from brayx.rollout.policy import ActingEngine
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class Training(BaseModel):
+    """Options of a training, beside those of its algorithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    total_steps: _Count = 100_000
+    """Transitions to collect; schedules fall towards it."""
+    num_envs: _Count = 16
+    """Environments stepped together; over a cluster those of all workers, shared out evenly."""
+    unroll_length: _Count = 128
+    """Steps of a run. With ``fifo``, a batch is a run of all: ``num_envs * unroll_length`` transitions."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Adam's, at the start."""
+    target_return: float | None = None
+    """Training ends when the mean return of the last episodes reaches this."""
+    target_games: _Count = 100
+    """Episodes that must have been finished before."""
+    seed: int = 0
+    """Of environments, actions, weights and minibatches."""
+    network: NetworkConfig | None = None
+    """Options of the ready-made networks; None: what suits the algorithm."""
+    sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
+    """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled."""
+    batch_size: _Count = 256
+    """Columns of a sample."""
+    capacity: _Count = 100_000
+    """Columns of the table."""
+    samples_per_insert: Annotated[float, Field(gt=0)] = 32.0
+    """How often a column is sampled on average."""
+    min_columns: _Count = 1_000
+    """That must be there before the first is sampled."""
+    blocking: bool = True
+    """Collect with the newest weights only; else the next run is collected while one is learned from, with weights that
+    are one update older."""
+    normalise_obs: bool = False
+    """As `brayx.rollout.collector.Collector` has it, like the next four."""
+    normalise_reward: bool = False
+    """By the deviation of their discounted sums."""
+    reward_clip: Annotated[float, Field(gt=0)] | None = None
+    """Rewards are learned from within +- this."""
+    scale_actions: bool = True
+    """A continuous action of -1 to 1 reaches the bounds of the environment."""
+    sde_steps: _Count = 1
+    """Steps for which the noise of state-dependent exploration stays."""
+    vectorization: Vectorization = "auto"
+    """As `brayx.rollout.envs.make_envs` has it, like the next one."""
+    env_options: Mapping[str, Any] = {}
+    """Keyword arguments of each environment."""
+    engine: ActingEngine = "onnx"
+    """Of acting."""
+    threads: _Count = 1
+    """Of torch, in acting and learning."""
+    use_gpu: bool = False
+    """Learn on this machine's GPU."""
+    evaluation_episodes: Annotated[int, Field(ge=0)] = 0
+    """Played greedily when training is over."""
+    checkpoint_interval: _Count | None = None
+    """Updates between two checkpoints, beside those that the seconds ask for."""

@@ -1,0 +1,563 @@
+"""Searches options of a training: many trials through Ray Tune, each a nested run in MLflow, with one table in the end.
+
+    python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --trials 8
+
+``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are behind the others at the same age.
+``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) lets those behind go on as copies of those ahead,
+weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, of
+which it keeps a checkpoint. Only the driver writes to MLflow. Knows nothing of how a trial learns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ray.tune import Callback
+
+from brayx.errors import BrayxError, ConfigError, StartupError, first_line
+from pipelines import search
+from pipelines.search import Domain, Space
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from brayx.tracking import Trial
+
+Method = Literal["asha", "pbt"]
+Say = Callable[[str], None]
+
+_REDUCTION = 3
+"""ASHA lets one in so many go on."""
+_DRAWN_ANEW = 0.25
+"""Share of a copy's options that are drawn from their domains again."""
+_TIMEOUT_S = 24 * 3600.0
+_ORIGIN_FILE = "origin.json"
+
+
+@dataclass
+class Outcome:
+    """What became of one trial.
+
+    Attributes:
+        number: of the trial.
+        options: by name, as they were in the end.
+        curve: ``(env steps, mean return)`` after each interval.
+        clones: after which of the intervals it went on as a copy of which trial.
+        error: why it failed; empty: it did not.
+    """
+
+    number: int
+    options: dict[str, Any]
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    clones: list[tuple[int, int]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def return_mean(self) -> float:
+        """Of the last interval; NaN before there is a finished game."""
+        return self.curve[-1][1] if self.curve else float("nan")
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a search found.
+
+    Attributes:
+        trials: best first; those that failed, last.
+        trial: the run in MLflow that the trials' runs are nested in. It has the best trial's checkpoint.
+    """
+
+    trials: tuple[Outcome, ...]
+    trial: Trial
+
+    @property
+    def best(self) -> Outcome:
+        """The trial with the highest mean return in the end."""
+        return self.trials[0]
+
+
+def tune(
+    env: str,
+    space: Space,
+    *,
+    algorithm: str = "ppo",
+    method: Method = "asha",
+    num_trials: int = 8,
+    total_steps: int = 60_000,
+    interval_steps: int | None = None,
+    target_return: float | None = None,
+    seed: int = 0,
+    project: str = "tuning",
+    name: str | None = None,
+    tracking: str | None = None,
+    address: str = "",
+    say: Say = print,
+) -> TuneResult:
+    """Runs a search.
+
+    Args:
+        env: Gymnasium id.
+        space: by option, a `Domain` or the one value of all trials.
+        algorithm: name of one.
+        method: how trials compete.
+        num_trials: so many are drawn from the space.
+        total_steps: env steps of a trial that is not stopped before.
+        interval_steps: env steps between two looks at a trial; None: a twelfth of all.
+        target_return: a trial that reaches it is done.
+        seed: of the draws; trial ``n`` trains with ``seed + n``.
+        project: MLflow experiment.
+        name: MLflow run that the trials' are nested in; None: of method and environment.
+        tracking: MLflow's URI or the path of its sqlite file; None: ``mlflow.db`` in the current folder.
+        address: of a running Ray cluster; empty: Ray is used where it runs already in this process, else started.
+        say: told of progress, a line at a time.
+
+    Raises:
+        ConfigError: the space, the environment or the algorithm cannot be trained with; before anything starts.
+        StartupError: every trial failed; the message has the first one's error.
+    """
+    import gymnasium
+    import ray
+
+    from brayx.tracking import Trial, initialise, tracking_uri
+
+    if num_trials < 2 and method == "pbt":
+        raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
+    search.check(algorithm, space)
+    if method == "pbt" and (
+        shapes := sorted(name for name in space if name.startswith("network.") and isinstance(space[name], Domain))
+    ):
+        raise ConfigError(
+            f"pbt copies weights, so every trial has the same network: {', '.join(shapes)} has a domain", key="search"
+        )
+    try:
+        gymnasium.spec(env)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"there is no environment {env!r}: {first_line(error)}", key="env") from None
+    interval = interval_steps or max(1, total_steps // 12)
+    trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
+    trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
+                      "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
+    started = not ray.is_initialized()
+    folder = tempfile.mkdtemp(prefix="brayx-tune-")
+    books = _Books(trial, say)
+    status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
+    try:
+        if started:
+            _start_ray(address)
+        spec = _Spec(env, algorithm, total_steps, interval, target_return, seed, tuple(sys.path))
+        _fit(spec, space, method, num_trials, folder, books)
+        result = _finish(books, trial, folder)
+        status = "FINISHED"
+        return result
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        books.close(status)
+        trial.finish(status)
+        if started:
+            ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What all trials have in common; travels to their processes."""
+
+    env: str
+    algorithm: str
+    total_steps: int
+    interval_steps: int
+    target_return: float | None
+    seed: int
+    path: tuple[str, ...]
+
+
+class _Folder:
+    """The `Books` of a trial: its newest checkpoint, and whose it was."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self.path = Path(path, "checkpoint")
+        self._number = number
+
+    def adopt(self, folder: str) -> int:
+        """Takes another's checkpoint as its own; gives the number of the trial that it was of."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.copytree(folder, self.path)
+        origin: int = json.loads((self.path / _ORIGIN_FILE).read_text())
+        return origin
+
+    def push(self, part: Any) -> None:
+        """As `Books.push`: the driver keeps the books, of what is reported."""
+
+    def check(self) -> None:
+        """As `Books.check`."""
+
+    def latest(self) -> Path | None:
+        """As `Keeper.latest`."""
+        return self.path if self.path.exists() else None
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `Keeper.save`."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.copytree(folder, self.path)
+        (self.path / _ORIGIN_FILE).write_text(json.dumps(self._number))
+
+
+class _Books(Callback):
+    """What the trials report, in the driver: kept for the ranking, told to people, and written to a nested run each.
+
+    Args:
+        trial: the run that theirs are nested in.
+        say: told of each report.
+    """
+
+    def __init__(self, trial: Trial, say: Say) -> None:
+        self.outcomes: list[Outcome] = []
+        self.checkpoints: dict[int, str] = {}
+        self._trial = trial
+        self._say = say
+        self._runs: dict[int, Trial] = {}
+
+    def expect(self, drawn: Sequence[Mapping[str, Any]]) -> None:
+        """Takes down what each trial begins with, by number."""
+        self.outcomes = [Outcome(number, dict(options)) for number, options in enumerate(drawn)]
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """A trial has come an interval further."""
+        if "env_steps" not in result:
+            return
+        number = _number(trial)
+        outcome, run = self.outcomes[number], self._run(number)
+        steps, mean, origin = int(result["env_steps"]), float(result["return_mean"]), int(result["origin"])
+        said = f"trial {number}: {steps:,} env steps, return {mean:.4g}"
+        if origin != number:
+            outcome.clones.append((len(outcome.curve), origin))
+            run.set_tag("brayx.copy_of", ", ".join(str(copied) for _, copied in outcome.clones))
+            said += f", a copy of trial {origin}"
+        outcome.options = dict(result["options"])
+        outcome.curve.append((steps, mean))
+        numbers = {f"option/{name}": value for name, value in outcome.options.items() if type(value) in (int, float)}
+        if math.isfinite(mean):
+            numbers["return_mean"] = mean
+        run.log_metrics(numbers, steps)
+        if trial.checkpoint is not None:
+            self.checkpoints[number] = trial.checkpoint.path
+        self._say(said)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """A trial is done, or stopped because others are better."""
+        self._end(_number(trial), "FINISHED")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """A trial failed."""
+        number = _number(trial)
+        self.outcomes[number].error = _why(trial)
+        self._say(f"trial {number} failed: {self.outcomes[number].error}")
+        self._end(number, "FAILED")
+
+    def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        """Ends the runs that are still open."""
+        for number in list(self._runs):
+            self._end(number, status)
+
+    def _run(self, number: int) -> Trial:
+        from brayx.tracking import Trial
+
+        if number not in self._runs:
+            of = self._trial
+            run = Trial.open(of.project, f"{of.name} {number:02d}", of.uri, resume=False)
+            run.set_tag("mlflow.parentRunId", of.run_id)
+            run.log_params(self.outcomes[number].options)
+            self._runs[number] = run
+        return self._runs[number]
+
+    def _end(self, number: int, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        run = self._runs.pop(number, None)
+        if run is not None:
+            run.finish(status)
+
+
+def _number(trial: Any) -> int:
+    return int(trial.trial_id.rsplit("_", 1)[-1])
+
+
+def _why(trial: Any) -> str:
+    """A failed trial's error in a line: ours by its message, any other by its last line."""
+    text = Path(trial.error_file).read_text() if trial.error_file else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "no report"
+
+
+class _After:
+    """Says when so many env steps more have been collected than at the first look.
+
+    Attributes:
+        event: set then.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.event = threading.Event()
+        self._steps = steps
+        self._first: int | None = None
+
+    def look(self, runs: int, env_steps: int, numbers: Mapping[str, float]) -> None:
+        """As ``on_update`` of `train_local`."""
+        self._first = env_steps if self._first is None else self._first
+        if env_steps - self._first >= self._steps:
+            self.event.set()
+
+
+def _train(config: dict[str, Any], spec: _Spec) -> None:
+    """A trial, in a process of Ray Tune's: interval by interval, a checkpoint and a report after each."""
+    sys.path[:] = [*spec.path, *(path for path in sys.path if path not in spec.path)]
+    from ray import tune as ray_tune
+
+    from pipelines.rollouts import train_local
+
+    number = int(ray_tune.get_context().get_trial_id().rsplit("_", 1)[-1])
+    algorithm, training = search.arguments(spec.algorithm, config["options"])
+    training = training.model_copy(
+        update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
+    )
+    with tempfile.TemporaryDirectory(prefix="brayx-trial-") as folder:
+        keeper = _Folder(folder, number)
+        origin = number
+        kept = ray_tune.get_checkpoint()
+        if kept is not None:
+            with kept.as_directory() as theirs:
+                origin = keeper.adopt(theirs)
+        over = False
+        while not over:
+            stop = _After(spec.interval_steps)
+            result = train_local(spec.env, algorithm, training, clerk=keeper, on_update=stop.look, stop=stop.event)
+            steps = result.env_steps
+            over = result.reason != "stopped"
+            mean = result.return_mean
+            ray_tune.report(
+                {
+                    "env_steps": steps,
+                    "return_mean": mean,
+                    "score": mean if math.isfinite(mean) else -math.inf,  # what schedulers compare
+                    "origin": origin,
+                    "over": over,
+                    "options": config["options"],
+                },
+                checkpoint=ray_tune.Checkpoint.from_directory(str(keeper.path)),
+            )
+            origin = number
+
+
+def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str, books: _Books) -> None:
+    import ray
+    from ray import tune as ray_tune
+
+    rng = random.Random(spec.seed)
+    domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
+    # Drawn here and not by Tune, so that a seed gives the same trials whatever Tune's version.
+    drawn = [
+        {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
+        for _ in range(num_trials)
+    ]
+    books.expect(drawn)
+    cpus = float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))  # type: ignore[no-untyped-call]
+    # A population lives side by side, since a trial that makes room for another one costs a process's start.
+    each = min(1.0, cpus / num_trials) if method == "pbt" else min(1.0, cpus)
+    tuner = ray_tune.Tuner(
+        ray_tune.with_resources(ray_tune.with_parameters(_train, spec=spec), {"cpu": each}),
+        param_space={"options": ray_tune.grid_search(drawn)},
+        tune_config=ray_tune.TuneConfig(
+            metric="score",
+            mode="max",
+            scheduler=_scheduler(method, spec, domains, rng),
+            max_concurrent_trials=None if method == "pbt" else max(1, min(num_trials, os.cpu_count() or 1)),
+            reuse_actors=True,
+            time_budget_s=_TIMEOUT_S,
+        ),
+        run_config=ray_tune.RunConfig(
+            # Before the scheduler sees it: nobody goes on who is done, not as a copy either.
+            stop=lambda _, result: bool(result.get("over")),
+            storage_path=folder,
+            name="tune",
+            verbose=0,
+            callbacks=[books],
+            failure_config=ray_tune.FailureConfig(1),
+        ),
+    )
+    tuner.fit()
+
+
+def _scheduler(method: Method, spec: _Spec, domains: Mapping[str, Domain], rng: random.Random) -> Any:
+    from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+    intervals = math.ceil(spec.total_steps / spec.interval_steps)
+    if method == "asha":
+        return ASHAScheduler(
+            time_attr="training_iteration", max_t=intervals, grace_period=1, reduction_factor=_REDUCTION
+        )
+
+    def explore(config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, "options": perturbed(config["options"], domains, rng)}
+
+    return PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=1,
+        burn_in_period=1,
+        # Tune asks for at least one; `explore` does all of it, because Tune's own leaves the ranges.
+        hyperparam_mutations={"unused": lambda: 0},
+        custom_explore_fn=explore,
+        synch=False,
+    )
+
+
+def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: random.Random) -> dict[str, Any]:
+    """Options changed a little, inside their domains: a number by a fifth up or down, one in four drawn anew."""
+    changed = dict(options)
+    for name, domain in domains.items():
+        if rng.random() < _DRAWN_ANEW:
+            changed[name] = domain.draw(rng)
+        elif domain.kind != "choice":
+            low, high = domain.arguments
+            value = min(max(options[name] * rng.choice((0.8, 1.2)), low), high)
+            changed[name] = round(value) if domain.kind == "randint" else value
+    return changed
+
+
+def _start_ray(address: str) -> None:
+    import logging
+
+    import ray
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            ray.init(address=address, **options)
+        else:
+            ray.init(address="local", num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
+    except Exception as error:  # Ray raises the bare class when its node is too slow to come up
+        raise StartupError(f"Ray did not start: {first_line(error)}") from error
+
+
+def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:
+    """Ranks the trials, and keeps table, picture and the best one's checkpoint with the run."""
+    ranked = sorted(books.outcomes, key=lambda each: (bool(each.error) or not each.curve, -_or_least(each.return_mean)))
+    if not ranked or not ranked[0].curve:
+        why = next((each.error for each in ranked if each.error), "none reported anything")
+        raise StartupError(f"every trial failed; the first: {why}")
+    best = ranked[0]
+    trial.log_dict({"trials": [asdict(each) for each in ranked]}, "tuning.json")
+    trial.log_figure(draw(ranked), "tuning.png")
+    kept = books.checkpoints.get(best.number)
+    steps, mean = best.curve[-1]
+    if kept is not None and Path(kept).exists():
+        trial.save_checkpoint(Path(kept), steps, {"episode_return": mean})
+    trial.log_metrics({"return_mean": mean, "best_trial": best.number}, steps)
+    return TuneResult(tuple(ranked), trial)
+
+
+def _or_least(value: float) -> float:
+    return value if math.isfinite(value) else -math.inf
+
+
+def draw(outcomes: Sequence[Outcome]) -> Figure:
+    """Every trial's mean return over its env steps, the best in colour, a dot where it went on as a copy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for rank, outcome in reversed(list(enumerate(outcomes))):
+        best = rank == 0
+        steps, means = [step for step, _ in outcome.curve], [mean for _, mean in outcome.curve]
+        axes.plot(
+            steps, means, color="#1f77b4" if best else "#bbbbbb", linewidth=2 if best else 1,
+            label=f"trial {outcome.number}" if best else None, zorder=3 if best else 2,
+        )  # fmt: skip
+        at = [index for index, _ in outcome.clones if index < len(steps)]
+        axes.scatter([steps[i] for i in at], [means[i] for i in at], s=14, color="#d62728", zorder=4)
+    axes.set_xlabel("env steps")
+    axes.set_ylabel("return, mean of the last games")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """One line a trial, best first."""
+    names = sorted({name for outcome in outcomes for name in outcome.options})
+    rows = [["trial", "return", "env steps", *names, ""]]
+    for outcome in outcomes:
+        steps = f"{outcome.curve[-1][0]:,}" if outcome.curve else "-"
+        note = outcome.error or ", ".join(f"copy of {origin}" for _, origin in outcome.clones)
+        values = [_short(outcome.options.get(name, "")) for name in names]
+        rows.append([str(outcome.number), _short(outcome.return_mean), steps, *values, note])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="brayx tune", description=__doc__.splitlines()[0])
+    parser.add_argument("--env", required=True, help="Gymnasium id")
+    parser.add_argument(
+        "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",
+        help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
+    )  # fmt: skip
+    parser.add_argument("--algorithm", default="ppo", help="(default: %(default)s)")
+    parser.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
+    parser.add_argument("--timesteps", type=int, default=60_000, help="env steps of a trial (default: %(default)s)")
+    parser.add_argument("--interval", type=int, default=None, help="env steps between two looks (default: a twelfth)")
+    parser.add_argument("--target-return", type=float, default=None, help="a trial that reaches it is done")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
+    parser.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")
+    parser.add_argument("--address", default="", help="of a running Ray cluster (default: start one)")
+    arguments = parser.parse_args(argv)
+    try:
+        found = tune(
+            arguments.env,
+            search.parse(arguments.lines),
+            algorithm=arguments.algorithm,
+            method=arguments.method,
+            num_trials=arguments.trials,
+            total_steps=arguments.timesteps,
+            interval_steps=arguments.interval,
+            target_return=arguments.target_return,
+            seed=arguments.seed,
+            project=arguments.project,
+            tracking=arguments.tracking,
+            address=arguments.address,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except BrayxError as error:
+        print(f"brayx: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    print(table(found.trials))
+    print(f"the table, its picture and the best checkpoint are in run {found.trial.name!r} of {found.trial.project!r}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Draws the curves of one or several trials into one picture.
+
+    python -m pipelines.visualize TRIAL... --out curves.png
+
+A trial is an id, as the last line of `pipelines.ppo` has it, or a name: the newest run of that name, in any project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brayx.errors import BrayxError, ConfigError
+from brayx.tracking import Trial, tracking_uri
+from brayx.tracking.store import client_of, sqlite_path, telling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curve = Sequence[tuple[float, float]]
+
+DEFAULT_METRIC = "episode_return.last100"
+
+
+def find_trial(reference: str, uri: str) -> Trial:
+    """The trial with that id, or the newest of that name.
+
+    Raises:
+        ConfigError: there is none.
+        TrackingError: the store could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        raise ConfigError(f"no trial {reference!r}: there is no MLflow database {path}", trial=reference)
+    with telling(f"cannot look for trial {reference!r} in {uri}"):
+        client = client_of(uri)
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        for field in ("run_id", "run_name"):
+            found = client.search_runs(
+                experiments,
+                f"attributes.{field} = '{reference}'",
+                order_by=["attributes.start_time DESC"],
+                max_results=1,
+            )
+            if found:
+                return Trial.attach(uri, found[0].info.run_id)
+    raise ConfigError(f"no trial has the id or the name {reference!r} in {uri}", trial=reference)
+
+
+def curve(trial: Trial, metric: str, against: str) -> Curve:
+    """Points of a metric over ``env_steps`` or ``seconds``, in order.
+
+    Raises:
+        ConfigError: the trial has none of them.
+        TrackingError: the store could not be read.
+    """
+    values = trial.history(metric)
+    if against == "env_steps":
+        points: Curve = [(float(step), value) for step, value in values]
+    else:
+        seconds = dict(trial.history("seconds"))  # written beside every metric, at the same steps
+        points = sorted((seconds[step], value) for step, value in values if step in seconds)
+    if not points:
+        raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
+    return points
+
+
+def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> Figure:
+    """One line a curve, with its label in the legend."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for label, points in curves:
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.5)
+    axes.set_xlabel("seconds" if against == "seconds" else "env steps")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws and says where; 2 with a line on standard error if it could not."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.visualize", description="Draw the curves of trials.")
+    parser.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
+    parser.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
+    parser.add_argument("--metric", default=DEFAULT_METRIC, help="as MLflow has it (default: %(default)s)")
+    parser.add_argument("--x", choices=["env_steps", "seconds"], default="env_steps", help="(default: %(default)s)")
+    parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    options = parser.parse_args(argv)
+    uri = tracking_uri(options.tracking)
+    try:
+        found = [find_trial(reference, uri) for reference in options.trials]
+        several = len({trial.project for trial in found}) > 1
+        curves = [
+            (f"{trial.project}: {trial.name}" if several else trial.name, curve(trial, options.metric, options.x))
+            for trial in found
+        ]
+        _save(draw(curves, metric=options.metric, against=options.x), options.out)
+    except BrayxError as error:
+        if os.environ.get("BRAYX_TRACEBACK"):
+            raise
+        print(f"visualize: {error}", file=sys.stderr)
+        return 2
+    print(options.out)
+    return 0
+
+
+def _save(figure: Figure, out: Path) -> None:
+    try:
+        figure.savefig(out, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{out} cannot be written: {error}", out=str(out)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

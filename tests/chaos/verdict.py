@@ -1,0 +1,164 @@
+"""What players were told and replicas wrote down, held against who was killed and when.
+
+A kill explains what happened to a session only if it hit the process that ran the session, while that ran it. Knows
+neither clients nor services.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.chaos.ledger import Event, pid_of
+
+SETTLE_S = 10.0
+"""A session that was stopped has told its actor after this long at the latest."""
+
+
+@dataclass
+class Told:
+    """A client was told that its session's replica is gone, or is ending.
+
+    Attributes:
+        reason: of a loss.
+        run: where its last reply came from.
+    """
+
+    session: str
+    at: float
+    code: str
+    reason: str
+    run: str
+
+
+@dataclass
+class Game:
+    """Sessions of one game that were started at the same time.
+
+    Attributes:
+        at: when the last of them was answered.
+        runs: where they started.
+    """
+
+    name: str
+    at: float
+    runs: list[str]
+
+
+@dataclass
+class Records:
+    """What all players have seen.
+
+    Attributes:
+        wrong: what must not be.
+        told: losses and resumptions, to be held against what was killed.
+        stopped: when sessions were stopped, with the reply to it or not.
+        doubtful: sessions whose start was not answered, so that nobody knows of them.
+        games: those all of whose sessions have started.
+        counts: of what happened, for people.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    stopped: dict[str, float] = field(default_factory=dict)
+    doubtful: set[str] = field(default_factory=set)
+    games: list[Game] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def check_tidings(
+    records: Records, seen: list[Event], killed: Mapping[int, float], hurt: Mapping[int, float]
+) -> list[str]:
+    """Losses and resumptions that nothing explains.
+
+    The replica that ran the session must have been killed between the session's begin there and the tiding. A kill
+    explains one tiding of a session; none explains that a session was lost which had gone on elsewhere since. Of a
+    session that was drained the last replica must have been ending in order, and have told the actor.
+
+    Args:
+        records: what players were told.
+        seen: what replicas wrote down, by time.
+        killed: when, by process.
+        hurt: since when a replica was being killed, or being ended in order.
+    """
+    drained = {event.run for event in seen if event.what == "end" and event.reason == "drained"}
+    of_session: dict[str, list[Event]] = defaultdict(list)
+    for event in seen:
+        if event.what == "begin":
+            of_session[event.session].append(event)
+    wrong, explained = [], set()
+    for told in sorted(records.told, key=lambda told: told.at):
+        known = [event for event in of_session[told.session] if event.at <= told.at]
+        if not known:
+            wrong.append(f"{told} came, but no replica ever ran it")
+            continue
+        last = known[-1]
+        if told.reason == "drained":
+            if last.run not in drained or not hurt.get(pid_of(last.run), told.at) < told.at:
+                wrong.append(f"{told} came, but nobody had asked the replica of {last.run} to end")
+            continue
+        heard = [event.run for event in known].index(told.run) if told.run in {e.run for e in known} else 0
+        # Lost is what ended in its last replica; what was resumed was taken from one of those since the last reply.
+        may_explain = [last] if told.code == "session_lost" else known[heard:]
+        for event in may_explain:
+            at = killed.get(pid_of(event.run))
+            if at is not None and event.at <= at <= told.at and event.run not in explained:
+                explained.add(event.run)
+                break
+        else:
+            wrong.append(f"{told} came, but none of its runs {[e.run for e in may_explain]} was killed before")
+    return wrong
+
+
+def check_games(records: Records, hurt: Mapping[int, float]) -> list[str]:
+    """Games whose sessions started on several replicas although none of these was being killed or ended."""
+    wrong = []
+    for game in records.games:
+        pids = {pid_of(run) for run in game.runs}
+        if len(pids) > 1 and all(hurt.get(pid, game.at) >= game.at for pid in pids):
+            wrong.append(f"game {game.name} started in two halves: {game.runs}")
+    return wrong
+
+
+def check_ends(records: Records, seen: list[Event], killed: Mapping[int, float]) -> tuple[list[str], Counter[str]]:
+    """Sessions without exactly one reason, and how many ended with which.
+
+    A run may be without an end if it went on elsewhere, or if its replica was killed while it ran: not if it had been
+    stopped `SETTLE_S` before.
+    """
+    begun = {event.run: event for event in seen if event.what == "begin"}
+    continued = {event.before for event in begun.values()}
+    ends: dict[str, list[Event]] = defaultdict(list)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for event in seen:
+        if event.what == "end":
+            ends[event.run].append(event)
+            reasons[event.session].append(event.reason)
+
+    def died_with(run: str) -> bool:
+        at = killed.get(pid_of(run))
+        return at is not None and at < records.stopped.get(begun[run].session, at) + SETTLE_S
+
+    wrong = []
+    for run, event in begun.items():
+        told = [end.reason for end in ends[run]]
+        if len(told) > 1:
+            wrong.append(f"run {run} of session {event.session} was told {told}")
+        if not told and run not in continued and event.session not in records.doubtful and not died_with(run):
+            wrong.append(f"run {run} of session {event.session} never ended")
+    for session, told in reasons.items():
+        if len(told) != 1:
+            wrong.append(f"session {session} ended with {told}")
+    last = {event.session: run for run, event in begun.items()}
+    wrong += [
+        f"session {session} was stopped, and ended with {reasons.get(session)}"
+        for session in records.stopped
+        if reasons.get(session) != ["stop"] and (reasons.get(session) or not died_with(last[session]))
+    ]
+    wrong += [
+        f"session {told.session} was told that its owner died, and ended with {reasons[told.session]}"
+        for told in records.told
+        if told.reason == "owner_died" and reasons.get(told.session, ["stop"]) != ["stop"]
+    ]
+    return wrong, Counter(told[0] for told in reasons.values())

@@ -1,0 +1,183 @@
+"""A job of environments without a door, as a user runs it: killed in parts and whole, it goes on in one MLflow run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from brayx.tracking import Trial
+from tests.end_to_end.jobs import (
+    ROOT,
+    TEMPLATES,
+    Command,
+    brayx,
+    goes_on,
+    said_on_failure,
+    setting,
+    trials,
+    written,
+)
+
+ENDLESS = ("trainer.target_return=null", "trainer.num_steps=100000000", "trainer.checkpoint_interval_s=2")
+
+
+def words(folder: Path, *options: str) -> list[str]:
+    shutil.copy(TEMPLATES / "ppo_env.yaml", folder)
+    return ["train", str(folder / "ppo_env.yaml"), *setting(*options)]
+
+
+def trial_of_project(folder: Path, project: str, name: str) -> Trial:
+    (trial,) = trials(folder, project)[name]
+    return trial
+
+
+def trial_of(command: Command) -> Trial:
+    (trial,) = trials(command.folder, "ppo_env")["main"]
+    return trial
+
+
+def steps_of(command: Command) -> float:
+    if "Ray is up" not in command.err:
+        return 0.0
+    return trial_of(command).metrics().get("env_steps", 0.0)
+
+
+@dataclass
+class Killed:
+    """What was seen of a job that lost a worker, then its driver, and was started again.
+
+    Attributes:
+        lost: metrics once another worker had taken the place of the killed one.
+        at_kill: env steps in the books when the driver was killed.
+        left: processes that it left.
+        said: by the command that resumed it.
+        trial: its books afterwards.
+    """
+
+    lost: dict[str, float]
+    at_kill: float
+    left: list[str]
+    said: str
+    trial: Trial
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    folder = tmp_path_factory.mktemp("environments")
+    with brayx(folder, *words(folder, *ENDLESS)) as command, said_on_failure(command):
+        command.until(lambda: steps_of(command) > 5000, "environments were stepped")
+        (victim, *_) = command.processes("ray::RolloutWorker")
+        victim.send_signal(signal.SIGKILL)
+        command.until(
+            lambda: trial_of(command).metrics().get("rollout_workers_lost.died", 0) == 1, "the worker was missed"
+        )
+        begun = steps_of(command)
+        command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
+        command.until(lambda: steps_of(command) > begun + 5000, "it goes on with two")
+        command.until(lambda: bool(trial_of(command).checkpoints()), "there is a checkpoint")
+        lost, at_kill = trial_of(command).metrics(), steps_of(command)
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.process.wait(timeout=30)
+        command.gone(60.0)
+        left = command.lines()
+    more = (f"trainer.num_steps={int(at_kill) + 6000}", "trainer.target_return=null")
+    with brayx(folder, *words(folder, *more)) as command, said_on_failure(command):
+        assert command.ended() == 0
+        yield Killed(lost, at_kill, left, command.err + command.out, trial_of(command))
+
+
+def test_a_killed_worker_is_replaced_and_costs_two_fragments_at_most(killed: Killed) -> None:
+    assert killed.lost["rollout_workers_lost.died"] == 1
+    assert 0 < killed.lost["rollout_steps_lost.died"] <= 2 * 8 * 32
+    assert "replay_dropped.bad_fragment" not in killed.lost
+
+
+def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:
+    assert killed.left == []
+
+
+def test_the_same_command_resumes_the_trial_in_the_same_run(killed: Killed) -> None:
+    assert "(resumed)" in killed.said
+    assert goes_on(written(killed.trial, "env_steps"))
+    assert killed.trial.metrics()["env_steps"] > killed.at_kill
+    assert re.search(r"finished after", killed.said)
+
+
+def test_an_environment_that_is_not_there_ends_the_command_before_ray_starts(tmp_path: Path) -> None:
+    with brayx(tmp_path, *words(tmp_path, "rollout.env=CartPoll-v1")) as command:
+        assert command.ended() == 2
+    assert "Ray is up" not in command.err
+    assert "rollout 'rollout' (CartPoll-v1): no environment 'CartPoll-v1'" in command.err.strip().splitlines()[-1]
+
+
+PPO = (
+    "--env Pendulum-v1 --num-workers 4 --timesteps 8000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
+    "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
+    "--save-interval 2 --log-interval 2 --course course.json"
+)
+BATCH = 4 * 8 * 64
+"""Transitions of an update by the defaults: workers, environments of each, steps."""
+
+
+def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
+    words = ["python", "-m", "pipelines.ppo", *PPO.split()]  # which runs `brayx ppo`
+    with Command(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as command, said_on_failure(command):
+        assert command.ended() == 0
+        command.gone(10.0)
+        result = json.loads(command.out.strip().splitlines()[-1])
+        said = command.err
+    assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
+    # Blocking workers are a batch ahead of the learner at most, and what they pushed is counted once.
+    assert 8000 <= result["env_steps"] <= 8000 + 2 * BATCH
+    assert result["seconds_to_target"] is None
+    trial = trial_of_project(tmp_path, "Pendulum-v1", "ppo Pendulum-v1 seed 0")
+    assert (trial.run_id, trial.status) == (result["trial"], "FINISHED")
+    assert trial.metrics()["updates"] == 4
+    assert trial.metrics()["env_steps"] == result["env_steps"]
+    assert trial.latest_checkpoint() is not None
+    lines = [line for line in said.splitlines() if "env steps  return" in line]
+    assert 1 <= len(lines) <= 2, "a line every second update, of four"
+    points = json.loads((tmp_path / "course.json").read_text())
+    assert points
+    assert [steps for _, steps, _, _ in points] == sorted(steps for _, steps, _, _ in points)
+    assert points[-1][3] == pytest.approx(result["return_mean"], abs=1e-3)
+
+
+DISTRIBUTED = """
+import json, sys
+from pipelines.distributed import train_distributed
+from pipelines.training import Training
+
+training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, total_steps=60_000, target_return=60.0,
+    target_games=20, normalise_obs=True, evaluation_episodes=4)
+result, trial = train_distributed("CartPole-v1", training=training, num_workers=2)
+print(json.dumps({
+    "reason": result.reason, "env_steps": result.env_steps, "updates": result.updates,
+    "seconds_to_target": result.seconds_to_target, "return_mean": result.return_mean,
+    "seen": int(result.normaliser["obs:count"]), "curve": len(result.curve), "trial": trial.name,
+    "episodes": len(result.evaluation.episodes), "mean": result.evaluation.mean,
+}))
+"""
+
+
+def test_one_call_trains_over_a_cluster_and_gives_what_training_in_one_process_gives(tmp_path: Path) -> None:
+    with Command(["python", "-c", DISTRIBUTED], tmp_path) as command, said_on_failure(command):
+        assert command.ended() == 0
+        result = json.loads(command.out.strip().splitlines()[-1])
+    assert result["reason"] == "target_return"
+    assert 0 < result["seconds_to_target"] < 120
+    assert result["return_mean"] >= 60
+    assert result["env_steps"] >= 16 * 32 * result["updates"] * 0.9
+    # Every observation was seen by the moments, once: those of both workers are in the checkpoint.
+    assert 0.5 * result["env_steps"] < result["seen"] < 1.5 * result["env_steps"]
+    assert result["curve"] > 0
+    assert result["episodes"] == 4
+    assert result["mean"] > 30, "the weights and moments of the checkpoint play"

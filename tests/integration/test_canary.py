@@ -1,0 +1,182 @@
+"""A job served by an alias on a real Serve: a canary's share, results by arm, a promotion while sessions run."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import yaml
+from mlflow import MlflowClient
+from ray import serve
+
+from brayx.actor.directory import stop_directory
+from brayx.engines.base import save_weights
+from brayx.gamecore.client import Client
+from brayx.model.arms import Followed
+from brayx.model.pool import PoolClient
+from brayx.ports import free_port
+from brayx.tracking import Trial, register
+from deployments.actor import serving_application
+from deployments.job import JobConfig
+from pipelines import cli
+from tests.waiting import until
+
+WAIT_S = 60.0
+SHARE = 0.3
+MODEL = """
+import numpy as np, torch
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, obs):
+        return obs * self.factor
+
+def build_model(name, config):
+    return Scale(), (np.zeros((1, 1), np.float32),)
+"""
+AGENT = """
+import numpy as np
+from brayx import Agent, forward, record
+
+class Told(Agent):
+    async def on_tick(self, state):
+        outputs, version = await forward("model", np.ones(1, np.float32))
+        state.output = [float(outputs[0]), version]
+        self.version = version
+
+    async def on_session_end(self, reason):
+        record("episode_return", 10.0 * self.version)
+"""
+
+
+@pytest.fixture(scope="module")
+def door(ray_cluster: str) -> Any:
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_cluster: str, tracking_db: str) -> None:
+    client = PoolClient("pool-alone", ray_cluster, tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
+    for _ in range(2):
+        assert ray.get(client.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {}})
+        until(lambda: not there("pool-alone", ray_cluster), "it ended", WAIT_S)
+
+
+def there(name: str, namespace: str) -> bool:
+    try:
+        ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("placement", ["local", "remote"])
+def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path, placement: str) -> None:
+    project = f"canary-{placement}"
+    (tmp_path / f"told_model_{placement}.py").write_text(MODEL)
+    (tmp_path / f"told_agent_{placement}.py").write_text(AGENT)
+    job = {
+        "project": project,
+        "trial": "t",
+        "model": {
+            "kind": "model", "module": f"told_model_{placement}", "placement": placement, "follow_s": 0.2,
+            "canary": {"alias": "candidate", "share": SHARE},
+        },
+        "agent": {"kind": "agent", "module": f"told_agent_{placement}", "class": "Told"},
+        "actor": {"kind": "actor", "agents": ["agent"], "num_workers": 2},
+    }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    trial = Trial.open(project, "t", tracking_db)
+
+    def version(factor: float, alias: str) -> None:
+        save_weights(tmp_path / "weights.npz", {"factor": np.array([factor], np.float32)})
+        folder = tmp_path / f"checkpoint-{factor:g}"
+        folder.mkdir()
+        (tmp_path / "weights.npz").rename(folder / "weights.npz")
+        register(trial, trial.save_checkpoint(folder, int(factor)), project, alias=alias)
+
+    version(1, "champion")
+    application = serving_application(JobConfig.load(tmp_path / "job.yaml"), tracking_db)
+    serve.run(application, name=project, route_prefix=f"/{project}")
+    url = f"{door}/{project}"
+    clients: list[Client] = []
+
+    def begin(session: str) -> Client:
+        clients.append(Client(url, timeout_s=WAIT_S))
+        clients[-1].start(session=session)
+        return clients[-1]
+
+    def ask(client: Client) -> int:
+        value, made_by = json.loads(client.tick(b"{}"))
+        assert value == made_by, "the version told is the one that answered"
+        return int(made_by)
+
+    def new() -> int:
+        client = begin(uuid.uuid4().hex)
+        try:
+            return ask(client)
+        finally:
+            client.stop()
+
+    def from_now_on(expected: set[int]) -> None:
+        """Both replicas know: what new sessions got, twenty times in a row."""
+        until(lambda: {new() for _ in range(20)} <= expected, f"new sessions get {expected}", WAIT_S)
+
+    assert {new() for _ in range(5)} == {1}, "a candidate that is not there is nobody's"
+    old = begin("old")
+    assert ask(old) == 1
+    version(2, "candidate")
+    until(lambda: 2 in {new() for _ in range(20)}, "the candidate is taken", WAIT_S)
+    until(lambda: sum(new() == 2 for _ in range(40)) >= 4, "on both replicas", WAIT_S)
+
+    of = Followed(project, canary="candidate", share=SHARE)
+    names = [f"session-{i}" for i in range(60)]
+    expected = {name: 2 if of.choose(name, {"champion": 1, "candidate": 2}) == "candidate" else 1 for name in names}
+    running = {name: begin(name) for name in names}
+    assert {name: ask(client) for name, client in running.items()} == expected, "by the session's id alone"
+    assert Counter(expected.values())[2] > 5
+
+    assert cli.main(["promote", f"models:/{project}@candidate", "--tracking", tracking_db]) == 0
+    from_now_on({2})
+    assert {name: ask(client) for name, client in running.items()} == expected, "who runs keeps what it began with"
+    assert ask(old) == 1
+    for client in (*running.values(), old):
+        client.stop()
+
+    booked = MlflowClient(tracking_db)
+
+    def runs() -> dict[str, Any]:
+        experiment = booked.get_experiment_by_name(project)
+        found = booked.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+        return {run.info.run_name: run.data.metrics for run in found}
+
+    def sessions() -> dict[str, float]:
+        return {name: metrics.get("sessions", 0.0) for name, metrics in runs().items()}
+
+    until(lambda: len(runs()) >= 3, "results are booked", WAIT_S)
+    until(lambda: sum(sessions().values()) == len(clients), "of all sessions", WAIT_S)
+    until(lambda: all(m.get("games") == m["sessions"] for m in runs().values()), "and their games", WAIT_S)
+    for name, metrics in runs().items():
+        made_by = int(name.split()[2])
+        assert metrics["episode_return"] == pytest.approx(10.0 * made_by)
+        assert metrics["ticks"] >= metrics["sessions"]
+    assert float(booked.get_model_version(project, "2").tags["serving.sessions"]) > 0
+
+    # A champion that is taken back: the other way, with MLflow's own call.
+    booked.set_registered_model_alias(project, "champion", "1")
+    booked.delete_registered_model_alias(project, "candidate")
+    from_now_on({1})
+    serve.delete(project)
+    stop_directory(f"{project}/actor/sessions")
+    stop_directory(f"{project}/actor/sessions/pool")

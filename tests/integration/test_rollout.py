@@ -1,0 +1,255 @@
+"""Rollout workers on a real Ray: what reaches the buffer, with which weights; killed, scaled, refused, restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import textwrap
+import uuid
+from collections import Counter
+
+import numpy as np
+import pytest
+import ray
+
+from brayx.engines.torch import module_weights
+from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.model.config import ModelConfig
+from brayx.model.weights import WeightPublisher, create_weight_store
+from brayx.nets.mlp import ActorCritic
+from brayx.replay.config import BufferConfig
+from brayx.replay.shards import Shards
+from brayx.rollout.component import RolloutComponent
+from brayx.rollout.statistics import create_moments
+from brayx.rollout.worker import RolloutSpec, check_rollout
+from brayx.rollout.workers import Workers
+from tests.waiting import until
+
+FILES = """
+    from __future__ import annotations
+    import os
+    import gymnasium
+    import numpy as np
+    import torch
+    from brayx.nets.mlp import ActorCritic
+
+    def build_model(name, config):
+        return ActorCritic(4, 2, hidden=(8,)), (torch.zeros(1, 4),)
+
+    class Breaking(gymnasium.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            Breaking.steps += 1
+            if Breaking.steps > 100:
+                raise ValueError("the pole is broken\\nin two")
+            return super().step(action)
+
+    def breaking(name, config):
+        return Breaking(gymnasium.make("CartPole-v1"))
+"""
+T = 8
+ENVS = 4
+WAIT_S = 120.0
+"""A worker's process imports torch and exports its model, which takes long where everything else does, too."""
+
+
+class Job:
+    """The actors around some workers, and a learner's part played by the test."""
+
+    def __init__(self, namespace, folder, **options):
+        name = uuid.uuid4().hex[:8]
+        module = f"rollout_{name}"
+        (folder / f"{module}.py").write_text(textwrap.dedent(FILES))
+        self.buffer_config = BufferConfig(size=options.pop("size", 4), batch_size=8, unroll_length=T, max_in_flight=1)
+        self.buffer = Shards.start(f"buffer-{name}", self.buffer_config, namespace=namespace)[0].actor
+        self.store = create_weight_store(f"store-{name}", namespace)
+        self.moments = create_moments(f"moments-{name}", namespace)
+        self.publisher = WeightPublisher(self.store)
+        self.events = Counter()
+        if "func" in options:
+            options["module"] = module
+        else:
+            options.setdefault("env", "CartPole-v1")
+        self.spec = RolloutSpec(
+            name="games",
+            config=RolloutComponent(model="model", buffer="buffer", num_envs=ENVS, **options),
+            model_name="model",
+            model=ModelConfig(module=module),
+            buffer_config=self.buffer_config,
+            folder=str(folder),
+            job={},
+            namespace=namespace,
+            buffer=f"buffer-{name}",
+            weight_store=f"store-{name}",
+            moments=f"moments-{name}",
+            update_columns=8,
+        )
+        self._reader = ray.get(self.buffer.attach.remote())
+
+    def publish(self):
+        return self.publisher.publish(module_weights(ActorCritic(4, 2, hidden=(8,))), 0)
+
+    def workers(self, count=1):
+        return Workers(self.spec, count, on_event=self._count, lease_s=0.2)
+
+    def _count(self, name, value, label):
+        self.events[f"{name}.{label}"] += value
+
+    def stats(self):
+        return ray.get(self.buffer.stats.remote())
+
+    def take(self):
+        """The next batch, as a learner takes it."""
+        batch = None
+
+        def came():
+            nonlocal batch
+            batch = ray.get(self.buffer.next_batch.remote(self._reader, 1.0)).batch
+            return batch is not None
+
+        until(came, "a batch", WAIT_S)
+        ray.get(self.buffer.ack.remote(1))
+        return batch
+
+    def close(self):
+        for actor in (self.buffer, self.store, self.moments):
+            ray.kill(actor)
+
+
+@pytest.fixture
+def job(ray_cluster, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(**options):
+            made = Job(ray_cluster, tmp_path, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_blocking_workers_collect_one_update_with_each_version(job):
+    made = job(mode="blocking", num_workers=2)
+    with made.workers(2) as workers:
+        for version in (1, 2, 3):
+            assert made.publish() == version
+            batch = made.take()
+            assert set(batch["policy_version"][batch["mask"] > 0]) == {version}
+            assert batch["obs"].shape == (8, T + 1, 4)
+            until(lambda count=2 * version: workers.collected.fragments == count, "both have told of it", WAIT_S)
+        stats = made.stats()
+    assert (stats["batches"], stats["waiting"]) == (0, 0), "nobody collects a second time with the same weights"
+    assert workers.collected.overdue == 0
+    assert not workers.failures
+
+
+def test_a_worker_that_waits_for_too_long_goes_on_and_counts_it(job):
+    made = job(mode="blocking", num_workers=2, wait_s=0.5)
+    made.publish()
+    with made.workers(2) as workers:
+        first, second = made.take(), made.take()
+        until(lambda: workers.collected.overdue > 0, "a wait was given up", WAIT_S)
+    assert set(first["policy_version"].flat) == set(second["policy_version"].flat) == {1}
+
+
+def test_a_worker_without_a_learner_waits_for_room(job):
+    made = job(size=2)
+    made.publish()
+    with made.workers() as workers:
+        until(lambda: made.stats()["batches"] == 2, "the buffer is full", WAIT_S)
+        held = workers.collected.fragments
+        made.take()
+        until(lambda: workers.collected.fragments > held and made.stats()["batches"] == 2, "it went on", WAIT_S)
+        assert "dropped.full" not in made.stats(), "what has no room is not collected"
+
+
+def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand(job):
+    made = job(size=64)
+    made.publish()
+    with made.workers(2) as workers:
+        until(lambda: made.take() is not None and workers.running == 2, "both collect", WAIT_S)
+        victim, other = (workers.pids()[index] for index in (0, 1))
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: workers.lost["died"] == 1, "it was missed", WAIT_S)
+        until(lambda: made.take() is not None and workers.running == 2, "another one collects", WAIT_S)
+        pids = workers.pids()
+        assert pids[1] == other, "the other one went on"
+        assert pids[0] not in (victim, other)
+    assert made.events == {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
+    assert workers.error is None
+    assert "worker 0 of rollout 'games' (CartPole-v1) died" in workers.messages[0]
+
+
+def test_workers_join_and_leave_while_it_runs(job):
+    made = job(size=2)
+    made.publish()
+    with made.workers(1) as workers:
+        until(lambda: workers.running == 1, "one collects", WAIT_S)
+        workers.scale(3)
+        until(lambda: made.take() is not None and workers.running == 3, "three collect", WAIT_S)
+        before = workers.pids()
+        workers.scale(1)
+        until(lambda: len(workers.pids()) == 1, "two have left", WAIT_S)
+        assert workers.pids()[0] == before[0]
+        held = workers.collected
+        until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
+    assert not workers.failures
+    assert not made.events
+
+
+def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_allowed(job):
+    made = job(func="breaking", max_failures=1, size=64)
+    made.publish()
+    with made.workers() as workers:
+        until(lambda: workers.error is not None, "it was given up", WAIT_S)
+    assert isinstance(workers.error, EnvironmentFailed)
+    name = f"{made.spec.config.module}.breaking"
+    said = f"worker 0 of rollout 'games' ({name}) raised ValueError: the pole is broken"
+    assert workers.error.message == said
+    assert workers.lost == {"failed": 2}
+
+
+def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):
+    made = job(mode="blocking", num_workers=2)
+    with made.workers(2) as workers:
+        with pytest.raises(ConfigError, match="3 workers x 4 environments give 12 columns"):
+            workers.scale(3)
+        workers.scale(1)
+        for version in (1, 2):
+            assert made.publish() == version
+            assert set(made.take()["policy_version"][:, :-1].flat) == {version}
+        until(lambda: workers.collected.fragments == 4, "one did the work of two", WAIT_S)
+        assert made.stats()["batches"] == 0
+
+
+def test_what_cannot_work_is_told_before_anything_starts(job):
+    with pytest.raises(ConfigError, match=r"rollout 'games' \(NoGame-v7\): .*NoGame"):
+        check_rollout(job(env="NoGame-v7").spec)
+    with pytest.raises(ConfigError, match=r"rollout 'games' \(Pendulum-v1\): obs: the environments give \[3\]"):
+        check_rollout(job(env="Pendulum-v1").spec)
+    check_rollout(job().spec)
+
+
+def test_workers_share_what_they_normalise_by_and_a_store_that_died_has_it_back(job):
+    made = job(normalise_obs=True, normalise_reward=True)
+    made.publish()
+
+    def seen():
+        try:
+            found = ray.get(made.moments.get.remote())
+        except ray.exceptions.RayError:  # it is being restarted
+            return {}
+        return {name: moments.count for name, moments in found.items()}
+
+    with made.workers(2) as workers:
+        until(lambda: made.take() is not None and workers.running == 2, "both collect", WAIT_S)
+        until(lambda: made.take() is not None and seen().get("obs", 0) > 2000, "they are in there", WAIT_S)
+        before = seen()
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(made.moments, no_restart=False)
+        until(lambda: made.take() is not None and seen().get("obs", 0) > before["obs"], "it is back", WAIT_S)
+    batch = made.take()
+    assert abs(batch["obs"][batch["mask"] > 0].mean()) < 1.0
+    assert np.isfinite(batch["reward"]).all()

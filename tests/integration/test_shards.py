@@ -1,0 +1,187 @@
+"""`RemoteBuffer` on a real Ray: created or attached to, in shards, with pushes that wait; several in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+
+import numpy as np
+import pytest
+import ray
+
+from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
+from brayx.hub import create_hub
+from brayx.replay.remote import RemoteBuffer
+from brayx.replay.source import batches_of, read_buffer, replay_dataset
+from brayx.types import Columns
+from tests.unit.replay.made import columns, fragment
+from tests.waiting import until
+
+OPTIONS = {"size": 4, "batch_size": 2, "unroll_length": 4}
+WHOLE = 8
+
+
+@contextlib.contextmanager
+def running(namespace, **options):
+    buffer = RemoteBuffer(f"buffer-{uuid.uuid4().hex[:8]}", namespace=namespace, **{**OPTIONS, **options})
+    try:
+        yield buffer
+    finally:
+        buffer.close(0)
+        buffer.shards.kill()
+
+
+def pid(shard):
+    try:
+        return ray.get(shard.actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    except ray.exceptions.RayActorError:  # it is being restarted
+        return None
+
+
+def test_the_same_name_is_the_same_buffer_from_anywhere(ray_cluster):
+    with running(ray_cluster, num_workers=2) as buffer:
+
+        @ray.remote(num_cpus=0)
+        def push(name, namespace):
+            with pytest.raises(ConfigError, match="running with size 4, not 5"):
+                RemoteBuffer(name, namespace=namespace, size=5)
+            mine = RemoteBuffer(name, namespace=namespace, size=4)
+            mine.push(fragment(WHOLE, 3), drop=False)
+            return mine.config
+
+        assert ray.get(push.remote(buffer.name, ray_cluster)) == buffer.config
+        assert buffer.stats()["pushed"] == WHOLE
+        assert buffer.stats()["shards"] == 2
+        assert next(iter(buffer))["reward"][0, 0] == 3
+    with pytest.raises(ReplayError, match=r"no buffer named|does not answer"):
+        RemoteBuffer.attach(buffer.name, namespace=ray_cluster)
+
+
+def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_cluster):
+    with running(ray_cluster, size=1) as buffer:
+        with pytest.raises(BadFragment, match="obs: holds NaN"):
+            asyncio.run(buffer.push_async(columns(1, float("nan")), drop=False))
+        buffer.push(columns(2), drop=False)
+        with pytest.raises(DeadlineExceeded, match=r"no room for 24 transitions within 0\.2 s"):
+            buffer.push(columns(6), drop=False, timeout_s=0.2)
+        got = []
+        reader = threading.Thread(target=lambda: got.extend(buffer), daemon=True)
+        reader.start()
+        asyncio.run(buffer.push_async(*[columns(2, number) for number in range(5)], drop=False))
+        buffer.end(drain=True)
+        reader.join(60)
+        assert not reader.is_alive()
+        assert sum(int(batch["mask"].sum()) for batch in got) == 6 * WHOLE
+        assert buffer.stats()["dropped.bad_fragment"] == 4
+        assert "dropped.full" not in buffer.stats()
+        with pytest.raises(ReplayError, match="ended"):
+            buffer.push(columns(2), drop=False)
+
+
+def test_iterating_has_a_deadline(ray_cluster):
+    with running(ray_cluster) as buffer, pytest.raises(DeadlineExceeded, match="no batch came"):
+        next(buffer.batches(timeout_s=0.2))
+
+
+@pytest.mark.parametrize("through_ray_data", [True, False])
+def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster, through_ray_data):
+    hub_name = f"hub-{uuid.uuid4().hex[:8]}"
+    hub = create_hub(hub_name, ray_cluster, None)
+    with running(ray_cluster, num_workers=2, hub=hub_name) as buffer:
+        one, other = (shard.actor for shard in buffer.shards)
+        if through_ray_data:
+            stream = batches_of(replay_dataset(buffer.name, namespace=ray_cluster), buffer.name, ray_cluster)
+        else:
+            stream = read_buffer(buffer.name, ray_cluster)
+        got, failed = [], []
+
+        def read():
+            try:
+                for batch in stream:
+                    got.append(float(batch["reward"][0, 0]))
+                    stream.took()
+            except Exception as error:
+                failed.append(error)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        ray.get([one.push.remote([columns(2, 1)]), other.push.remote([columns(2, 2)])])
+        until(lambda: sorted(got) == [1, 2], "a batch of each shard", timeout_s=60)
+        before = pid(buffer.shards[1])
+        os.kill(before, signal.SIGKILL)
+        for number in range(3):
+            ray.get(one.push.remote([columns(2, 10 + number)]))
+        until(lambda: len(got) == 5, "the other shard's", timeout_s=60)
+        until(lambda: pid(buffer.shards[1]) not in (None, before), "the shard's restart", timeout_s=60)
+        ray.get(other.push.remote([columns(2, 3)]))
+        until(lambda: 3 in got, "a batch of the shard that restarted", timeout_s=60)
+        assert not failed
+        until(lambda: ray.get(hub.snapshot.remote()).get("replay_restarts") == 1, "the restart being counted")
+        buffer.end()
+        reader.join(30)
+        assert not reader.is_alive()
+    ray.kill(hub)
+
+
+def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_cluster):
+    with running(ray_cluster, num_workers=2, size=1) as buffer:
+        for number in range(2):
+            buffer.push(columns(2, number), drop=False, timeout_s=30)
+        held = ray.get([shard.actor.stats.remote() for shard in buffer.shards])
+        assert [stats["batches"] for stats in held] == [1, 1]
+    with running(ray_cluster, num_workers=1, size=1) as buffer:
+        os.kill(pid(buffer.shards[0]), signal.SIGKILL)
+        buffer.push(columns(2), drop=False, timeout_s=60)
+        assert buffer.stats()["pushed"] == WHOLE
+
+
+def test_several_buffers_by_their_weights_without_waiting_for_the_driest(ray_cluster):
+    with running(ray_cluster, size=100, max_in_flight=4) as games, running(ray_cluster, size=100) as records:
+        for _ in range(30):
+            games.push(columns(2, 1), drop=False)
+            records.push(columns(2, 2), drop=False)
+        stream = read_buffer({games.name: 3.0, records.name: 1.0}, ray_cluster, timeout_s=60)
+        counts: Counter[float] = Counter()
+        for batch in stream:
+            stream.took()
+            counts[float(batch["reward"][0, 0])] += 1
+            time.sleep(0.1)  # so that both have something
+            if counts.total() == 24:
+                break
+        assert 15 <= counts[1] <= 21
+        for batch in stream:  # the games run dry
+            stream.took()
+            counts[float(batch["reward"][0, 0])] += 1
+            if counts.total() == 60:
+                break
+        assert counts == {1: 30, 2: 30}
+        stream.close()
+
+
+def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
+    with running(ray_cluster, num_workers=2, sampler="prioritised", priority_exponent=1.0) as buffer:
+        for shard, number in zip(buffer.shards, (1, 2), strict=True):
+            ray.get(shard.actor.push.remote([columns(2, number), columns(2, 5)]))
+        stream = read_buffer(buffer.name, ray_cluster, timeout_s=60)
+        for _ in range(20):
+            batch = next(stream)
+            stream.took()
+            stream.update_priorities(batch["index"], np.where(batch["reward"][:, 0] == 5, 1e6, 0.0))
+        until(lambda: set(next(stream)["reward"][:, 0].tolist()) == {5.0} and (stream.took() or True), "priorities")
+        assert buffer.stats()["stale"] == 0
+        stream.close()
+
+
+def test_columns_arrive_as_they_were_pushed(ray_cluster):
+    with running(ray_cluster) as buffer:
+        made = columns(2, 7)
+        buffer.push(Columns(dict(made.arrays)), drop=False)
+        batch = next(iter(buffer))
+    for key, array in made.arrays.items():
+        np.testing.assert_array_equal(batch[key], array)

@@ -1,0 +1,119 @@
+"""Serve is shut down, or an application deleted, with sessions that run: each is told its end once, on every door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from ray import serve
+
+from brayx.actor.directory import NAMESPACE, stop_directory
+from brayx.errors import ServiceFull, SessionLost, TransportError
+from brayx.gamecore.client import AsyncClient
+from brayx.ports import free_port
+from tests.chaos.ledger import APPLICATION, PLAIN, Entry, LedgerArgs, app, chained, events
+from tests.waiting import until_awaited as until
+
+WAIT_S = 60.0
+DIRECTORY = f"{APPLICATION}/sessions"
+
+
+@pytest.mark.parametrize(
+    ("way", "keeps_proxy"),
+    [(serve.shutdown, False), (lambda: serve.delete(APPLICATION), True)],
+    ids=["shutdown", "delete"],
+)
+async def test_running_sessions_finish_or_are_told_that_they_were_drained(
+    ray_cluster: str, tmp_path: Path, way: Callable[[], None], keeps_proxy: bool
+) -> None:
+    """Serve that is shut down ends its proxy at once, and with it the connections through it."""
+    port, native, tcp = (free_port() for _ in range(3))
+    (tmp_path / "events").mkdir()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    args = LedgerArgs(folder=tmp_path / "events", native_port=native, tcp_port=tcp)
+    await asyncio.to_thread(serve.run, app(args), name=APPLICATION, route_prefix="/")
+    proxy = f"ws://127.0.0.1:{port}"
+    doors = [proxy, *(f"{what}://127.0.0.1:{native}" for what in ("ws", "http"))]
+    doors.append(f"tcp://127.0.0.1:{tcp}")
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(3 * WAIT_S):
+        digests: dict[AsyncClient, str] = {}
+
+        async def opened(url: str) -> AsyncClient:
+            client = AsyncClient(url, timeout_s=WAIT_S)
+            stack.push_async_callback(client.close)
+            return client
+
+        async def tick(client: AsyncClient) -> None:
+            body = uuid.uuid4().hex.encode()
+            digests[client] = chained(digests[client], body)
+            assert Entry.decode(await client.tick(body)).digest == digests[client]
+
+        async def play_on(client: AsyncClient) -> Exception:
+            try:
+                while True:
+                    await tick(client)
+                    await asyncio.sleep(0.05)
+            except (SessionLost, TransportError) as error:
+                return error
+
+        for url in doors:
+            for body in (b"", PLAIN, b""):
+                client = await opened(url)
+                await client.start(body)
+                digests[client] = str(client.session)
+                await tick(client)
+        finishing = [client for client in list(digests)[::3] if keeps_proxy or client.url != proxy]
+        staying = [client for client in digests if client not in finishing]
+        names = {client: str(client.session) for client in digests}
+        newcomer = await opened(f"tcp://127.0.0.1:{tcp}")
+        await newcomer.start()  # over a connection that stays: new ones are not taken any more
+        await newcomer.stop()
+
+        ending = asyncio.create_task(asyncio.to_thread(way))
+        playing = {client: asyncio.create_task(play_on(client)) for client in staying}
+
+        async def refused() -> bool:
+            with contextlib.suppress(ServiceFull):
+                await newcomer.start()
+                await newcomer.stop()
+                return False
+            return True
+
+        while not await refused():  # noqa: ASYNC110 (the service is asked)
+            await asyncio.sleep(0.05)
+        for client in finishing:
+            await tick(client)
+            assert Entry.decode(await client.stop()).digest == digests[client], "what runs may finish"
+        told = {client: await task for client, task in playing.items()}
+        await ending
+    for client, error in told.items():
+        # Between two requests its connection may be gone before it could be told.
+        surely = client.url.startswith("ws") and (keeps_proxy or client.url != proxy)
+        assert isinstance(error, SessionLost) or not surely, f"{client.url}: {error!r}"
+        if isinstance(error, SessionLost):
+            assert error.details == {"reason": "drained"}, client.url
+    ends: Counter[tuple[str, str]] = Counter()
+
+    def ended() -> bool:
+        ends.clear()
+        ends.update((e.session, e.reason) for e in events(tmp_path / "events") if e.what == "end")
+        return len(ends) >= len(digests)
+
+    await until(ended, "every agent being told")
+    broken = {names[client] for client in staying if client.url == proxy and not keeps_proxy}
+    for session in broken & {session for session, reason in ends if reason == "disconnect"}:
+        ends[session, "drained"] = ends.pop((session, "disconnect"))
+    expected = {(names[client], "stop") for client in finishing} | {(names[client], "drained") for client in staying}
+    starts_of_newcomer = {key for key in ends if key[0] not in names.values()}
+    assert {reason for _, reason in starts_of_newcomer} <= {"stop"}
+    assert ends == Counter(expected | starts_of_newcomer), "each was told its end once"
+    directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+    assert ray.get(directory.owners.remote()) == {}
+    stop_directory(DIRECTORY)
+    serve.shutdown()

@@ -1,0 +1,108 @@
+"""Whether processes' memory grows with time: sampled from outside, a line fitted to what came after the warm-up.
+
+Private memory (USS), because pages of Ray's object store are shared and count once for the whole machine. A process
+that ends before the watch does is judged by what was seen of it, if that is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+import psutil
+
+MIB = 2**20
+_LEAST = 10
+"""Samples that a line is fitted to at least."""
+
+
+@dataclass
+class Course:
+    """One process's memory.
+
+    Attributes:
+        name: its command line, shortened.
+        samples: ``(seconds since the watch began, bytes)``.
+    """
+
+    name: str
+    samples: list[tuple[float, int]] = field(default_factory=list)
+
+    def growth(self, after_s: float) -> tuple[float, float] | None:
+        """Bytes that the fitted line rises from ``after_s`` on, and its mean; None: too few samples."""
+        late = [(at, size) for at, size in self.samples if at >= after_s]
+        if len(late) < _LEAST:
+            return None
+        times, sizes = np.array(late, float).T
+        slope = float(np.polyfit(times - times.mean(), sizes, 1)[0])
+        return slope * (times[-1] - times[0]), float(sizes.mean())
+
+
+class MemoryWatch:
+    """Samples the memory of processes in a thread, as a context.
+
+    Args:
+        processes: gives those that are there now.
+        every_s: between two samples.
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[psutil.Process]], every_s: float = 0.5) -> None:
+        self._processes = processes
+        self._every_s = every_s
+        self._courses: dict[tuple[int, float], Course] = {}
+        self._stop = threading.Event()
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    @property
+    def courses(self) -> Sequence[Course]:
+        """Of every process that was seen."""
+        return list(self._courses.values())
+
+    def growing(self, warm_up_s: float, *, mib: float, share: float) -> list[str]:
+        """Processes whose memory rose by more than ``mib`` and by more than ``share`` of it, a line for each.
+
+        Args:
+            warm_up_s: seconds at the beginning that do not count.
+            mib: MiB that the fitted line may rise in the rest.
+            share: of the process's mean memory that it may rise.
+        """
+        found = []
+        for course in self.courses:
+            grown = course.growth(warm_up_s)
+            if grown is not None and grown[0] > max(mib * MIB, share * grown[1]):
+                found.append(f"{course.name}: +{grown[0] / MIB:.1f} MiB at {grown[1] / MIB:.0f} MiB")
+        return found
+
+    def table(self, warm_up_s: float) -> str:
+        """Every process with its mean and its growth, for people."""
+        lines = []
+        for course in self.courses:
+            grown = course.growth(warm_up_s)
+            if grown is not None:
+                lines.append(f"{grown[1] / MIB:8.1f} MiB {grown[0] / MIB:+7.2f} MiB  {course.name}")
+        return "\n".join(sorted(lines, reverse=True))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            for process in self._processes():
+                with contextlib.suppress(psutil.Error):
+                    key = (process.pid, process.create_time())
+                    if key not in self._courses:
+                        self._courses[key] = Course(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+                    size = process.memory_full_info().uss
+                    self._courses[key].samples.append((time.monotonic() - self._began, size))

@@ -1,0 +1,119 @@
+"""`brayx.algorithms.bc`: the gradient of the likelihood, and what is held out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from brayx.algorithms.bc import BC, METRICS, BCConfig, held_out, mistaken
+from tests.unit.algorithms.tables import Table, moved, random_batch, sgd
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_update_is_the_gradient_of_the_cross_entropy(accumulate):
+    batch, table = random_batch(seed=2), Table(7, 3)
+    batch["weight"] = torch.rand(5, dtype=torch.float64)
+    policy = table.policy.detach().numpy()
+    softmax = np.exp(policy) / np.exp(policy).sum(-1, keepdims=True)
+    arrays = {key: tensor.numpy() for key, tensor in batch.items()}
+    expected, loss, right = np.zeros_like(policy), 0.0, 0.0
+    count = arrays["mask"][:, :-1].sum()
+    for b, t in zip(*np.nonzero(arrays["mask"][:, :-1]), strict=True):
+        state, action, share = arrays["obs"][b, t], arrays["action"][b, t], arrays["weight"][b] / count
+        loss -= share * np.log(softmax[state, action])
+        expected[state] += share * (softmax[state] - np.eye(3)[action])
+        right += share * (policy[state].argmax() != action)
+    measured = {}
+    config = BCConfig(max_grad_norm=None, accumulate=accumulate)
+    gradient = moved(table, lambda: measured.update(BC(table, sgd(table), config).update(batch, 0.0)))
+    np.testing.assert_allclose(gradient["policy"], expected, rtol=0, atol=1e-9)
+    assert not gradient["worth"].any()
+    assert measured["loss"] == pytest.approx(loss, abs=1e-9)
+    assert measured["accuracy"] == pytest.approx(1 - right, abs=1e-9)
+    assert set(measured) == {*METRICS, "learning_rate"}
+
+
+def test_continuous_actions_have_the_gaussians_likelihood():
+    class Gaussian(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+            self.log_std = nn.Parameter(torch.tensor([0.1, -0.4], dtype=torch.float64))
+
+        def forward(self, obs):
+            shape = (*obs.shape, 2)
+            return {"mean": self.mean.expand(shape), "log_std": self.log_std.expand(shape)}
+
+    batch, module = random_batch(), Gaussian()
+    batch["action"] = torch.randn(5, 10, 2, dtype=torch.float64)
+    seen = batch["action"][batch["mask"] > 0].numpy()
+    mean, std = np.array([0.3, -0.2]), np.exp([0.1, -0.4])
+    z = (seen - mean) / std
+    measured = {}
+    gradient = moved(
+        module, lambda: measured.update(BC(module, sgd(module), BCConfig(max_grad_norm=None)).update(batch, 0.0))
+    )
+    expected = (0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi)).sum(-1).mean()
+    assert measured["loss"] == pytest.approx(expected, abs=1e-9)
+    assert measured["error"] == pytest.approx(np.abs(seen - mean).mean(), abs=1e-9)
+    np.testing.assert_allclose(gradient["mean"], -(z / std).mean(0), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(gradient["log_std"], (1 - z**2).mean(0), rtol=0, atol=1e-9)
+
+
+def test_two_ranks_are_one_with_both_batches():
+    batch, config = random_batch(columns=6), BCConfig(max_grad_norm=None, holdout=0.3)
+    batch["mask"][:2, 3:] = 0
+    whole = Table(7, 3)
+    together = moved(whole, lambda: BC(whole, sgd(whole), config).update(batch, 0.0))
+    hidden = held_out(batch["obs"], batch["action"], 0.3)
+    mask = batch["mask"]
+    counts = torch.stack([(mask * ~hidden).sum(), (mask * hidden).sum()])
+
+    class Both:
+        size = 2
+
+        def sum(self, x):
+            return counts
+
+    ranks = []
+    for part in (slice(0, 3), slice(3, 6)):
+        table = Table(7, 3)
+        mine = {key: tensor[part] for key, tensor in batch.items()}
+        ranks.append(moved(table, lambda t=table, m=mine: BC(t, sgd(t), config, Both()).update(m, 0.0)))
+    np.testing.assert_allclose((ranks[0]["policy"] + ranks[1]["policy"]) / 2, together["policy"], rtol=0, atol=1e-12)
+
+
+def test_what_is_held_out_is_measured_and_not_learned_from():
+    batch, table = random_batch(columns=20, steps=50, states=400), Table(400, 3)
+    hidden = held_out(batch["obs"], batch["action"], 0.25)
+    learned = set(batch["obs"][(batch["mask"] > 0) & ~hidden].tolist())
+    measured = {}
+    config = BCConfig(holdout=0.25, max_grad_norm=None)
+    gradient = moved(table, lambda: measured.update(BC(table, sgd(table), config).update(batch, 0.0)))["policy"]
+    changed = set(np.flatnonzero(gradient.any(-1)).tolist())
+    assert changed == learned
+    seen = (batch["mask"] > 0) & hidden
+    right = Table(400, 3).policy[batch["obs"][seen]].argmax(-1) == batch["action"][seen]
+    assert measured["holdout_accuracy"] == pytest.approx(right.double().mean().item(), abs=1e-6)
+    assert {"holdout_loss", "accuracy"} <= set(measured)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
+def test_the_same_steps_are_held_out_however_they_are_packed(dtype):
+    torch.manual_seed(0)
+    obs = {"a": (torch.randn(40, 30, 3) * 100).to(dtype), "b": torch.randint(0, 9, (40, 30))}
+    action = torch.randint(0, 4, (40, 30))
+    hidden = held_out(obs, action, 0.2)
+    assert 0.15 < hidden.float().mean() < 0.25
+    other = held_out({name: leaf.flip(0)[:, 7:] for name, leaf in obs.items()}, action.flip(0)[:, 7:], 0.2)
+    assert torch.equal(other, hidden.flip(0)[:, 7:])
+    assert not torch.equal(held_out(obs, (action + 1) % 4, 0.2), hidden)
+    assert not held_out(obs, action, 0.0).any()
+    assert held_out(obs, action, 1.0).all()
+
+
+def test_a_mistake_of_one_head_is_a_mistake():
+    outputs = {"logits": (torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 0.0, 1.0]] * 2))}
+    assert mistaken(outputs, torch.tensor([[0, 2], [0, 1]])).tolist() == [0.0, 1.0]

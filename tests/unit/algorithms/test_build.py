@@ -1,0 +1,75 @@
+"""`brayx.algorithms.build`: each name gives its algorithm, and what does not fit is refused with what would."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from brayx.algorithms.build import AlgorithmConfig, build, check_outputs, check_space
+from brayx.errors import ConfigError
+from brayx.nets.encoders import Numbers
+from brayx.nets.soft import Critics
+from tests.unit.algorithms.tables import Table, sgd
+
+CONFIGS = TypeAdapter(AlgorithmConfig)
+NAMES = ("ppo", "impala", "sac", "bc", "mixed", "mappo")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_gives_its_algorithm(name):
+    module = Table(3, 2)
+    module.critic = Critics(Numbers((3,)), 2, [4])
+    config = CONFIGS.validate_python({"name": name})
+    algorithm = build(config, module, sgd(module))
+    assert type(algorithm).__name__.lower() == name
+    assert algorithm.priorities is None
+    algorithm.load_state_dict(algorithm.state_dict())
+
+
+def test_no_name_is_ppo():
+    assert CONFIGS.validate_python({"gamma": 0.5}).name == "ppo"
+
+
+def test_an_unknown_name_or_option_is_refused():
+    with pytest.raises(ValidationError, match="impala"):
+        CONFIGS.validate_python({"name": "impalla"})
+    with pytest.raises(ValidationError, match="clip_param"):
+        CONFIGS.validate_python({"name": "impala", "clip_param": 0.1})
+    with pytest.raises(ValidationError, match="vtrace_lambda"):
+        CONFIGS.validate_python({"name": "impala", "vtrace_lambda": 1.5})
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala"])
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box"])
+def test_these_fit_every_space(name, kind):
+    check_space(CONFIGS.validate_python({"name": name}), kind)
+
+
+@pytest.mark.parametrize(
+    "outputs", [["logits", "value"], ["logits/0", "logits/1", "value"], ["mean", "log_std", "value"]]
+)
+def test_outputs_that_fit(outputs):
+    check_outputs(CONFIGS.validate_python({"name": "impala"}), outputs)
+
+
+def test_outputs_that_do_not_fit_are_told_what_would():
+    impala = CONFIGS.validate_python({"name": "impala"})
+    with pytest.raises(ConfigError, match="name no policy: expected logits, or mean and log_std"):
+        check_outputs(impala, ["value"])
+    with pytest.raises(ConfigError, match="needs an output 'value'"):
+        check_outputs(impala, ["logits"])
+    sac = CONFIGS.validate_python({"name": "sac"})
+    with pytest.raises(
+        ConfigError, match="either the model gives tanh_mean and tanh_log_std, or one of these learns: ppo"
+    ):
+        check_outputs(sac, ["logits", "value"])
+    with pytest.raises(ConfigError, match="with a memory; ppo"):
+        check_outputs(sac, ["tanh_mean", "tanh_log_std", "state/h"])
+    check_outputs(sac, ["tanh_mean", "tanh_log_std"])
+
+
+def test_a_space_that_does_not_fit_is_told_what_would():
+    sac = CONFIGS.validate_python({"name": "sac"})
+    check_space(sac, "box")
+    with pytest.raises(ConfigError, match="actions that are multi_discrete; these do: ppo, impala, bc"):
+        check_space(sac, "multi_discrete")

@@ -1,0 +1,194 @@
+"""`brayx.algorithms.impala`: the update of tables against the paper's gradient, written down step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.algorithms.impala import METRICS, Impala, ImpalaConfig
+from tests.unit.algorithms.tables import Recurrent, Table, moved, random_batch, sgd
+from tests.unit.algorithms.test_returns import paper_vtrace
+
+OPTIONS = {
+    "gamma": 0.97,
+    "vtrace_lambda": 0.9,
+    "clip_rho": 1.5,
+    "clip_c": 0.8,
+    "clip_pg_rho": 1.2,
+    "max_grad_norm": None,
+}
+
+
+def paper_gradient(table, batch, config):
+    """Section 4.2's gradients, each step on its own, for a softmax and a value that are looked up."""
+    policy, worth = table.policy.detach().numpy(), table.worth.detach().numpy()
+    arrays = {key: tensor.numpy() for key, tensor in batch.items()}
+    columns, steps = arrays["mask"].shape[0], arrays["mask"].shape[1] - 1
+    turn = arrays.get("turn", np.ones((columns, steps + 1), bool))
+    weight = arrays.get("weight", np.ones(columns))
+    softmax = np.exp(policy) / np.exp(policy).sum(-1, keepdims=True)
+    obs, action, mask = arrays["obs"], arrays["action"], arrays["mask"][:, :-1]
+    acted = mask * turn[:, :-1]
+    log_rho = np.zeros((columns, steps))
+    for b, t in zip(*np.nonzero(acted), strict=True):
+        log_rho[b, t] = np.log(softmax[obs[b, t], action[b, t]]) - arrays["log_prob"][b, t]
+    target, advantage = paper_vtrace(
+        arrays["reward"][:, :-1].T,
+        arrays["terminated"][:, :-1].T,
+        arrays["truncated"][:, :-1].T,
+        worth[obs].T,
+        log_rho.T,
+        turn[:, 1:].T,
+        lam=config.vtrace_lambda,
+        clips=(config.clip_rho, config.clip_c, config.clip_pg_rho),
+        gamma=config.gamma,
+    )
+    d_policy, d_worth, loss = np.zeros_like(policy), np.zeros_like(worth), 0.0
+    for b in range(columns):
+        for t in range(steps):
+            state = obs[b, t]
+            if acted[b, t]:
+                share = weight[b] / acted.sum()
+                pi = softmax[state]
+                entropy = -(pi * np.log(pi)).sum()
+                d_log_prob = np.eye(len(pi))[action[b, t]] - pi
+                d_entropy = -pi * (np.log(pi) + entropy)
+                d_policy[state] -= share * (advantage[t, b] * d_log_prob + config.entropy_coef * d_entropy)
+                loss -= share * (advantage[t, b] * np.log(pi[action[b, t]]) + config.entropy_coef * entropy)
+            if mask[b, t]:
+                share = weight[b] / mask.sum()
+                error = worth[state] - target[t, b]
+                d_worth[state] += share * config.value_coef * error
+                loss += share * config.value_coef * 0.5 * error**2
+    return loss, d_policy, d_worth
+
+
+@pytest.mark.parametrize("extra", ["nothing", "turn", "weight"])
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_an_update_is_the_papers_gradient(extra, accumulate):
+    rng = np.random.default_rng(3)
+    batch, table = random_batch(seed=3), Table(7, 3)
+    if extra == "turn":
+        batch["turn"] = torch.from_numpy(rng.random((5, 10)) < 0.6)
+    if extra == "weight":
+        batch["weight"] = torch.from_numpy(rng.random(5))
+    config = ImpalaConfig(**OPTIONS, accumulate=accumulate)
+    loss, d_policy, d_worth = paper_gradient(table, batch, config)
+    impala = Impala(table, sgd(table), config)
+    measured = {}
+    gradient = moved(table, lambda: measured.update(impala.update(batch, 0.0)))
+    assert measured["loss"] == pytest.approx(loss, abs=1e-9)
+    np.testing.assert_allclose(gradient["policy"], d_policy, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(gradient["worth"], d_worth, rtol=0, atol=1e-9)
+
+
+def test_two_ranks_are_one_with_both_batches():
+    batch, config = random_batch(columns=6), ImpalaConfig(**OPTIONS)
+    batch["mask"][:2, 3:] = 0  # one rank has fewer steps
+    whole = Table(7, 3)
+    together = moved(whole, lambda: Impala(whole, sgd(whole), config).update(batch, 0.0))
+
+    class Both:
+        """Says of every sum what the other rank would have added: here the counts of its steps."""
+
+        size = 2
+
+        def sum(self, x):
+            return torch.stack([batch["mask"].sum(), batch["mask"].sum()])
+
+    ranks = []
+    for part in (slice(0, 3), slice(3, 6)):
+        table = Table(7, 3)
+        mine = {key: tensor[part] for key, tensor in batch.items()}
+        ranks.append(moved(table, lambda t=table, m=mine: Impala(t, sgd(t), config, Both()).update(m, 0.0)))
+    for name, gradient in together.items():
+        mean = (ranks[0][name] + ranks[1][name]) / 2  # which is what DistributedDataParallel does
+        np.testing.assert_allclose(mean, gradient, rtol=0, atol=1e-12)
+
+
+def test_hidden_steps_teach_nothing():
+    batch = random_batch(seed=1)
+    nonsense = {key: tensor.clone() for key, tensor in batch.items()}
+    hidden = batch["mask"] == 0
+    nonsense["reward"][hidden] = 1e9
+    nonsense["log_prob"][hidden] = -1e9
+    nonsense["action"][hidden] = 2
+    a, b = Table(7, 3), Table(7, 3)
+    ours = moved(a, lambda: Impala(a, sgd(a), ImpalaConfig(max_grad_norm=None)).update(batch, 0.0))
+    theirs = moved(b, lambda: Impala(b, sgd(b), ImpalaConfig(max_grad_norm=None)).update(nonsense, 0.0))
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_nothing_to_learn_from_changes_nothing():
+    batch, table = random_batch(), Table(7, 3)
+    batch["mask"].zero_()
+    measured = {}
+    gradient = moved(table, lambda: measured.update(Impala(table, sgd(table), ImpalaConfig()).update(batch, 0.0)))
+    assert all(np.isfinite(list(measured.values())))
+    assert not any(change.any() for change in gradient.values())
+
+
+def test_priorities_are_mean_absolute_errors():
+    batch, table = random_batch(), Table(7, 3)
+    config = ImpalaConfig(**OPTIONS, accumulate=2)
+    impala = Impala(table, sgd(table), config)
+    worth = table.worth.detach().numpy().copy()
+    log_pi = table.policy.detach().log_softmax(-1).numpy()
+    impala.update(batch, 0.0)
+    assert impala.priorities is None
+    table = Table(7, 3)
+    impala = Impala(table, sgd(table), config)
+    impala.update({**batch, "index": torch.arange(5)}, 0.0)
+    arrays = {key: tensor.numpy() for key, tensor in batch.items()}
+    mask = arrays["mask"][:, :-1]
+    log_rho = (log_pi[arrays["obs"], arrays["action"]] - arrays["log_prob"])[:, :-1] * mask
+    target, _ = paper_vtrace(
+        *(arrays[key][:, :-1].T for key in ("reward", "terminated", "truncated")),
+        worth[arrays["obs"]].T,
+        log_rho.T,
+        np.ones_like(mask.T, bool),
+        lam=0.9,
+        clips=(1.5, 0.8, 1.2),
+        gamma=0.97,
+    )
+    error = np.abs(target.T - worth[arrays["obs"]][:, :-1]) * mask
+    np.testing.assert_allclose(impala.priorities.numpy(), error.sum(1) / mask.sum(1), rtol=0, atol=1e-9)
+
+
+def test_a_recurrent_policy_on_its_own_data_has_ratios_of_one():
+    torch.manual_seed(0)
+    module, batch = Recurrent(), random_batch(columns=3, steps=6)
+    batch = {key: tensor.float() if tensor.dtype == torch.float64 else tensor for key, tensor in batch.items()}
+    obs, stored = torch.randn(3, 7, 2), torch.zeros(3, 7, 4)
+    for b in range(3):
+        state = {"sum": torch.ones(1, 4)}
+        for t in range(7):
+            if t > 0 and (batch["terminated"][b, t - 1] or batch["mask"][b, t - 1] == 0):
+                state = {"sum": torch.zeros(1, 4)}
+            stored[b, t] = state["sum"][0].detach()
+            outputs = module(obs[b, t : t + 1], state)
+            batch["log_prob"][b, t] = outputs["logits"].log_softmax(-1)[0, batch["action"][b, t]].detach()
+            state = outputs["state"]
+    batch |= {"obs": obs, "state": {"sum": stored}}
+    measured = Impala(module, sgd(module), ImpalaConfig()).update(batch, 0.0)
+    assert measured["rho"] == pytest.approx(1, abs=1e-5)
+    assert measured["approx_kl"] == pytest.approx(0, abs=1e-5)
+    assert set(measured) == {*METRICS, "learning_rate"}
+
+
+def test_half_precision_learns_nearly_the_same():
+    torch.manual_seed(0)
+    batch = random_batch(columns=8, steps=16)
+    batch = {key: tensor.float() if tensor.dtype == torch.float64 else tensor for key, tensor in batch.items()}
+    batch |= {"obs": torch.randn(8, 17, 2), "state": {"sum": torch.zeros(8, 17, 4)}}
+    gradients = []
+    for precision in ("fp32", "bf16"):
+        module = Recurrent()
+        config = ImpalaConfig(precision=precision, max_grad_norm=None)
+        gradients.append(moved(module, lambda m=module, c=config: Impala(m, sgd(m), c).update(batch, 0.0)))
+    for name, gradient in gradients[0].items():
+        assert gradients[1][name].dtype == np.float32
+        assert not np.array_equal(gradients[1][name], gradient)
+        np.testing.assert_allclose(gradients[1][name], gradient, rtol=0.1, atol=0.02)

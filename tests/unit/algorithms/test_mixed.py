@@ -1,0 +1,162 @@
+"""`brayx.algorithms.mixed`: each gradient is the reinforcement's and the imitation's, by the weight of the moment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from brayx.algorithms.bc import BC, BCConfig
+from brayx.algorithms.impala import Impala, ImpalaConfig
+from brayx.algorithms.mixed import Mixed, MixedConfig
+from brayx.algorithms.ppo import PPO, PPOConfig
+from tests.unit.algorithms.tables import Table, moved, random_batch, sgd
+
+IMPALA = ImpalaConfig(max_grad_norm=None, learning_rate_schedule="constant")
+PPO_ONCE = PPOConfig(epochs=1, minibatch_size=1000, max_grad_norm=None, learning_rate_schedule="constant")
+
+
+def demonstrations(seed=1, columns=4):
+    return {**random_batch(seed=seed, columns=columns), "demonstration": torch.ones(columns, 10)}
+
+
+def slow_returns(batch, worth, gamma):
+    """``[B, T]``, one step at a time: what followed in its column, and the value where that was cut but not over."""
+    arrays = {key: tensor.numpy() for key, tensor in batch.items()}
+    columns, steps = arrays["action"].shape
+    found = np.zeros((columns, steps - 1))
+    for b in range(columns):
+        for t in range(steps - 1):
+            factor = 1.0
+            for k in range(t, steps - 1):
+                found[b, t] += factor * arrays["reward"][b, k]
+                factor *= gamma
+                over, cut = arrays["terminated"][b, k], arrays["truncated"][b, k]
+                if not over and (cut or k == steps - 2):
+                    found[b, t] += factor * worth[arrays["obs"][b, k + 1]]
+                if over or cut:
+                    break
+    return found
+
+
+def slow_value_fit(batch, worth, gamma):
+    """Half the mean squared error to `slow_returns`, and its gradient by state."""
+    target, mask, obs = slow_returns(batch, worth, gamma), batch["mask"].numpy(), batch["obs"].numpy()
+    loss, gradient, count = 0.0, np.zeros_like(worth), mask[:, :-1].sum()
+    for b, t in zip(*np.nonzero(mask[:, :-1]), strict=True):
+        error = worth[obs[b, t]] - target[b, t]
+        loss += 0.5 * error**2 / count
+        gradient[obs[b, t]] += error / count
+    return loss, gradient
+
+
+def gradient_of(algorithm, batch, progress=0.0):
+    return moved(algorithm.module, lambda: algorithm.update(batch, progress))
+
+
+@pytest.mark.parametrize(
+    ("reinforcement", "alone"),
+    [(IMPALA, Impala), (PPO_ONCE, PPO), (IMPALA.model_copy(update={"accumulate": 2}), Impala)],
+)
+def test_a_gradient_is_the_sum_of_both(reinforcement, alone):
+    config = MixedConfig(
+        reinforcement=reinforcement, imitation_coef=0.5, imitation_final=0.2, imitation_until=0.5, imitation_columns=4
+    )
+    for progress, coef in [(0.0, 0.5), (0.25, 0.3), (0.5, 0.1), (1.0, 0.1)]:
+        table, own, demo = Table(7, 3), Table(7, 3), Table(7, 3)
+        mixed = Mixed(table, sgd(table), config)
+        mixed._played = True  # no gradient of demonstrations alone
+        assert mixed.update(demonstrations(), progress) == {"imitation_coef": pytest.approx(coef)}
+        both = gradient_of(mixed, random_batch(), progress)
+        first = gradient_of(alone(own, sgd(own), reinforcement), random_batch(), progress)
+        clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
+        second = gradient_of(BC(demo, sgd(demo), clone), demonstrations(), progress)
+        assert np.abs(second["policy"]).max() > 1e-3
+        for name in both:
+            np.testing.assert_allclose(both[name], first[name] + coef * second[name], rtol=0, atol=1e-9)
+
+
+def test_before_any_play_demonstrations_are_learned_from_alone_and_only_kept_after_it():
+    table, demo = Table(7, 3), Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
+    clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
+    expected = gradient_of(BC(demo, sgd(demo), clone), demonstrations())
+    measured = {}
+    found = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
+    np.testing.assert_allclose(found["policy"], expected["policy"], rtol=0, atol=1e-12)
+    assert {"imitation_loss", "imitation_accuracy"} <= set(measured)
+    measured = mixed.update(random_batch(), 0.0)
+    assert {"policy_loss", "imitation_loss", "imitation_coef"} <= set(measured)
+    assert not any(change.any() for change in gradient_of(mixed, demonstrations()).values())
+
+
+@pytest.mark.parametrize("reinforcement", [IMPALA, PPO_ONCE, IMPALA.model_copy(update={"accumulate": 2})])
+def test_a_fitted_value_adds_the_gradient_of_its_error_to_that_of_the_imitation(reinforcement):
+    options = {"reinforcement": reinforcement, "imitation_coef": 0.5, "imitation_until": 1.0, "imitation_columns": 4}
+    found, measured = {}, {}
+    for fit_value in (0.0, 0.3):
+        table = Table(7, 3)
+        mixed = Mixed(table, sgd(table), MixedConfig(**options, fit_value=fit_value))
+        mixed._played = True  # no gradient of demonstrations alone
+        mixed.update(demonstrations(), 0.5)
+        found[fit_value] = moved(table, lambda m=mixed: measured.update(m.update(random_batch(), 0.5)))
+    loss, expected = slow_value_fit(demonstrations(), Table(7, 3).worth.detach().numpy(), reinforcement.gamma)
+    assert np.abs(expected).max() > 1e-2
+    moved_by = found[0.3]["worth"] - found[0.0]["worth"]
+    np.testing.assert_allclose(moved_by, 0.25 * 0.3 * expected, rtol=0, atol=1e-9)
+    np.testing.assert_array_equal(found[0.3]["policy"], found[0.0]["policy"])
+    assert measured["imitation_value_loss"] == pytest.approx(loss, abs=1e-9)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_before_any_play_the_value_is_fitted_beside_the_clone(accumulate):
+    reinforcement = IMPALA.model_copy(update={"accumulate": accumulate})
+    table, demo = Table(7, 3), Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=reinforcement, fit_value=0.3))
+    measured = {}
+    found = moved(table, lambda: measured.update(mixed.update(demonstrations(), 0.0)))
+    clone = BCConfig(max_grad_norm=None, learning_rate_schedule="constant")
+    policy = gradient_of(BC(demo, sgd(demo), clone), demonstrations())["policy"]
+    loss, worth = slow_value_fit(demonstrations(), Table(7, 3).worth.detach().numpy(), reinforcement.gamma)
+    np.testing.assert_allclose(found["policy"], policy, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found["worth"], 0.3 * worth, rtol=0, atol=1e-9)
+    assert measured["imitation_value_loss"] == pytest.approx(loss, abs=1e-9)
+
+
+@pytest.mark.parametrize("option", [{"normalise_value": True}, {"reward_heads": [{}, {}]}])
+def test_a_value_that_is_not_plain_is_not_fitted(option):
+    MixedConfig(reinforcement={"name": "ppo", **option})
+    with pytest.raises(ValidationError, match=f"goes with reinforcement without {next(iter(option))}"):
+        MixedConfig(reinforcement={"name": "ppo", **option}, fit_value=0.5)
+
+
+def test_a_weight_of_nothing_is_reinforcement():
+    table, own = Table(7, 3), Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_coef=0.0))
+    mixed._played = True
+    mixed.update(demonstrations(), 0.0)
+    both = gradient_of(mixed, random_batch())
+    alone = gradient_of(Impala(own, sgd(own), IMPALA), random_batch())
+    for name in both:
+        np.testing.assert_array_equal(both[name], alone[name])
+
+
+def test_what_is_kept_is_bounded_and_drawn_from():
+    table = Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, demonstrations_kept=2, imitation_columns=3))
+    for seed in range(4):
+        mixed.update(demonstrations(seed), 0.0)
+    drawn = [mixed._drawn()["obs"] for _ in range(50)]
+    assert {obs.shape for obs in drawn} == {(3, 10)}
+    known = {tuple(row.tolist()) for seed in (2, 3) for row in demonstrations(seed)["obs"]}
+    assert {tuple(row.tolist()) for obs in drawn for row in obs} == known
+
+
+def test_it_goes_on_from_a_saved_state():
+    table = Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
+    mixed.update(random_batch(), 0.0)
+    other = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
+    other.load_state_dict(mixed.state_dict())
+    assert set(other.update(demonstrations(), 0.0)) == {"imitation_coef"}

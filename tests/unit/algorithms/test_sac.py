@@ -1,0 +1,227 @@
+"""`brayx.algorithms.sac`: the update against NumPy written like the paper, its gradient by finite differences."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from brayx.algorithms.sac import METRICS, SAC, SACConfig
+from tests.unit.algorithms.tables import moved, random_batch, sgd
+
+OBS, ACT, HIDDEN = 3, 2, 4
+
+
+class Critics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.randn(OBS + ACT, HIDDEN, dtype=torch.float64))
+        self.outer = nn.Parameter(torch.randn(HIDDEN, 2, dtype=torch.float64))
+
+    def forward(self, obs, action):
+        return torch.tanh(torch.cat([obs, action], -1) @ self.inner) @ self.outer
+
+
+class Soft(nn.Module):
+    def __init__(self, seed=0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.mean = nn.Parameter(0.5 * torch.randn(OBS, ACT, dtype=torch.float64))
+        self.log_std = nn.Parameter(0.5 * torch.randn(OBS, ACT, dtype=torch.float64))
+        self.critic = Critics()
+
+    def forward(self, obs):
+        return {"tanh_mean": obs @ self.mean, "tanh_log_std": obs @ self.log_std}
+
+
+def soft_batch(columns=4, steps=5, seed=0, **more):
+    batch = random_batch(columns=columns, steps=steps, seed=seed)
+    rng = np.random.default_rng(seed)
+    batch["obs"] = torch.from_numpy(rng.normal(size=(columns, steps + 1, OBS)))
+    batch["action"] = torch.from_numpy(rng.uniform(-0.9, 0.9, size=(columns, steps + 1, ACT)))
+    return {**batch, **more}
+
+
+def numpy_q(p, obs, action):
+    return np.tanh(np.concatenate([obs, action], -1) @ p["critic.inner"]) @ p["critic.outer"]
+
+
+def numpy_sample(p, obs, noise):
+    mean, log_std = obs @ p["mean"], obs @ p["log_std"]
+    u = mean + np.exp(log_std) * noise
+    density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
+    return np.tanh(u), (density - np.log(1 - np.tanh(u) ** 2)).sum(-1)
+
+
+def papers_losses(p, slow, batch, config, noises, alpha):
+    """Equations 5 and 9, a step at a time; each as a function of all parameters (critics fixed in the second)."""
+    arrays = {key: tensor.numpy() for key, tensor in batch.items()}
+    columns, steps = arrays["mask"].shape[0], arrays["mask"].shape[1] - 1
+    weight = arrays.get("weight", np.ones(columns))
+    starts = [(b, t) for b in range(columns) for t in range(steps - config.n_step + 1)]
+    count = sum(arrays["mask"][b, t] for b, t in starts)
+    targets = []
+    for row, (b, t) in enumerate(starts):
+        reward, discount, k = 0.0, 1.0, t
+        while True:
+            reward += discount * arrays["reward"][b, k]
+            discount *= 0.0 if arrays["terminated"][b, k] else config.gamma
+            k += 1
+            if k == t + config.n_step or arrays["terminated"][b, k - 1] or arrays["truncated"][b, k - 1]:
+                break
+        action, log_prob = numpy_sample(slow, arrays["obs"][b, k], noises[0][row])
+        q = numpy_q(slow, arrays["obs"][b, k], action).min()
+        targets.append(reward + discount * (q - alpha * log_prob))
+
+    def critics(p):
+        loss = 0.0
+        for row, (b, t) in enumerate(starts):
+            for q in numpy_q(p, arrays["obs"][b, t], arrays["action"][b, t]):
+                loss += arrays["mask"][b, t] / count * weight[b] * 0.5 * (q - targets[row]) ** 2
+        return loss
+
+    def policy(p):
+        loss = 0.0
+        fixed = {**p, "critic.inner": slow["critic.inner"], "critic.outer": slow["critic.outer"]}
+        for row, (b, t) in enumerate(starts):
+            action, log_prob = numpy_sample(fixed, arrays["obs"][b, t], noises[1][row])
+            q = numpy_q(fixed, arrays["obs"][b, t], action).min()
+            loss += arrays["mask"][b, t] / count * (alpha * log_prob - q)
+        return loss
+
+    return critics, policy
+
+
+def finite_differences(function, p, name, step=1e-5):
+    gradient = np.zeros_like(p[name])
+    for at in np.ndindex(gradient.shape):
+        moved_up, moved_down = copy.deepcopy(p), copy.deepcopy(p)
+        moved_up[name][at] += step
+        moved_down[name][at] -= step
+        gradient[at] = (function(moved_up) - function(moved_down)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize(("n_step", "steps", "accumulate"), [(1, 1, 1), (1, 4, 1), (3, 3, 1), (2, 5, 1), (2, 5, 4)])
+def test_an_update_is_the_papers_gradient(n_step, steps, accumulate):
+    module = Soft()
+    batch = soft_batch(steps=steps, seed=7, weight=torch.tensor([0.2, 1.0, 0.7, 0.5], dtype=torch.float64))
+    config = SACConfig(n_step=n_step, alpha=0.3, gamma=0.9, accumulate=accumulate)
+    p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
+    rows, noises = 4 * (steps - n_step + 1) // accumulate, ([], [])
+    torch.manual_seed(5)
+    for _ in range(accumulate):
+        for each in noises:
+            each.append(torch.randn(rows, ACT, dtype=torch.float64).numpy())
+    critics, policy = papers_losses(p, p, batch, config, [np.concatenate(each) for each in noises], 0.3)
+    torch.manual_seed(5)
+    measured = {}
+    gradient = moved(module, lambda: measured.update(SAC(module, sgd(module), config).update(batch, 0.0)))
+    assert measured["critic_loss"] == pytest.approx(critics(p), abs=1e-9)
+    assert measured["policy_loss"] == pytest.approx(policy(p), abs=1e-9)
+    for name in p:
+        expected = finite_differences(critics if name.startswith("critic") else policy, p, name)
+        assert np.abs(expected).max() > 1e-3
+        np.testing.assert_allclose(gradient[name], expected, rtol=0, atol=1e-8)
+
+
+def test_the_slow_critics_follow_by_tau():
+    module = Soft()
+    before = module.critic.inner.detach().clone()
+    sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(tau=0.25))
+    sac.update(soft_batch(), 0.0)
+    after = module.critic.inner.detach()
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(sac.state_dict()["slow"]["inner"], before + 0.25 * (after - before))
+
+
+@pytest.mark.parametrize("target", [-20.0, 20.0])
+def test_the_temperature_holds_the_entropy_at_its_target(target):
+    module, config = Soft(), SACConfig(target_entropy=target, alpha_initial=0.5)
+    sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), config)
+    first = sac.update(soft_batch(), 0.0)
+    second = sac.update(soft_batch(), 0.0)
+    assert first["alpha"] == pytest.approx(0.5)
+    # Adam's first step has the size of the learning rate, against the gradient: entropy less its target.
+    assert np.log(second["alpha"] / 0.5) == pytest.approx(-0.01 * np.sign(first["entropy"] - target), rel=1e-5)
+
+
+def test_a_temperature_that_is_given_stays():
+    module = Soft()
+    sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(alpha=0.0))
+    assert [sac.update(soft_batch(), 0.0)["alpha"] for _ in range(2)] == [0.0, 0.0]
+
+
+def test_done_means_terminated_only():
+    """A truncated transition is worth what it would be had nobody cut it; a terminated one only its reward."""
+    losses = {}
+    for end in ("neither", "truncated", "terminated"):
+        module, batch = Soft(), soft_batch(steps=1)
+        batch["terminated"].zero_()
+        batch["truncated"].zero_()
+        if end != "neither":
+            batch[end][:, 0] = True
+        torch.manual_seed(0)
+        losses[end] = SAC(module, sgd(module), SACConfig()).update(batch, 0.0)["critic_loss"]
+        if end == "terminated":
+            p = {name: tensor.detach().numpy() for name, tensor in Soft().named_parameters()}
+            q = numpy_q(p, batch["obs"][:, 0].numpy(), batch["action"][:, 0].numpy())
+            expected = 0.5 * ((q - batch["reward"][:, :1].numpy()) ** 2).sum(-1).mean()
+            assert losses[end] == pytest.approx(expected, abs=1e-9)
+    assert losses["neither"] == losses["truncated"] != losses["terminated"]
+
+
+def test_priorities_are_mean_absolute_errors_of_the_columns():
+    module, batch = Soft(), soft_batch(steps=1, index=torch.arange(4))
+    batch["terminated"][:, 0], batch["truncated"][:, 0] = True, False
+    batch["mask"][:, 0] = 1
+    batch["mask"][2, 0] = 0
+    p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
+    sac = SAC(module, sgd(module), SACConfig())
+    sac.update(batch, 0.0)
+    q = numpy_q(p, batch["obs"][:, 0].numpy(), batch["action"][:, 0].numpy())
+    expected = np.abs(q - batch["reward"][:, :1].numpy()).mean(-1) * batch["mask"][:, 0].numpy()
+    np.testing.assert_allclose(sac.priorities.numpy(), expected, rtol=0, atol=1e-9)
+
+
+def test_going_on_from_a_saved_state_is_going_on():
+    batches = [soft_batch(seed=seed) for seed in range(4)]
+
+    def make():
+        module = Soft()
+        return SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(tau=0.1))
+
+    whole, resumed = make(), make()
+    for batch in batches[:2]:
+        torch.manual_seed(1)
+        whole.update(batch, 0.0)
+    resumed.module.load_state_dict(whole.module.state_dict())
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for batch in batches[2:]:
+        torch.manual_seed(2)
+        ours = whole.update(batch, 0.0)
+        torch.manual_seed(2)
+        assert resumed.update(batch, 0.0) == ours
+
+
+def test_nothing_to_learn_from_changes_nothing():
+    batch, module = soft_batch(), Soft()
+    batch["mask"].zero_()
+    sac = SAC(module, sgd(module), SACConfig())
+    measured = {}
+    gradient = moved(module, lambda: measured.update(sac.update(batch, 0.0)))
+    assert set(measured) == {*METRICS, "learning_rate"}
+    assert all(np.isfinite(list(measured.values())))
+    assert not any(change.any() for change in gradient.values())
+    assert sac.update(batch, 0.0)["alpha"] == 1.0
+
+
+def test_what_it_cannot_learn_is_refused():
+    with pytest.raises(ValueError, match="critic"):
+        SAC(nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), SACConfig())
+    module = Soft()
+    with pytest.raises(ValueError, match="T >= 3"):
+        SAC(module, sgd(module), SACConfig(n_step=3)).update(soft_batch(steps=2), 0.0)

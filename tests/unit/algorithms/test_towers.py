@@ -1,0 +1,135 @@
+"""PPO's gradient in closed form, and Adam on flat parameters: what autograd and torch's Adam do, digit for digit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from brayx.algorithms.adam import Adam
+from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.mlp import ActorCritic
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.trainer.hooks import Hooks, WithLoss
+from tests.unit.algorithms.ppo_cases import make_batch
+
+BATCHES = {"discrete": "categorical", "gaussian": "gaussian", "relu": "categorical", "ready": "categorical"}
+
+
+class Derived(torch.nn.Module):
+    """The same network, of which nothing is known."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, obs):
+        return self.inner(obs)
+
+
+def network(kind):
+    torch.manual_seed(0)
+    if kind == "ready":
+        return ActorCritic(3, 3, hidden=(6, 5)).double()
+    action = {"action_size": 2} if kind == "gaussian" else {"num_actions": 3}
+    options = NetworkConfig(hidden=[6, 5], activation="relu" if kind == "relu" else "tanh")
+    return policy_for(torch.zeros(3).numpy(), **action, network=options)[0].double()
+
+
+def make(kind, closed, *, optimizer=Adam, **options):
+    net = network(kind)
+    module = net if closed else Derived(net)
+    config = PPOConfig(**{"epochs": 3, "minibatch_size": 17, "entropy_coef": 0.1, **options})
+    return PPO(module, optimizer(module.parameters(), lr=1e-2), config), net
+
+
+def same(a, b, atol=1e-9):
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=atol, msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.mark.parametrize("options", [{}, {"minibatch_size": 1000}, {"entropy_coef": 0.0}, {"max_grad_norm": None}])
+@pytest.mark.parametrize("optimizer", [Adam, torch.optim.SGD])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_updates_are_those_of_autograd(kind, optimizer, options):
+    fast, fast_net = make(kind, True, optimizer=optimizer, **options)
+    slow, slow_net = make(kind, False, optimizer=optimizer, **options)
+    for seed in range(4):
+        batch = make_batch(BATCHES[kind], seed=seed)
+        torch.manual_seed(seed)
+        a = fast.update(batch, seed / 5)
+        torch.manual_seed(seed)
+        b = slow.update(batch, seed / 5)
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-9)
+    assert fast._closed is not None
+    assert (fast._optimise._flat is None) == (optimizer is torch.optim.SGD)
+    assert slow._closed is None
+    same(fast_net, slow_net)
+
+
+@pytest.mark.parametrize("optimizer", [Adam, torch.optim.Adam])
+def test_a_checkpoint_goes_on_either_way(optimizer):
+    """The optimiser's state is torch's own: saved from one way and restored into the other, the run is the same."""
+    fast, fast_net = make("discrete", True, optimizer=optimizer)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        fast.update(make_batch("categorical", seed=seed), 0.0)
+    weights, moments = copy.deepcopy((fast_net.state_dict(), fast._optimise.optimizer.state_dict()))
+    for closed in (True, False):
+        other, net = make("discrete", closed, optimizer=optimizer)
+        other.update(make_batch("categorical", seed=9), 0.0)  # what was adopted must be let go
+        net.load_state_dict(weights)
+        other._optimise.optimizer.load_state_dict(copy.deepcopy(moments))
+        again, again_net = make("discrete", True, optimizer=optimizer)
+        again_net.load_state_dict(weights)
+        again._optimise.optimizer.load_state_dict(copy.deepcopy(moments))
+        for ppo in (other, again):
+            torch.manual_seed(5)
+            ppo.update(make_batch("categorical", seed=5), 0.0)
+        same(net, again_net)
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip_value": 0.2}, {"accumulate": 2}, {"precision": "bf16"}], ids=lambda options: next(iter(options))
+)
+def test_what_it_cannot_is_left_to_autograd(options):
+    ppo, _ = make("discrete", True, **options)
+    batch = make_batch("categorical")
+    if "precision" in options:
+        ppo.module.float()
+        batch = {key: x.float() if x.dtype == torch.float64 else x for key, x in batch.items()}
+    ppo.update(batch, 0.0)
+    assert ppo._closed is None
+
+
+def test_only_plain_towers_say_so():
+    class Twisted(ActorCritic):
+        pass
+
+    assert ActorCritic(3, 2).towers() is not None
+    assert Twisted(3, 2).towers() is None
+    flat = torch.zeros(3).numpy()
+    for action, options in (({"num_actions": 2}, {"shared": True}), ({"num_actions": [2, 3]}, {})):
+        assert policy_for(flat, **action, network=NetworkConfig(**options))[0].towers() is None
+    frozen = ActorCritic(3, 2)
+    frozen.policy.layers[0].weight.requires_grad_(False)
+    ppo = PPO(frozen, torch.optim.Adam(frozen.value.parameters()), PPOConfig())
+    assert ppo._closed_form(torch.zeros(2, 3, 3)) is None
+
+
+def test_what_others_add_to_losses_is_not_lost():
+    """By imitation, say, or by the user's own loss, which wraps the module."""
+    moved = []
+    for added in (False, True):
+        learner, net = make("discrete", True)
+        if added:
+            learner._optimise.terms.append(lambda net=net: 10 * net.head.logits.bias[0])
+        learner.update(make_batch("categorical"), 0.0)
+        moved.append(net.head.logits.bias[0].item())
+    assert moved[1] < moved[0] - 0.01
+    hooked = WithLoss(network("discrete"), Hooks(loss=lambda outputs, obs: 10 * outputs["logits"][:, 0].mean()))
+    PPO(hooked, Adam(hooked.parameters(), lr=1e-2), PPOConfig(epochs=3, minibatch_size=17, entropy_coef=0.1)).update(
+        make_batch("categorical"), 0.0
+    )
+    assert hooked.head.logits.bias[0].item() < moved[0] - 0.01

@@ -1,0 +1,125 @@
+"""What a user of Bray writes in a job: taken where it means the same, refused with the right name where it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from brayx.errors import ConfigError
+from deployments.bray import OPTIONS, Instead, Same
+from deployments.job import KINDS, TOP_OPTIONS, JobConfig
+from pipelines.new import new_project
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return new_project("pong", "rl", tmp_path)[0].parent
+
+
+def load(folder: Path, component: str, **options: Any) -> JobConfig:
+    """The project's job with options of a component written, null included, in its file."""
+    job = yaml.safe_load((folder / "pong.yaml").read_text())
+    part = job.setdefault(component, {}) if component else job
+    for name, value in options.items():
+        if name.startswith("no_"):
+            del part[name.removeprefix("no_")]
+        else:
+            part[name] = value
+    file = folder / "bray.yaml"
+    file.write_text(yaml.safe_dump(job, sort_keys=False))
+    return JobConfig.load(file)
+
+
+@pytest.mark.parametrize(
+    ("bray", "engine"), [("train", "onnx"), (None, "torch"), ("infer", "onnx-frozen"), ("quantize", "int8")]
+)
+def test_use_onnx_is_an_engine(folder: Path, bray: str | None, engine: str) -> None:
+    assert load(folder, "model", use_onnx=bray, no_engine=0).models["model"].engine == engine
+
+
+def test_options_of_the_same_meaning_are_taken(folder: Path) -> None:
+    assert load(folder, "model", local_mode=False, no_placement=0).models["model"].placement == "remote"
+    assert load(folder, "model", num_workers=0).models["model"].num_workers == 1
+    trainer = load(folder, "trainer", learning_rate=None, use_gpu=None, num_workers=None, enable="train").trainers
+    assert trainer["trainer"].learning_rate == 5e-4
+    assert trainer["trainer"].num_workers == 1
+    assert not trainer["trainer"].use_gpu
+
+
+def test_a_nested_one_is_put_where_it_is_here(folder: Path) -> None:
+    job = yaml.safe_load((folder / "pong.yaml").read_text())["trainer"]["algorithm"]
+    del job["max_grad_norm"]
+    trainer = load(folder, "trainer", algorithm=job, clip_grad_max_norm=2.5).trainers["trainer"]
+    assert trainer.algorithm.max_grad_norm == 2.5
+
+
+@pytest.mark.parametrize(
+    ("component", "options", "message"),
+    [
+        ("", {"dump_state": True}, "dump_state: is an option of Bray; here games are kept by a `kind: render`"),
+        ("model", {"checkpoint": 100}, "model.checkpoint: is an option of Bray; here a trial of the same name"),
+        ("model", {"use_onnx": "tensor"}, "model.use_onnx: is 'tensor', which Bray has no meaning for either"),
+        ("model", {"use_onnx": "train"}, "model.use_onnx: is Bray's name of engine, which is given too"),
+        ("trainer", {"batch_kind": "stack"}, "trainer.batch_kind: is an option of Bray"),
+        ("actor", {"use_tcp": True}, r"bray.yaml:\d+: actor.use_tcp: is an option of Bray; here every actor answers"),
+    ],
+)
+def test_what_is_otherwise_here_is_refused_with_what_to_write(
+    folder: Path, component: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(folder, component, **options)
+
+
+def test_every_name_leads_somewhere() -> None:
+    """Bray's names go to options that are here; what an error tells people to write is there too."""
+    fields = {"": set(TOP_OPTIONS), **{kind: set(model.model_fields) for kind, model in KINDS.items()}}
+    for kind, options in OPTIONS.items():
+        for name, option in options.items():
+            if isinstance(option, Same):
+                assert option.path[0] in fields[kind], name
+            else:
+                assert isinstance(option, Instead)
+                for told in option.how.split("`")[1::2]:
+                    place, _, key = told.partition(".")
+                    if place in KINDS and key:
+                        assert key in fields[place], (name, told)
+
+
+BRAY_OPTIONS = set(
+    re.findall(
+        r"\w+",
+        "project trial mode dump_state enable module checkpoint_interval checkpoint max_batch_size num_workers "
+        "cpus_per_worker gpus_per_worker memory_per_worker use_onnx local_mode override_model tensorboard_graph "
+        "tensorboard_step func epoch sources size batch_size density class port actors_per_worker use_tcp use_gateway "
+        "agents episode_length episode_save_interval serialize tick_input_proto tick_output_proto model buffers "
+        "buffer_weights eval use_gpu batch_kind prefetch_size max_reuse learning_rate clip_grad_max_norm "
+        "weights_publish_interval num_steps optimizer_step_interval",
+    )
+)
+"""Of Bray's template configurations and of its trainer's loop."""
+BRAY_NAMES = set(
+    re.findall(
+        r"\w+",
+        "init run_until_asked_to_stop forward push pop RemoteBuffer ListBuffer StackBuffer ConcateBuffer "
+        "TorchTensorBuffer PrefetchBuffer CallbackBuffer SampleBuffer RemoteModel RemoteTorchModel "
+        "get_torch_model_weights "
+        "set_torch_model_weights ModelPool ModelServer RemoteActor Actor Metric RemoteServer Server RemoteTrainer "
+        "train_loop_per_worker Trainer NestedArray handle_nested_array make_batch serialize_nested_array "
+        "deserialize_nested_array ray_scheduling_local ray_prepare_model Worker merge query add_scalar add_image "
+        "add_video add_histogram add_graph set_tensorboard_step get_trial_launch_path get_global_step set get "
+        "register log",
+    )
+)
+"""What Bray's package exports."""
+
+
+def test_the_page_has_every_option_and_every_name() -> None:
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", (ROOT / "docs" / "from-bray.md").read_text()))))
+    assert not {*BRAY_OPTIONS, *BRAY_NAMES, *(name for options in OPTIONS.values() for name in options)} - words

@@ -1,0 +1,62 @@
+"""``serve run`` with its door's port taken."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from brayx.errors import StartupError
+from brayx.ports import free_port
+from deployments.serve_run import check_door, check_port
+
+SERVE_RUN = ["/usr/bin/serve", "run", "deployments.echo:app"]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """The port of a program that is no HTTP server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        yield listener.getsockname()[1]
+
+
+def test_a_port_that_another_program_has_is_named_in_one_line(taken: int) -> None:
+    with pytest.raises(SystemExit, match=rf"^startup_error: port {taken} of 127.0.0.1, .* is taken: [^\n]*$"):
+        check_door(SERVE_RUN, "127.0.0.1", taken)
+
+
+def test_only_serve_run_opens_that_port(taken: int) -> None:
+    check_door(["/usr/bin/python", "run"], "127.0.0.1", taken)
+    check_door(["/usr/bin/serve", "build", "deployments.echo:app"], "127.0.0.1", taken)
+
+
+def test_a_free_port_is_fine() -> None:
+    check_port("127.0.0.1", free_port())
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_a_serve_that_runs_is_joined(healthy: bool) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if healthy and self.path == "/-/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            if healthy:
+                check_port("127.0.0.1", server.server_port)
+            else:
+                with pytest.raises(StartupError, match=str(server.server_port)):
+                    check_port("127.0.0.1", server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()

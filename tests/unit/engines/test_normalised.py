@@ -1,0 +1,174 @@
+"""A module that normalises its observation itself: on every engine as NumPy does it before the module, by version."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from brayx.engines import build_engine
+from brayx.engines.base import layout_of
+from brayx.engines.normalised import normalised, observed
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.scaling import Scaling, completed, from_weights, learned, to_weights, unscaled
+from brayx.engines.torch import TorchEngine, describe, module_weights, with_weights
+from brayx.errors import BadWeights, ModelError
+from brayx.model.local import LocalModel
+from brayx.rollout.moments import OBS_CLIP, ObsNormaliser
+from tests.unit.engines.models import awkward, cartpole, recurrent
+
+RNG = np.random.default_rng(3)
+
+
+def normaliser_of(model, seed=0):
+    """Moments of made-up observations of a model, far from 0 and 1."""
+    module, example = model()
+    leaves = observed(module, example)
+    made = ObsNormaliser({k: v.shape[1:] for k, v in leaves.items()}, {k: v.dtype for k, v in leaves.items()})
+    rng = np.random.default_rng(seed)
+    for path, leaf in leaves.items():
+        wide = rng.standard_normal((500, *leaf.shape[1:])) * rng.uniform(2, 50, leaf.shape[1:])
+        made.add(path, (wide + rng.uniform(-90, 90, leaf.shape[1:])).astype(leaf.dtype))
+    made.refresh()
+    return made
+
+
+def seen(normaliser, model, inputs):
+    """Input leaves as the bare module takes them, by the rollouts' own code."""
+    module, example = model()
+    spec = describe(module, example)
+    named = dict(zip((leaf.path for leaf in spec.inputs), inputs, strict=True))
+    paths = iter(observed(module, example))
+    at = () if spec.state is None else spec.state.inputs
+    return [leaf if index in at else normaliser(next(paths), leaf) for index, leaf in enumerate(named.values())]
+
+
+def raw_inputs(model, rows):
+    spec = describe(*model())
+    return [
+        (RNG.standard_normal((rows, *leaf.shape)) * 60).astype(leaf.dtype)
+        if leaf.dtype.kind == "f"
+        else RNG.integers(0, 5, (rows, *leaf.shape)).astype(leaf.dtype)
+        for leaf in spec.inputs
+    ]
+
+
+@pytest.mark.parametrize("model", [cartpole, awkward, recurrent])
+@pytest.mark.parametrize("kind", ["torch", "onnx", "onnx-frozen"])
+def test_an_engine_normalises_as_acting_did(kind, model):
+    module, example = model()
+    module = module.eval()
+    normaliser = normaliser_of(model)
+    weights = module_weights(module) | to_weights(normaliser.scalings(), observed(module, example))
+    engine = build_engine(kind, module, example, weights=weights)
+    bare = TorchEngine(module, example)
+    for rows in (1, 7):
+        inputs = raw_inputs(model, rows)
+        want = bare.run(bare.bind(bare.initial), seen(normaliser, model, inputs))
+        got = engine.run(engine.bind(engine.initial), inputs)
+        for leaf, mine, torchs in zip(engine.spec.outputs, got, want, strict=True):
+            if leaf.path != "obs":  # of `awkward`, which gives back what it was shown
+                np.testing.assert_allclose(mine, torchs, rtol=1e-4, atol=1e-5)
+    assert bare.spec == engine.spec
+
+
+def test_torch_normalises_to_the_bit():
+    module, example = cartpole()
+    normaliser = normaliser_of(cartpole)
+    wrapped = normalised(module, normaliser.scalings())
+    engine, bare = TorchEngine(wrapped, example), TorchEngine(module, example)
+    inputs = raw_inputs(cartpole, 64)
+    want = bare.run(bare.bind(bare.initial), seen(normaliser, cartpole, inputs))
+    assert all(map(np.array_equal, engine.run(engine.bind(engine.initial), inputs), want))
+
+
+def test_int8_gets_ranges_as_of_observations_that_were_normalised_before():
+    module, example = cartpole()
+    normaliser = normaliser_of(cartpole)
+    raw = [(RNG.standard_normal((256, 4)) * 30 + 40).astype(np.float32)]
+    shown = [normaliser("obs", raw[0])]
+    whole = build_engine("int8", normalised(module, normaliser.scalings()), example, samples=raw)
+    bare = build_engine("int8", module, example, samples=shown)
+    want = bare.run(bare.bind(bare.initial), shown)
+    for mine, theirs in zip(whole.run(whole.bind(whole.initial), raw), want, strict=True):
+        np.testing.assert_allclose(
+            mine, theirs, atol=0.15 * np.abs(theirs).max()
+        )  # their ranges differ by what is clipped
+
+
+def test_the_traced_export_binds_the_moments_too():
+    module, example = cartpole()
+    normaliser = normaliser_of(cartpole)
+    engine = OnnxEngine(normalised(module, normaliser.scalings()), example, traced=True)
+    other = normaliser_of(cartpole, seed=1)
+    bound = engine.bind(module_weights(module) | to_weights(other.scalings(), ["obs"]))
+    bare = TorchEngine(module, example)
+    inputs = raw_inputs(cartpole, 5)
+    want = bare.run(bare.bind(bare.initial), seen(other, cartpole, inputs))
+    for mine, torchs in zip(engine.run(bound, inputs), want, strict=True):
+        np.testing.assert_allclose(mine, torchs, rtol=1e-4, atol=1e-5)
+
+
+async def test_versions_with_different_moments_live_side_by_side():
+    """Also one that has none, of a model that was trained without before."""
+    module, example = cartpole()
+    own = module_weights(module)
+    moments = {1: normaliser_of(cartpole, 1), 2: normaliser_of(cartpole, 2)}
+    sets = {version: own | to_weights(of.scalings(), ["obs"]) for version, of in moments.items()}
+    model = LocalModel(build_engine("onnx", module, example, weights=sets[1]), version=1, max_versions=8)
+    model.load(2, sets[2])
+    model.load(3, own)
+    bare = TorchEngine(module, example)
+    bound = bare.bind(own)
+    for row in raw_inputs(cartpole, 20)[0]:
+        for version in (1, 2, 3):
+            shown = row[None] if version == 3 else moments[version]("obs", row[None])
+            logits, _ = bare.run(bound, [shown])
+            outputs, made_by = await model.forward(row, version=version)
+            assert made_by == version
+            np.testing.assert_allclose(outputs["logits"], logits[0], rtol=1e-4, atol=1e-4)
+    await model.close()
+
+
+async def test_a_model_that_does_not_normalise_refuses_a_version_that_does():
+    module, example = cartpole()
+    model = LocalModel(build_engine("onnx", module, example))
+    with pytest.raises(BadWeights, match="normalise") as raised:
+        model.load(4, module_weights(module) | to_weights(normaliser_of(cartpole).scalings(), ["obs"]))
+    assert "started anew" in str(raised.value)
+    assert model.version == 0
+    await model.close()
+
+
+def test_scalings_among_weights():
+    path = "obs/a.b%/c"
+    scaling = Scaling(np.ones(2, np.float32), np.full(2, 4, np.float32), 5.0)
+    weights = {"x": np.zeros(1, np.float32)} | to_weights({path: scaling, "obs/other": scaling}, [path, "obs/none"])
+    (found,) = from_weights(weights).items()
+    assert found[0] == path
+    assert found[1].scale.tolist() == [4, 4]
+    assert found[1].limit == 5.0
+    assert list(learned(weights)) == ["x"]
+    np.testing.assert_allclose(unscaled(scaling, (np.full((3, 2), 7.0) - 1) * 4), np.full((3, 2), 7.0))
+    assert completed(layout_of(weights), weights) is weights
+    filled = completed(layout_of(weights), {"x": weights["x"]})
+    assert filled.keys() == weights.keys()
+    assert from_weights(filled)[path].mean.tolist() == [0, 0]
+
+
+def test_a_name_that_is_taken_is_told():
+    module, _ = cartpole()
+    module.obs_normaliser = None
+    with pytest.raises(ModelError, match="obs_normaliser"):
+        normalised(module, {})
+
+
+def test_the_module_that_is_normalised_is_left_alone():
+    module, example = cartpole()
+    before = module_weights(module)
+    wrapped = with_weights(module, before | to_weights(normaliser_of(cartpole).scalings(), ["obs"]))
+    assert module_weights(module).keys() == before.keys()
+    assert type(wrapped) is type(module)
+    assert float(wrapped.obs_normaliser.obs.limit) == OBS_CLIP
+    again = with_weights(wrapped, before)
+    assert float(again.obs_normaliser.obs.scale[0]) == 1.0
+    assert describe(again, example) == describe(module, example)

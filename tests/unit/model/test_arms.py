@@ -1,0 +1,141 @@
+"""Arms: who gets which, and what is counted of them; the pool, on a real MLflow."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from brayx.engines.base import save_weights
+from brayx.errors import VersionUnknown
+from brayx.metrics import Recorder
+from brayx.model.arms import Arm, Followed, Results, results_of
+from brayx.model.pool import Pool
+from brayx.tracking import Trial, promote, register
+
+SESSIONS = [f"game-{i}" for i in range(10_000)]
+
+
+def test_a_session_s_arm_is_by_its_id_and_the_shares_are_what_was_asked_for():
+    of = Followed("policy", canary="candidate", share=0.1)
+    at = {"champion": 1, "candidate": 2}
+    chosen = [of.choose(session, at) for session in SESSIONS]
+    assert chosen == [of.choose(session, at) for session in SESSIONS]
+    assert 0.08 < chosen.count("candidate") / len(chosen) < 0.12
+    more = [Followed("policy", canary="candidate", share=0.3).choose(session, at) for session in SESSIONS]
+    assert all(wider == "candidate" for one, wider in zip(chosen, more, strict=True) if one == "candidate"), (
+        "a larger share only adds sessions"
+    )
+    other = [Followed("rival", canary="candidate", share=0.1).choose(session, at) for session in SESSIONS]
+    assert other != chosen, "of two models not the same sessions"
+
+
+@pytest.mark.parametrize(
+    ("of", "at", "alias"),
+    [
+        (Followed("p", canary="candidate", share=1.0), {"champion": 1}, "champion"),
+        (Followed("p", canary="candidate", share=1.0), {"champion": 1, "candidate": 2}, "candidate"),
+        (Followed("p", canary="candidate", share=0.0), {"champion": 1, "candidate": 2}, "champion"),
+        (Followed("p"), {"champion": 1, "candidate": 2}, "champion"),
+        (Followed("p", alias="staging"), {}, "staging"),
+    ],
+)
+def test_at_the_edges(of, at, alias):
+    assert {of.choose(session, at) for session in SESSIONS[:100]} == {alias}
+
+
+def test_results_are_counted_by_arm_and_survive_the_books():
+    arm, recorder = Arm("policy", "candidate", 4), Recorder()
+    for game_return in (10.0, 20.0, 60.0):
+        recorder.add("arm_sessions", 1, label=arm.label)
+        recorder.add("arm_return", game_return, label=arm.label)
+    recorder.add("arm_ticks", 30, label=arm.label)
+    recorder.add("ticks", 30)
+    [(found, results)] = results_of(recorder.drain()).items()
+    assert found == arm
+    numbers = results.numbers()
+    assert numbers == {
+        "sessions": 3, "ticks": 30, "refusals": 0, "errors": 0, "games": 3, "episode_return": 30.0
+    }  # fmt: skip
+    again = Results.of(numbers)
+    again.add("arm_return", 1, 70.0)
+    assert again.numbers()["episode_return"] == pytest.approx(40.0)
+
+
+@pytest.fixture
+def versions(tracking_db, tmp_path):
+    """Two versions of the model ``policy``; the URI."""
+    trial = Trial.open("p", "t", tracking_db)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for step, alias in ((1, "champion"), (2, "candidate")):
+        save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
+        register(trial, trial.save_checkpoint(folder, step), "policy", alias=alias)
+    return tracking_db
+
+
+async def test_the_pool_tells_when_an_alias_moves(versions):
+    pool = Pool(versions, "", {"model": Followed("policy", canary="candidate"), "other": Followed("none")})
+    assert await pool.newer(0, 0.01) is None
+    await pool.look()
+    assert await pool.newer(0, 1) == (1, {"model": {"champion": 1, "candidate": 2}, "other": {}})
+    await pool.look()
+    assert await pool.newer(1, 0.01) is None, "nothing has moved"
+    waiting = asyncio.create_task(pool.newer(1, 30))
+    await asyncio.sleep(0)
+    promote("models:/policy@candidate", versions)
+    await pool.look()
+    assert (await waiting)[1]["model"] == {"champion": 2, "candidate": 2}
+    assert (await pool.weights("model", 1))["factor"] == 1, "any version can be had"
+    with pytest.raises(VersionUnknown, match="no version 7"):
+        await pool.weights("model", 7)
+
+
+async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_path, caplog):
+    pool = Pool(versions, "", {"model": Followed("policy")})
+    await pool.look()
+    pool._uri = f"sqlite:///{tmp_path / 'text.db'}"
+    (tmp_path / "text.db").write_text("no database")
+    await pool.look()
+    await pool.look()
+    assert await pool.newer(0, 1) == (1, {"model": {"champion": 1}})
+    assert caplog.text.count("stay as they are") == 1
+
+
+def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
+    client = MlflowClient(versions)
+
+    def serve(sessions):
+        pool = Pool(versions, "p", {"model": Followed("policy", canary="candidate")})
+        recorder = Recorder()
+        for label, returned in (("model/champion/1", 10.0), ("model/candidate/2", 30.0)):
+            recorder.add("arm_sessions", sessions, label=label)
+            recorder.add("arm_return", returned, label=label)
+        recorder.add("arm_refusals", 2, label="model/candidate/2")
+        recorder.add("arm_sessions", 1, label="elsewhere/champion/1")
+        pool.add(recorder.drain())
+        pool.write()
+        return pool
+
+    def runs():
+        [experiment] = [e for e in client.search_experiments() if e.name == "p"]
+        found = client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+        return {run.info.run_name: run.data for run in found}
+
+    serve(5)
+    assert set(runs()) == {"serving policy 1 as champion", "serving policy 2 as candidate"}
+    candidate = runs()["serving policy 2 as candidate"]
+    assert {"sessions": 5, "refusals": 2, "episode_return": 30}.items() <= candidate.metrics.items()
+    assert candidate.params["serving.alias"] == "candidate"
+    # Killed and started again: the same runs go on.
+    pool = serve(3)
+    assert len(runs()) == 2
+    assert runs()["serving policy 1 as champion"].metrics["sessions"] == 8
+    tags = client.get_model_version("policy", "2").tags
+    assert (tags["serving.sessions"], tags["serving.episode_return"], tags["serving.refusals"]) == ("8", "30", "4")
+    pool.finish()
+    serve(1)
+    [experiment] = [e for e in client.search_experiments() if e.name == "p"]
+    assert len(client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")) == 4

@@ -1,0 +1,234 @@
+"""A model's gRPC door and its client against a real server; the generated code against what it is generated from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.torch import TorchEngine
+from brayx.errors import (
+    BadBody,
+    BodyTooLarge,
+    ConfigError,
+    ConnectFailed,
+    DeadlineExceeded,
+    QueueFull,
+    ShapeMismatch,
+    TransportError,
+    VersionUnknown,
+    from_wire,
+)
+from brayx.gamecore.v1 import ERROR_METADATA
+from brayx.model.dialled import DialledModel
+from brayx.model.encoding import pack, unpack
+from brayx.model.grpc import ModelDoor
+from brayx.model.local import LocalModel
+from brayx.model.v1 import model_pb2 as pb
+from brayx.model.v1.model_pb2_grpc import ModelServicer, ModelStub, add_ModelServicer_to_server
+from brayx.ports import free_port
+
+ROOT = Path(__file__).parents[3]
+GENERATED = ("model_pb2.py", "model_pb2.pyi", "model_pb2_grpc.py")
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, obs, pair):
+        return {"scaled": obs["x"] * self.factor, "sums": (pair[0] + pair[1], pair[0] - pair[1])}
+
+
+EXAMPLE = ({"x": np.zeros((1, 3), np.float32)}, (np.zeros(1, np.int64), np.zeros(1, np.int64)))
+ONE = ({"x": [1, 2, 3]}, (np.int64(5), np.int64(4)))
+
+
+class Door(ModelDoor):
+    def __init__(self, model):
+        self.model = model
+
+
+@contextlib.asynccontextmanager
+async def serving(door, port=0):
+    server = grpc.aio.server()
+    add_ModelServicer_to_server(door, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+async def model():
+    made = LocalModel(TorchEngine(Scale(), EXAMPLE), max_queue=64)
+    made.load(3, {"factor": np.array([2], np.float32)})
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def url(model):
+    async with serving(Door(model)) as address:
+        yield f"grpc://{address}"
+
+
+@pytest.fixture
+async def dialled(url):
+    made = await DialledModel.connect(url)
+    yield made
+    await made.close()
+
+
+async def test_one_observation(dialled, model):
+    assert (dialled.version, dialled.spec) == (3, model.spec)
+    outputs, version = await dialled.forward(*ONE)
+    np.testing.assert_array_equal(outputs["scaled"], [2, 4, 6])
+    assert outputs["sums"] == (9, 1)
+    assert version == 3
+    assert (await dialled.forward(*ONE, version=0)).outputs["scaled"].tolist() == [1, 2, 3]
+    assert (await dialled.pinned(0).forward(*ONE)).policy_version == 0
+
+
+async def test_forwards_that_come_together_are_one_call_and_none_gets_another_s_answer(dialled, model):
+    batches = []
+    model._batcher._on_batch = lambda rows, *_: batches.append(rows)
+    asked = [dialled.forward({"x": np.full(3, i)}, (i, 1), version=3 * (i % 2)) for i in range(32)]
+    for i, (outputs, version) in enumerate(await asyncio.gather(*asked)):
+        assert version == 3 * (i % 2)
+        assert outputs["scaled"].tolist() == [i * (1 + i % 2)] * 3
+        assert outputs["sums"] == (i + 1, i - 1)
+    assert len(batches) < 32
+
+
+async def test_a_batch(dialled):
+    x = np.arange(30, dtype=np.float32).reshape(10, 3)
+    outputs, versions = await dialled.forward_batch({"x": x}, (np.arange(10), np.ones(10, np.int64)))
+    np.testing.assert_array_equal(outputs["scaled"], 2 * x)
+    assert versions.tolist() == [3] * 10
+
+
+async def test_the_wire_as_another_language_sees_it(url, model):
+    async with grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel:
+        stub = ModelStub(channel)
+        told = await stub.Describe(pb.DescribeRequest())
+        assert [(leaf.path, list(leaf.shape), leaf.dtype) for leaf in told.inputs] == [
+            ("obs/x", [3], "float32"), ("pair/0", [], "int64"), ("pair/1", [], "int64"),
+        ]  # fmt: skip
+        arrays = {"obs/x": np.ones((2, 3), np.float32), "pair/0": np.ones(2, np.int64), "pair/1": np.ones(2, np.int64)}
+        reply = await stub.Forward(pb.ForwardRequest(arrays=pack(arrays), version=0))
+        outputs, _ = unpack(reply.arrays)
+        assert sorted(outputs) == ["policy_version", "scaled", "sums/0", "sums/1"]
+        assert outputs["policy_version"].tolist() == [0, 0]
+
+        async def refused(**fields):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Forward(pb.ForwardRequest(**fields))
+            [document] = [value for key, value in raised.value.trailing_metadata() if key == ERROR_METADATA]
+            assert json.loads(document)["message"].startswith(raised.value.details())
+            return raised.value.code(), type(from_wire(document))
+
+        invalid, status = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode
+        assert await refused(arrays=b"nonsense") == (invalid, BadBody)
+        assert await refused(arrays=pack({"obs/x": arrays["obs/x"]})) == (invalid, BadBody)
+        assert await refused(arrays=pack(arrays | {"obs/x": np.ones((2, 4), np.float32)})) == (invalid, ShapeMismatch)
+        assert await refused(arrays=pack(arrays), version=9) == (status.NOT_FOUND, VersionUnknown)
+        many = {path: np.repeat(array, 64, 0) for path, array in arrays.items()}
+        assert await refused(arrays=pack(many)) == (status.RESOURCE_EXHAUSTED, QueueFull)
+
+
+async def test_a_body_too_large_is_refused(model):
+    door = Door(model)
+    door.max_body_bytes = 100
+    async with serving(door) as address:
+        dialled = await DialledModel.connect(f"grpc://{address}")
+        with pytest.raises(BodyTooLarge):
+            await dialled.forward(*ONE)
+        await dialled.close()
+
+
+async def test_what_does_not_fit_is_refused_before_it_is_sent(dialled):
+    with pytest.raises(ShapeMismatch, match=r"expected \[obs/x: \[3\] float32; pair/0: \[\] int64"):
+        await dialled.forward({"x": np.zeros(4)}, (0, 0))
+
+
+async def test_a_connection_that_breaks_is_made_again_within_the_deadline(model):
+    port = free_port()
+    async with serving(Door(model), port):
+        dialled = await DialledModel.connect(f"grpc://127.0.0.1:{port}", deadline_s=10)
+        await dialled.forward(*ONE)
+    slow = asyncio.Event()
+
+    class Breaks(Door):
+        async def Forward(self, request, grpc_context):
+            slow.set()
+            await asyncio.sleep(30)
+
+    async with serving(Breaks(model), port):
+        asked = asyncio.create_task(_until_answered(dialled))
+        await asyncio.wait_for(slow.wait(), 10)
+    async with serving(Door(model), port):
+        assert (await asyncio.wait_for(asked, 10)).policy_version == 3
+    await dialled.close()
+
+
+async def _until_answered(dialled):
+    """A forward; before its server listens again there is nothing to connect to."""
+    while True:
+        with contextlib.suppress(ConnectFailed):
+            return await dialled.forward(*ONE)
+        await asyncio.sleep(0.05)
+
+
+async def test_what_answers_not_or_is_no_model_is_told(model):
+    with pytest.raises(ConfigError, match="expected grpc://"):
+        await DialledModel.connect("http://127.0.0.1:1")
+    with pytest.raises(ConnectFailed, match="nothing listens there"):
+        await DialledModel.connect(f"grpc://127.0.0.1:{free_port()}")
+    async with serving(ModelServicer()) as address:
+        with pytest.raises(TransportError, match="UNIMPLEMENTED"):
+            await DialledModel.connect(f"grpc://{address}")
+
+    class Silent(Door):
+        async def Describe(self, request, grpc_context):
+            await asyncio.sleep(30)
+
+    async with serving(Silent(model)) as address:
+        with pytest.raises(DeadlineExceeded, match="signature"):
+            await DialledModel.connect(f"grpc://{address}", deadline_s=0.2)
+
+
+def test_the_generated_code_is_what_the_proto_gives(tmp_path):
+    command = "-I. --python_out={0} --pyi_out={0} --grpc_python_out={0} brayx/model/v1/model.proto"
+    proto = (ROOT / "brayx/model/v1/model.proto").read_text()
+    assert command.format(".") in proto, "the command that the .proto file tells is the one run here"
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", *command.format(tmp_path).split()]
+    subprocess.run(protoc, cwd=ROOT, check=True, timeout=60)
+    for name in GENERATED:
+        fresh = (tmp_path / "brayx/model/v1" / name).read_text()
+        assert (ROOT / "brayx/model/v1" / name).read_text() == fresh, f"{name}: run the command of model.proto"
+
+
+def test_the_wire_is_literally_this():
+    assert pb.ForwardRequest(arrays=b"a", version=0).SerializeToString() == b"\n\x01a\x10\x00"
+    assert pb.ForwardReply(arrays=b"a").SerializeToString() == b"\n\x01a"
+    leaf = pb.Leaf(path="x", shape=[3], dtype="bool")
+    signature = pb.Signature(inputs=[leaf], policy_version=7)
+    assert signature.SerializeToString() == b"\n\x0c\n\x01x\x12\x01\x03\x1a\x04bool\x18\x07"
+
+
+def test_the_client_needs_neither_ray_nor_torch():
+    code = "import sys, brayx.model.dialled\nprint(*sorted({'ray', 'torch', 'onnx', 'mlflow'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""

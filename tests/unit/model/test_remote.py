@@ -1,0 +1,145 @@
+"""Handles of one named model in one process, over a replica in this process: what they share, and who ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.errors import ModelError
+from brayx.model import here as here_module
+from brayx.model import remote
+from brayx.model.config import ModelConfig
+from brayx.model.deployment import ModelReplica
+from brayx.model.recipe import Recipe, prepare
+from brayx.model.remote import RemoteModel
+from tests.waiting import until
+
+X = np.ones(2, np.float32)
+
+
+def build():
+    return torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),)
+
+
+class Running:
+    """A model of the name ``m`` that runs, as far as handles ask for it: its replica counts the calls."""
+
+    def __init__(self, monkeypatch, *, local):
+        config = ModelConfig(module="unused", engine="torch", deadline_s=5)
+        module, example = build()
+        skeleton, example, names, spec, layout, self.weights = prepare(module, example, {})
+        self.recipe = Recipe(skeleton, example, names, spec, layout, config, local, (), None, None, "token")
+        self.replica = ModelReplica(build, config)
+        self.calls: list[int] = []
+        self.built = 0
+        self.removed: list[str] = []
+        self.connection = "1"
+        monkeypatch.setattr(remote, "find", lambda name: self)
+        monkeypatch.setattr(remote, "remove", self.removed.append)
+        monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
+        monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
+        monkeypatch.setattr(here_module, "asked", lambda given, timeout_s=0: given)
+        monkeypatch.setattr(here_module, "WeightSubscriber", Subscriber)
+        monkeypatch.setattr(here_module, "_connection", lambda: self.connection)
+        self.forward = SimpleNamespace(remote=self._forward)
+        self.wait_newer = SimpleNamespace(remote=self._newest)
+
+    async def _forward(self, columns, version, deadline_s):
+        self.calls.append(len(columns[0]))
+        return await self.replica.forward(columns, version, deadline_s)
+
+    def _newest(self, than, timeout_s):
+        self.built += 1
+        return 3, 30, [self.weights]
+
+
+class Subscriber:
+    """Follows nothing."""
+
+    def __init__(self, store, on_weights):
+        self.running = False
+
+    async def start(self):
+        self.running = True
+
+    async def stop(self):
+        self.running = False
+
+
+@pytest.fixture
+async def running(monkeypatch):
+    made = Running(monkeypatch, local=False)
+    yield made
+    await made.replica.close()
+
+
+async def test_forwards_of_many_handles_are_one_call(running):
+    handles = [RemoteModel("m") for _ in range(8)]
+    results = await asyncio.gather(*[handle.forward(X) for handle in handles])
+    assert running.calls == [8]
+    assert len({float(result[0]) for result in results}) == 1
+    for handle in handles:
+        await asyncio.to_thread(handle.close)
+
+
+async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
+    one, other = RemoteModel("m"), RemoteModel("m")
+    client = one.client()
+    assert other.client() is client
+    await asyncio.to_thread(one.close)
+    await other.forward(X)
+    await asyncio.to_thread(other.close)
+    with pytest.raises(ModelError, match="closed"):
+        await client.forward(X)
+    again = RemoteModel("m")
+    await again.forward(X)
+    await asyncio.to_thread(again.close)
+
+
+async def test_another_connection_to_ray_or_another_model_of_that_name_shares_nothing(running):
+    one = RemoteModel("m")
+    running.connection = "2"
+    other = RemoteModel("m")
+    assert other.client() is not one.client()
+    for handle in (one, other):
+        await asyncio.to_thread(handle.close)
+
+
+def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeypatch):
+    running = Running(monkeypatch, local=True)
+    one, other = RemoteModel("m"), RemoteModel("m")
+    assert running.built == 1
+    assert one(X) == other(X)
+    subscriber = one._here.subscriber
+
+    async def version():
+        return other.client().version
+
+    assert asyncio.run(version()) == 3
+    one.close()
+    assert subscriber.running
+    other.close()
+    assert not subscriber.running
+
+
+def test_handles_that_are_dropped_follow_nothing(monkeypatch):
+    Running(monkeypatch, local=True)
+    one, other = RemoteModel("m"), RemoteModel("m")
+    subscriber = one._here.subscriber
+    del one
+    gc.collect()
+    assert subscriber.running
+    del other
+    gc.collect()
+    until(lambda: not subscriber.running, "it is let go")
+
+
+async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):
+    with pytest.raises(ModelError, match="fails on its own forward_args"):
+        RemoteModel("m", build()[0], (np.zeros((1, 3), np.float32),), override_model=True)
+    assert running.removed == []

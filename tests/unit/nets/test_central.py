@@ -1,0 +1,51 @@
+"""`brayx.nets.central`: a policy of what an agent sees itself, and a critic that acting does without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines import build_engine
+from brayx.nets.central import central_policy_for
+from brayx.nets.policy import NetworkConfig
+
+NETWORK = NetworkConfig(hidden=[8])
+
+
+def test_acting_takes_no_state_and_computes_no_critic():
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    module, example = central_policy_for(obs, num_actions=4, network=NETWORK)
+    assert module(*example)["logits"].shape == (2, 4)
+    assert module.critic(torch.zeros(2, 5)).shape == (2,)
+    engine = build_engine("onnx", module, ({"obs": example[0]["obs"].numpy()},))
+    assert not any("critic" in name for name in engine._weights)
+    (logits,) = engine.run(engine.bind(engine.initial), [np.ones((6, 3), np.float32)])
+    assert logits.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"num_actions": [2, 3]}, [(2, 2), (2, 3)]), ({"action_size": 2}, [(2, 2), (2, 2)])],
+)
+def test_other_actions(options, expected):
+    obs = {"obs": {"a": np.zeros(3, np.float32)}, "state": np.zeros(5, np.float32)}
+    module, example = central_policy_for(obs, network=NETWORK, **options)
+    outputs = module(*example)
+    leaves = outputs["logits"] if "logits" in outputs else (outputs["mean"], outputs["log_std"])
+    assert [tuple(leaf.shape) for leaf in leaves] == expected
+
+
+def test_masked_actions_of_an_agent():
+    obs = {"obs": {"a": np.zeros(3, np.float32), "action_mask": np.zeros(4, np.int8)}, "state": np.zeros(5, np.float32)}
+    module, _ = central_policy_for(obs, num_actions=4, network=NETWORK)
+    mask = torch.tensor([[1, 0, 1, 0]], dtype=torch.int8)
+    logits = module({"obs": {"a": torch.randn(1, 3), "action_mask": mask}})["logits"]
+    assert (logits.softmax(-1)[0, [1, 3]] == 0).all()
+
+
+def test_an_observation_of_one_kind_is_refused():
+    with pytest.raises(ValueError, match="'obs' and 'state', got ndarray"):
+        central_policy_for(np.zeros(3, np.float32), num_actions=2)
+    with pytest.raises(ValueError, match="num_actions or action_size"):
+        central_policy_for({"obs": np.zeros(3), "state": np.zeros(3)})

@@ -1,0 +1,57 @@
+"""`brayx.nets.lstm` against torch's own, and a sequence against its steps."""
+
+from __future__ import annotations
+
+import torch
+
+from brayx.nets.lstm import LSTM
+
+
+def test_a_step_is_that_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = LSTM(3, 5), torch.nn.LSTMCell(3, 5)
+    with torch.no_grad():
+        theirs.weight_ih.copy_(ours.inputs.weight)
+        theirs.bias_ih.copy_(ours.inputs.bias)
+        theirs.weight_hh.copy_(ours.recurrent.weight)
+        theirs.bias_hh.zero_()
+    x, state = torch.randn(4, 3), {"h": torch.randn(4, 5), "c": torch.randn(4, 5)}
+    y, after = ours(x, state)
+    h, c = theirs(x, (state["h"], state["c"]))
+    torch.testing.assert_close(y, h)
+    torch.testing.assert_close(after["h"], h)
+    torch.testing.assert_close(after["c"], c)
+
+
+def test_forgets_little_at_first():
+    assert LSTM(3, 5).inputs.bias[5:10].tolist() == [1.0] * 5
+
+
+def test_a_sequence_is_its_steps_with_the_stored_state_where_it_does_not_carry():
+    torch.manual_seed(0)
+    steps, columns = 7, 3
+    lstm = LSTM(3, 5)
+    x = torch.randn(steps, columns, 3)
+    stored = {"h": torch.randn(steps, columns, 5), "c": torch.randn(steps, columns, 5)}
+    carry = torch.rand(steps, columns) < 0.6
+    carry[0] = True  # there is nothing to carry from
+    y, last = lstm(x, stored, carry)
+    for b in range(columns):
+        state = None
+        for t in range(steps):
+            if t == 0 or not carry[t, b]:
+                state = {key: value[t, b][None] for key, value in stored.items()}
+            out, state = lstm(x[t, b][None], state)
+            torch.testing.assert_close(y[t, b], out[0])
+        torch.testing.assert_close(last["h"][b], state["h"][0])
+        torch.testing.assert_close(last["c"][b], state["c"][0])
+
+
+def test_gradients_do_not_flow_past_where_it_does_not_carry():
+    lstm = LSTM(2, 4)
+    x = torch.randn(4, 1, 2, requires_grad=True)
+    stored = {key: torch.zeros(4, 1, 4) for key in ("h", "c")}
+    y, _ = lstm(x, stored, torch.tensor([[False], [True], [False], [True]]))
+    y[3].sum().backward()
+    assert x.grad[:2].abs().max() == 0
+    assert x.grad[2:].abs().min() > 0

@@ -1,0 +1,113 @@
+"""`brayx.nets.policy`: every kind of policy gives what the conventions say, and acts from ONNX as from torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines import build_engine
+from brayx.engines.export import verify
+from brayx.nets.distributions import log_prob_entropy, sample
+from brayx.nets.policy import NetworkConfig, policy_for
+
+FLAT = np.zeros(5, np.float32)
+IMAGE = np.zeros((3, 20, 20), np.uint8)
+MASKED = {"action_mask": np.zeros(5, np.int8), "table": np.zeros((2, 3), np.float32)}
+
+KINDS = {
+    "discrete": (FLAT, {"num_actions": 3}, {}),
+    "shared": (FLAT, {"num_actions": 3}, {"shared": True, "activation": "relu"}),
+    "no hidden layers": (FLAT, {"num_actions": 3}, {"hidden": []}),
+    "multi-discrete": (FLAT, {"num_actions": [3, 2]}, {}),
+    "masked": (MASKED, {"num_actions": 5}, {}),
+    "masked heads": (MASKED, {"num_actions": [3, 2]}, {}),
+    "gaussian": (FLAT, {"action_size": 2}, {}),
+    "sde": (FLAT, {"action_size": 2}, {"distribution": "sde"}),
+    "squashed": (FLAT, {"action_size": 2}, {"distribution": "squashed"}),
+    "reward heads": (FLAT, {"num_actions": 3}, {"value_heads": 4}),
+    "categories": (np.int64(0), {"num_actions": 3, "categories": 7}, {}),
+    "image": (IMAGE, {"num_actions": 3}, {"convolutions": "impala", "hidden": [32]}),
+    "entities": (np.zeros((4, 3), np.float32), {"num_actions": 3}, {"entities": [""]}),
+    "small image": (IMAGE, {"num_actions": 3}, {"convolutions": "small", "hidden": [32]}),
+    "memory": (FLAT, {"num_actions": 3}, {"lstm": 8}),
+    "masked memory": (MASKED, {"num_actions": 5}, {"lstm": 8}),
+}
+
+
+def make(kind):
+    torch.manual_seed(0)
+    obs, action, network = KINDS[kind]
+    return policy_for(obs, **action, network=NetworkConfig(**network))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_a_distribution_and_a_value(kind):
+    module, example = make(kind)
+    outputs = module(*example)
+    action, drawn = sample(outputs)
+    log_prob, entropy = log_prob_entropy(outputs, action)
+    assert action.dtype in (torch.int64, torch.float32)
+    assert action.shape[1:] == {"multi-discrete": (2,), "masked heads": (2,), "gaussian": (2,), "sde": (2,)}.get(
+        kind, (2,) if kind == "squashed" else ()
+    )
+    torch.testing.assert_close(log_prob, drawn, rtol=1e-4, atol=1e-4)
+    assert log_prob.shape == entropy.shape == (2,)
+    assert outputs["value"].shape == ((2, 4) if kind == "reward heads" else (2,))
+    assert ("state" in outputs) == ("memory" in kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acts_from_onnx_as_from_torch(kind):
+    module, example = make(kind)
+    engine = build_engine("onnx", module, example)
+    agreement = verify(engine, module, example, batch_sizes=(1, 4))
+    assert max(agreement.worst_abs.values()) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi-discrete", "gaussian"])
+def test_a_fresh_policy_is_nearly_the_same_everywhere(kind):
+    """The last layer's small gain: neither action nor deviation depends on what is seen yet."""
+    module, _ = make(kind)
+    outputs = module(torch.randn(100, 5))
+    for head in (
+        outputs.get("logits", outputs.get("mean")).split(1) if kind == "gaussian" else _tuple(outputs["logits"])
+    ):
+        assert head.abs().max() < 0.1
+    assert outputs["value"].std() > 0.1
+
+
+def _tuple(logits):
+    return logits if isinstance(logits, tuple) else (logits,)
+
+
+def test_towers_share_nothing_unless_told():
+    for kind, shares in (("discrete", False), ("shared", True)):
+        module, _ = make(kind)
+        module(torch.randn(2, 5))["value"].sum().backward()
+        assert any(p.grad is not None and p.grad.any() for p in module.trunk.parameters()) == shares
+
+
+def test_a_mask_forbids_and_nothing_allowed_teaches_nothing():
+    module, example = make("masked heads")
+    mask = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 1]], dtype=torch.int8)
+    outputs = module({**example[0], "action_mask": mask})
+    first, second = outputs["logits"]
+    assert first[0].softmax(-1)[1] == 0
+    assert second[0].softmax(-1).tolist() == [0, 1]
+    torch.testing.assert_close(first[1].softmax(-1), torch.full((3,), 1 / 3))
+    log_prob, entropy = log_prob_entropy({"logits": (first[1:], first[1:])}, torch.zeros(1, 2).long())
+    (log_prob + entropy).sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters())
+    assert torch.isfinite(log_prob_entropy(outputs, torch.ones(2, 2).long())[1]).all()
+
+
+def test_what_fits_nothing_is_refused():
+    with pytest.raises(ValueError, match="num_actions or action_size"):
+        policy_for(FLAT)
+    with pytest.raises(ValueError, match="expected shape"):
+        policy_for(MASKED, num_actions=4)
+    with pytest.raises(ValueError, match="too small"):
+        policy_for(np.zeros((1, 8, 8), np.uint8), num_actions=2)
+    with pytest.raises(ValueError, match="beside its action_mask"):
+        policy_for({"action_mask": np.zeros(2)}, num_actions=2)

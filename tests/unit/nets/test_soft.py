@@ -1,0 +1,43 @@
+"""`brayx.nets.soft`: each critic is a network of its own, and an engine can compute the policy without them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from brayx.engines import build_engine
+from brayx.nets.encoders import Numbers
+from brayx.nets.policy import NetworkConfig
+from brayx.nets.soft import Critics, soft_policy_for
+
+
+def test_critics_are_networks_of_their_own():
+    torch.manual_seed(0)
+    critics = Critics(Numbers((3,)), 2, [8, 8], count=3)
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    q = critics(obs, action)
+    assert q.shape == (5, 3)
+    for index in range(3):
+        x = torch.cat([obs, action], -1)
+        for layer in range(3):
+            x = x @ critics.weights[layer][index] + critics.biases[layer][index]
+            x = x if layer == 2 else x.relu()
+        torch.testing.assert_close(q[:, index], x[:, 0])
+    (gradient,) = torch.autograd.grad(q[:, 0].sum(), critics.weights[0])
+    assert gradient[0].abs().sum() > 0
+    assert not gradient[1:].any()
+
+
+def test_acting_computes_no_critic():
+    """Also with an observation of several leaves; an ONNX graph has the policy's weights only."""
+    obs = {"speed": np.zeros(3, np.float32), "place": np.zeros((2, 2), np.float32)}
+    module, example = soft_policy_for(obs, action_size=2, network=NetworkConfig(hidden=[8], activation="relu"))
+    outputs = module(*example)
+    assert {name: leaf.shape for name, leaf in outputs.items()} == {"tanh_mean": (2, 2), "tanh_log_std": (2, 2)}
+    assert module.critic(*example, torch.zeros(2, 2)).shape == (2, 2)
+    arrays = tuple({name: leaf.numpy() for name, leaf in each.items()} for each in example)
+    engine = build_engine("onnx", module, arrays)
+    assert not any("critic" in name for name in engine._weights)
+    bound = engine.bind(engine.initial)
+    found = engine.run(bound, [np.ones((4, 2, 2), np.float32), np.ones((4, 3), np.float32)])
+    assert [leaf.shape for leaf in found] == [(4, 2), (4, 2)]

@@ -1,0 +1,90 @@
+"""The clerk: what it is told is in MLflow, resumed trials go on, and what goes wrong there is told here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from brayx.errors import TrackingError
+from brayx.metrics import Recorder
+from brayx.tracking import Trial, tracking_uri
+from pipelines.books import Clerk, may_resume
+
+
+def part(**values):
+    recorder = Recorder()
+    for name, value in values.items():
+        recorder.add(name, value)
+    return recorder.drain()
+
+
+def checkpoint(tmp_path, number):
+    folder = tmp_path / f"made-{number}"
+    folder.mkdir()
+    np.savez(folder / "weights.npz", number=number)
+    return folder
+
+
+@pytest.mark.slow  # starts MLflow in processes of their own
+def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
+    uri = tracking_db
+    assert not may_resume(tracking_uri(tmp_path / "none.db"), "project", "name")
+    assert not may_resume(uri, "project", "name")
+    clerk = Clerk("project", "name", uri, {"lr": 0.5})
+    try:
+        assert clerk.latest() is None
+        clerk.push(part(env_steps=100, episode_return=3.0))
+        for number in range(4):
+            clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -float(number)})
+        trial = clerk.close("KILLED")
+    finally:
+        clerk.end()
+    assert trial.metrics()["env_steps"] == 100
+    assert trial.status == "KILLED"
+    assert [each.step for each in trial.checkpoints()] == [0, 2, 3]  # the best, and the newest two
+    assert not list(tmp_path.glob("brayx-books-*"))
+
+    assert may_resume(uri, "project", "name")
+    assert not may_resume(uri, "project", "other")
+    again = Clerk("project", "name", uri, {"lr": 0.5})
+    try:
+        assert int(np.load(again.latest() / "weights.npz")["number"]) == 3
+        again.push(part(env_steps=50))
+        assert again.close("FINISHED").run_id == trial.run_id
+    finally:
+        again.end()
+    assert trial.metrics()["env_steps"] == 150
+    assert Trial.attach(uri, trial.run_id).status == "FINISHED"
+    assert not may_resume(uri, "project", "name")
+
+
+def test_books_that_cannot_be_opened_are_told(tmp_path):
+    (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
+    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
+    try:
+        with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used"):
+            clerk.trial()
+        with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used"):
+            clerk.check()
+    finally:
+        clerk.end()
+
+
+@pytest.mark.slow  # starts MLflow in a process of its own
+def test_a_clerk_that_is_killed_is_missed(tracking_db):
+    clerk = Clerk("project", "name", tracking_db, {})
+    try:
+        clerk.trial()
+        os.kill(clerk._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while clerk._failure is None and time.monotonic() < deadline:
+            clerk.push(part(env_steps=1))
+            time.sleep(0.05)
+        with pytest.raises(TrackingError, match="has ended"):
+            clerk.check()
+    finally:
+        clerk.end()

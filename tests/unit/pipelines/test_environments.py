@@ -1,0 +1,131 @@
+"""A job of environments without a door: its template, what is refused before Ray starts, what workers are told."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from brayx.errors import BrayxError, ConfigError, EnvironmentFailed
+from brayx.rollout.component import RolloutComponent
+from deployments.job import JobConfig
+from pipelines.environments import check_rollouts, spec_of
+from pipelines.models import build_model
+from pipelines.train import check_job, cluster_for
+
+TEMPLATE = Path(__file__).parents[3] / "pipelines" / "templates" / "ppo_env.yaml"
+NAMES = {part: part for part in ("hub", "weights", "buffer/buffer", "moments")}
+
+
+def job(*overrides: str) -> JobConfig:
+    return JobConfig.load(TEMPLATE, overrides)
+
+
+def told(*overrides: str) -> BrayxError:
+    with pytest.raises(BrayxError) as refused:
+        check_job(job(*overrides))
+    return refused.value
+
+
+def test_the_template_names_every_option_of_a_rollout_and_says_what_it_means() -> None:
+    lines = TEMPLATE.read_text().splitlines()
+    begin = lines.index("rollout:") + 1
+    part = lines[begin : begin + lines[begin:].index("")]
+    written = yaml.safe_load("\n".join(part))
+    assert set(written) == set(RolloutComponent.model_fields)
+    for line in part[1:]:
+        assert "#" in line, line
+    for name, value in written.items():
+        default = RolloutComponent.model_fields[name].default
+        if value != default and name not in ("env", "model", "buffer"):
+            (line,) = [line for line in part if re.match(rf"\s+{name}:", line)]
+            assert "default" in "\n".join(part[part.index(line) :][:2]), (
+                f"{name} is not at its default, and does not say so"
+            )
+
+
+def test_the_template_is_a_job_without_an_actor_and_needs_no_door() -> None:
+    assert check_job(job()) == ""
+    assert cluster_for(job(), "haproxy", "").ingress is None
+
+
+def test_an_environment_that_is_not_there_is_told_with_file_component_and_name() -> None:
+    error = told("rollout.env=CartPoll-v1")
+    assert isinstance(error, ConfigError)
+    assert error.message.startswith(f"{TEMPLATE}: rollout 'rollout' (CartPoll-v1): ")
+
+
+def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
+    assert "2 workers x 7 environments give 14 columns" in told("rollout.num_envs=7").message
+    assert "that must be a multiple" in told("rollout.num_workers=3").message
+    check_job(job("rollout.num_envs=7", "rollout.mode=non_blocking"))
+    check_job(job("rollout.num_envs=4"))  # two rounds with each version
+
+
+def test_workers_are_told_what_an_update_takes() -> None:
+    spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout", NAMES, "n")
+    assert (spec.update_columns, spec.gamma, spec.moments) == (48, 0.9, "")
+    assert spec_of(job("rollout.normalise_obs=true"), "rollout", NAMES, "n").moments == "moments"
+
+
+def test_a_rollout_feeds_what_the_trainer_reads_with_the_model_that_learns(tmp_path: Path) -> None:
+    plain = yaml.safe_load(TEMPLATE.read_text())
+    plain["other"] = {"kind": "buffer"}
+    plain["rollout"]["buffer"] = "other"
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=r"rollout.buffer: is 'other', but the trainer reads \['buffer'\]"):
+        check_rollouts(JobConfig.load(file))
+
+
+FUNCTIONS = """
+    import gymnasium
+
+    def make(name, config):
+        return gymnasium.make("CartPole-v1", max_episode_steps=config["limits"]["steps"])
+
+    def broken(name, config):
+        env = gymnasium.make("CartPole-v1")
+        env.reset = lambda **_: 1 / 0
+        return env
+"""
+
+
+def own(tmp_path: Path, func: str) -> JobConfig:
+    module = f"own_{func}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(FUNCTIONS))
+    plain: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
+    plain["rollout"].update(env=None, module=module, func=func)
+    plain["limits"] = {"kind": "config", "steps": 7}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return JobConfig.load(file)
+
+
+def test_a_function_of_the_users_makes_the_environment(tmp_path: Path) -> None:
+    check_rollouts(own(tmp_path, "make"))
+
+
+def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"\(own_broken.broken\) raised ZeroDivisionError"):
+        check_rollouts(own(tmp_path, "broken"))
+
+
+class TestReadyMadeModel:
+    def test_it_fits_the_environment(self) -> None:
+        _, (obs,) = build_model("model", job("rollout.env=Acrobot-v1").as_dict())
+        assert obs.shape == (2, 6)
+        module, _ = build_model("model", job("rollout.env=Pendulum-v1").as_dict())
+        assert set(module(*build_model("model", job("rollout.env=Pendulum-v1").as_dict())[1])) >= {"mean", "log_std"}
+
+    def test_an_unknown_option_of_the_network_is_named(self) -> None:
+        with pytest.raises(ConfigError, match=r"network\.hiden"):
+            build_model("model", job("network.hiden=[3]").as_dict())
+
+    def test_a_model_that_no_rollout_acts_with_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="none acts with it"):
+            build_model("critic", job().as_dict())

@@ -1,0 +1,86 @@
+"""`brayx new`: the folder is a whole project; the templates say what the code says."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from brayx.errors import ConfigError
+from deployments.code import check_code
+from deployments.job import JobConfig
+from deployments.options import documented
+from pipelines.new import KINDS, TEMPLATES, new_project
+
+CATCH = TEMPLATES / "catch"
+
+
+@pytest.mark.parametrize("template", KINDS)
+def test_the_template_documents_every_option_as_its_code_does(template: str) -> None:
+    """Mended by ``brayx check FILE > COPY && mv COPY FILE``."""
+    file = CATCH / f"{template}.yaml"
+    assert file.read_text() == documented(JobConfig.load(file))
+
+
+@pytest.mark.parametrize("template", KINDS)
+def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, template: str) -> None:
+    name = f"my_{template}_game"
+    made = new_project(name, template, tmp_path)
+    folder = tmp_path / name
+    assert sorted(made) == sorted(folder.iterdir())
+    job = JobConfig.load(folder / f"{name}.yaml")
+    assert job.project == name
+    check_code(job, job.actors, mode="train")
+    for file in made:
+        assert "catch_" not in file.read_text(), file
+        assert len(file.read_text().splitlines()) <= 10 or file.name != "README.md"
+
+
+@pytest.mark.slow  # a pytest of its own
+def test_its_own_quick_tests_pass(tmp_path: Path) -> None:
+    folder = new_project("quick", "rl", tmp_path)[0].parent
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not trains", "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "message"),
+    [
+        ("Pong", "rl", "name is 'Pong', expected small letters"),
+        ("../evil", "rl", "expected small letters"),
+        ("pong", "dqn", "template is 'dqn', expected one of rl, imitation, mixed"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_makes_nothing(tmp_path: Path, name: str, template: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        new_project(name, template, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "pong").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        new_project("pong", "rl", tmp_path)
+    assert not list((tmp_path / "pong").iterdir())
+
+
+class TestDocumented:
+    def test_it_is_the_job_itself(self) -> None:
+        job = JobConfig.load(TEMPLATES / "cartpole.yaml")
+        assert yaml.safe_load(documented(job)) == job.as_dict()
+
+    def test_every_option_is_explained(self) -> None:
+        """A line is an option of ours with a comment behind or above it; free values need none."""
+        lines = documented(JobConfig.load(TEMPLATES / "cartpole.yaml")).splitlines()
+        lines = lines[: lines.index("network:")]
+        bare = [
+            line
+            for above, line in itertools.pairwise(lines)
+            if line.strip() and "#" not in line and not above.lstrip().startswith("#")
+        ]
+        assert {line.split()[0] for line in bare} <= {"kind:", "name:"}

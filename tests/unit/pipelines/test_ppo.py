@@ -1,0 +1,90 @@
+"""The command line of PPO: its names and defaults, presets that override nothing, and its last line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brayx.errors import ConfigError
+from brayx.tracking import Trial
+from pipelines.ppo import algorithm_of, options
+from pipelines.presets import PRESETS
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_promised_names_have_the_promised_defaults():
+    promised = (
+        "--num-workers 4 --timesteps 1000000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
+        "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
+        "--save-interval 50 --log-interval 10"
+    )
+    assert options(["--env", "Pendulum-v1", *promised.split()]) == options(["--env", "Pendulum-v1"])
+
+
+@pytest.mark.parametrize("env", [name for name in PRESETS if name.endswith("-v1")])
+def test_a_preset_yields_to_what_is_given(env):
+    plain, tuned = options(["--env", env]), options(["--env", env, "--preset", "tuned"])
+    assert {name for name in plain if plain[name] != tuned[name]} <= {*PRESETS[env], "preset"}
+    assert all(tuned[name] == value for name, value in PRESETS[env].items())
+    assert options(["--env", env, "--preset", "tuned", "--lr", "0.5"])["lr"] == 0.5
+
+
+def test_presets_set_only_options_that_there_are():
+    for preset in PRESETS.values():
+        assert set(preset) <= set(options(["--env", "CartPole-v1"]))
+
+
+def test_an_environment_without_a_preset_is_told_so():
+    with pytest.raises(ConfigError, match="no preset for 'Acrobot-v1'"):
+        options(["--env", "Acrobot-v1", "--preset", "tuned"])
+
+
+def test_nothing_falls_unless_it_is_annealed():
+    chosen = options(["--env", "CartPole-v1"])
+    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_final) == ("constant", 1.0)
+    annealed = algorithm_of({**chosen, "anneal": True})
+    assert (annealed.learning_rate_schedule, annealed.clip_final) == ("linear", 0.0)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.ppo", "--env", "CartPole-v1", "--distributed", "false", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.mark.slow  # the command, whole
+def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
+    small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
+    done = run(*small, "--target-return", "10")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
+    assert result["return_mean"] >= 10
+    assert 0 < result["seconds_to_target"] <= result["seconds"]
+    assert 0 < result["env_steps"] <= result["steps_per_s"] * result["seconds"]
+    assert done.stderr.startswith("update 1: ")
+    trial = Trial.attach(tracking_db, result["trial"])
+    assert trial.status == "FINISHED"
+    assert trial.metrics()["env_steps"] == result["env_steps"]
+    assert trial.latest_checkpoint() is not None
+
+
+@pytest.mark.slow  # the command, whole
+@pytest.mark.parametrize("distributed", ["true", "false"])
+def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path):
+    books = str(tmp_path / "mlflow.db")
+    done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", books)
+    assert done.returncode == 2
+    assert done.stderr == "ppo: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_preset_that_there_is_none_of_is_one_line():
+    done = run("--env", "Acrobot-v1", "--preset", "tuned")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ppo: no preset for 'Acrobot-v1'")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,180 @@
+"""Training in process: it learns, both ways of taking turns, and every kind of environment and sampler runs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.algorithms.sac import SACConfig
+from brayx.errors import ConfigError
+from brayx.nets.policy import NetworkConfig
+from pipelines.rollouts import train_local
+from pipelines.training import Training
+from tests.unit.rollout.worlds import Counting, Looking, Pulling
+
+QUICK = {"num_envs": 4, "unroll_length": 8, "total_steps": 200, "engine": "torch"}
+
+
+class Right(gymnasium.Env):
+    """Rewards the second action, in episodes of five."""
+
+    observation_space = gymnasium.spaces.Discrete(5)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self._at = 0
+        return 0, {}
+
+    def step(self, action):
+        self._at += 1
+        return self._at % 5, float(action), self._at == 5, False, {}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_it_learns_and_stops_at_the_target(blocking):
+    config = PPOConfig(epochs=4, minibatch_size=128, gamma=0.9)
+    result = train_local(
+        Right,
+        config,
+        Training(
+            total_steps=20_000, num_envs=16, unroll_length=32, learning_rate=1e-2, target_return=4.8,
+            blocking=blocking, evaluation_episodes=10,
+        ),
+    )  # fmt: skip
+    assert result.reason == "target_return"
+    assert result.return_mean >= 4.8
+    assert result.seconds_to_target == result.seconds
+    assert result.evaluation.mean == 5.0
+    assert len(result.evaluation.episodes) == 10
+    steps = [point.env_steps for point in result.curve]
+    assert steps == sorted(set(steps))
+    assert steps[-1] <= result.env_steps < 20_000
+
+
+def test_the_same_seed_is_the_same_training():
+    def weights(seed):
+        return train_local("CartPole-v1", training=Training(**QUICK, seed=seed)).module.state_dict()
+
+    first, second, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("env", [Pulling, Looking, Right, "MountainCarContinuous-v0", "Acrobot-v1"])
+def test_any_space_is_learned_from(env):
+    result = train_local(env, PPOConfig(epochs=1), Training(**QUICK, normalise_reward=True))
+    assert result.reason == "num_steps"
+    assert 200 <= result.env_steps < 200 + 4 * 8
+    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("sampler", ["uniform", "prioritised"])
+def test_a_table_is_sampled_as_often_as_it_is_told(sampler, blocking):
+    result = train_local(
+        Counting,
+        ImpalaConfig(),
+        Training(
+            **QUICK, sampler=sampler, batch_size=4, capacity=64, min_columns=8, samples_per_insert=3.0,
+            blocking=blocking,
+        ),
+    )  # fmt: skip
+    columns = -(-result.env_steps // 8)
+    assert result.updates == pytest.approx((columns - 8) * 3 / 4, abs=8)
+
+
+def test_what_happens_in_the_collectors_thread_is_told():
+    class Breaking(Counting):
+        def step(self, action):
+            if self._episode > 3:
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        train_local(Breaking, training=Training(**QUICK, blocking=False))
+
+
+def test_a_table_that_could_never_be_sampled_is_refused():
+    with pytest.raises(ConfigError, match="cannot be sampled"):
+        train_local(Counting, training=Training(**QUICK, sampler="uniform", capacity=4, min_columns=8))
+
+
+@pytest.mark.parametrize(
+    "option", [{"total_steps": 0}, {"num_envs": 0}, {"learning_rate": -1.0}, {"sampler": "lifo"}, {"num_env": 4}]
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(option):
+    with pytest.raises(ValidationError, match=next(iter(option))):
+        Training(**option)
+
+
+def test_a_model_of_ones_own_is_taken():
+    class Small(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, obs):
+            y = self.layer(obs)
+            return {"logits": y[..., :2], "value": y[..., 2]}
+
+    def model(obs, spec):
+        assert (obs.shape, spec.sizes) == ((4,), (2,))
+        return Small(), (np.zeros((1, 4), np.float32),)
+
+    assert isinstance(train_local("CartPole-v1", training=Training(**QUICK), model=model).module, Small)
+
+
+def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> None:
+    training = Training(
+        total_steps=64, num_envs=4, unroll_length=1, sampler="uniform", batch_size=8, samples_per_insert=8.0,
+        min_columns=16, network=NetworkConfig(hidden=[8]),
+    )  # fmt: skip
+    result = train_local("Pendulum-v1", SACConfig(), training)
+    assert result.updates > 0
+    assert result.module.get_submodule("critic") is not None
+    with pytest.raises(ConfigError, match="actions that are discrete; these do: ppo"):
+        train_local("CartPole-v1", SACConfig(), training)
+
+
+class Kept:
+    """Books in a folder: the newest checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkpoint"
+
+    def push(self, part: object) -> None:
+        """Of no interest."""
+
+    def check(self) -> None:
+        """All is well."""
+
+    def latest(self) -> Path | None:
+        return self.folder if self.folder.exists() else None
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(folder, self.folder)
+
+
+def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Env steps count on, with the schedules; the end comes when all of them are there."""
+    books, seen = Kept(tmp_path), []
+    for _ in range(5):  # twice after it is done
+        stop = threading.Event()
+        result = train_local(
+            "CartPole-v1", training=Training(total_steps=1_500, num_envs=4, unroll_length=32), clerk=books, stop=stop,
+            on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
+        )  # fmt: skip
+        seen.append((result.reason, round(result.env_steps, -2)))
+    assert [reason for reason, _ in seen] == ["stopped", "stopped", *["num_steps"] * 3], seen
+    assert [steps for _, steps in seen] == [500, 1000, 1500, 1500, 1500]

@@ -1,0 +1,103 @@
+"""What a search looks through: read, drawn from, and refused before anything starts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from brayx.errors import ConfigError
+from pipelines.search import Domain, arguments, check, parse
+from pipelines.tune import Outcome, perturbed, table
+
+
+def test_lines_are_domains_or_values() -> None:
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", "num_envs = 16", "network.hidden=choice([32], [64, 64])"])
+    assert space == {
+        "learning_rate": Domain("loguniform", (1e-4, 1e-2)),
+        "num_envs": 16,
+        "network.hidden": Domain("choice", ([32], [64, 64])),
+    }
+
+
+def test_options_go_where_they_belong() -> None:
+    algorithm, training = arguments("impala", {"num_envs": 4, "gamma": 0.9, "network.lstm": 32})
+    assert training.num_envs == 4
+    assert (algorithm.name, algorithm.gamma) == ("impala", 0.9)
+    assert training.network.lstm == 32
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["learning_rate"], "'learning_rate': expected OPTION="),
+        (["learning_rate=normal(0, 1)"], "'normal' is no domain; there is choice, uniform, loguniform, randint"),
+        (["gamma=uniform(1, 0)"], "uniform.1, 0.: expected least < largest"),
+        (["learning_rate=loguniform(0, 1)"], "expected 0 < least < largest"),
+        (["epochs=randint(1, 2.5)"], "expected whole numbers"),
+        (["epochs=choice()"], "is empty"),
+        (["gamma=0.9", "gamma=0.8"], "gamma is given twice"),
+        (["learning_rate=__import__('os')"], "'__import__' is no domain"),
+    ],
+)
+def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["gamma=0.9"], "nothing is searched"),
+        (["clip_parm=choice(0.1, 0.2)"], "there is no option 'clip_parm'; nearest is 'clip_param'"),
+        (["clip_param=uniform(0.1, 2)"], "clip_param is 2"),
+        (["network.lstm=choice(0, -1)"], "lstm is -1"),
+        (["gamma=7", "epochs=randint(2, 4)"], "gamma is 7"),
+        (["num_envs=randint(0, 4)"], "num_envs is 0"),
+        (["sampler=choice('fifo', 'lifo')"], "sampler is 'lifo'"),
+        (["total_steps=choice(10, 20)"], "there is no option 'total_steps'"),
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused(lines: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check("ppo", parse(lines))
+
+
+def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="algorithm is 'dqn', expected one of ppo, impala"):
+        check("dqn", {"gamma": Domain("uniform", (0.9, 0.99))})
+
+
+def test_draws_are_of_the_domain() -> None:
+    rng = random.Random(0)
+    drawn = [Domain("loguniform", (1e-4, 1e-2)).draw(rng) for _ in range(500)]
+    assert 1e-4 <= min(drawn) < 2e-4
+    assert 5e-3 < max(drawn) <= 1e-2
+    assert 0.4 < sum(value < 1e-3 for value in drawn) / 500 < 0.6
+    assert {Domain("randint", (1, 3)).draw(rng) for _ in range(100)} == {1, 2, 3}
+    assert {Domain("choice", ("a", "b")).draw(rng) for _ in range(100)} == {"a", "b"}
+
+
+def test_a_copy_is_changed_inside_the_domains() -> None:
+    domains = {
+        "gamma": Domain("uniform", (0.9, 1.0)),
+        "epochs": Domain("randint", (1, 4)),
+        "kind": Domain("choice", "ab"),
+    }
+    rng, options = random.Random(0), {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
+    seen = [perturbed(options, domains, rng) for _ in range(200)]
+    assert all(
+        0.9 <= each["gamma"] <= 1.0 and each["epochs"] in (1, 2, 3, 4) and each["num_envs"] == 8 for each in seen
+    )
+    assert sum(each["gamma"] != 0.99 for each in seen) > 150
+    assert {each["kind"] for each in seen} == {"a", "b"}
+    assert options == {"gamma": 0.99, "epochs": 4, "kind": "a", "num_envs": 8}
+
+
+def test_the_table_has_a_line_for_each_trial() -> None:
+    good = Outcome(1, {"gamma": 0.95}, [(1000, 20.0), (2000, 33.25)], clones=[(1, 0)])
+    bad = Outcome(0, {"gamma": 0.5}, error="BadWeights: NaN")
+    head, first, second = table([good, bad]).splitlines()
+    assert head.split() == ["trial", "return", "env", "steps", "gamma"]
+    assert first.split() == ["1", "33.2", "2,000", "0.95", "copy", "of", "0"]
+    assert second.split() == ["0", "nan", "-", "0.5", "BadWeights:", "NaN"]

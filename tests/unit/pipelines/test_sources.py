@@ -1,0 +1,113 @@
+"""`pipelines.sources`: what a job says of its sources is checked before anything starts, and read as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brayx.errors import ConfigError
+from brayx.replay.packing import Layout
+from deployments.job import JobConfig
+from pipelines.sources import Sources, check_sources
+
+JOB = """
+project: p
+trial: t
+buffer: {kind: buffer}
+data: {kind: source, buffer: buffer, SOURCE}
+"""
+
+MODULE = """
+import numpy as np
+from brayx import Fragment
+
+def fragment(value):
+    zeros = np.zeros(2, np.float32)
+    return Fragment(obs=np.zeros((3, 2), np.float32), action=zeros, log_prob=zeros, reward=zeros + value,
+                    terminated=True, truncated=False, policy_version=np.zeros(2, np.int64))
+
+def one(name, config):
+    return (fragment(value) for value in range(3))
+
+def several(name, config):
+    return [[fragment(10)], [fragment(20), fragment(21)]]
+
+def raises(name, config):
+    raise OSError("no such place")
+"""
+
+
+class Buffer:
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def offer(self, *replays: object, timeout_s: float) -> list[object]:
+        self.taken += [float(replay.reward[0]) for replay in replays]  # type: ignore[attr-defined]
+        return []
+
+
+def job(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(__import__("sys").modules, "given_data", raising=False)
+    (folder / "given_data.py").write_text(MODULE)
+    (folder / "job.yaml").write_text(JOB.replace("SOURCE", source))
+    return JobConfig.load(folder / "job.yaml")
+
+
+def save(path: Path, width: int = 2) -> None:
+    np.savez(
+        path,
+        observations=np.zeros((2, width), np.float32),
+        action=np.zeros(2),
+        reward=np.array([5.0, 6.0]),
+        terminated=np.array([False, True]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "taken"),
+    [
+        ("module: given_data, func: one, epochs: 2", [0, 0, 1, 1, 2, 2]),
+        ("module: given_data, func: several, epochs: 2", [10, 10, 20, 20, 21, 21]),
+        ("path: 'set*.npz', fields: {obs: observations}, num_workers: 2", [5, 5]),
+    ],
+)
+def test_everything_is_read_as_often_as_the_job_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, taken: list[float]
+) -> None:
+    save(tmp_path / "set1.npz")
+    save(tmp_path / "set2.npz")
+    buffer = Buffer()
+    with Sources(job(tmp_path, source, monkeypatch), {"buffer": buffer}) as sources:  # type: ignore[dict-item]
+        assert sources.join(10.0)
+        assert sources.done
+    assert sorted(buffer.taken) == taken
+    assert sources.fed == {"data": len(taken)}
+    assert not sources.errors
+
+
+def test_a_dataset_that_does_not_fit_is_refused_naming_what_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "set.npz", width=3)
+    made = job(tmp_path, "path: set.npz, fields: {obs: observations}", monkeypatch)
+    check_sources(made)
+    with pytest.raises(ConfigError, match=r"source 'data': .*expected shape \(2,\).*fits: obs \(2,\)"):
+        check_sources(made, Layout.of_model((np.zeros((1, 2), np.float32),)))
+    with pytest.raises(ConfigError, match=r"source 'data': .*has no obs; it has .*observations"):
+        check_sources(job(tmp_path, "path: set.npz", monkeypatch))
+    with pytest.raises(ConfigError, match="no such file"):
+        check_sources(job(tmp_path, "path: other.npz", monkeypatch))
+
+
+@pytest.mark.parametrize("source", ["epochs: 1", "module: given_data, path: set.npz"])
+def test_a_source_is_a_module_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    with pytest.raises(ConfigError, match="either a `module` or a `path`"):
+        job(tmp_path, source, monkeypatch)
+
+
+def test_a_function_that_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="source 'data' raised OSError: no such place"):
+        Sources(job(tmp_path, "module: given_data, func: raises", monkeypatch), {"buffer": Buffer()})  # type: ignore[dict-item]

@@ -1,0 +1,56 @@
+"""Curves: of the trials that were named, over the axis that was asked for, in a picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from brayx.errors import ConfigError
+from brayx.tracking import Trial
+from pipelines.visualize import curve, draw, find_trial, main
+
+
+@pytest.fixture
+def trials(tracking_db):
+    made = []
+    for number, name in enumerate(["first", "second", "second"]):
+        trial = Trial.open(f"project {number}", name, tracking_db)
+        for step in (100, 200):
+            trial.log_metrics({"episode_return.last100": step + number, "seconds": step / 10}, step)
+        trial.finish()
+        made.append(trial)
+    return made
+
+
+def test_a_trial_is_found_by_id_and_by_name_the_newest(trials):
+    uri = trials[0].uri
+    assert find_trial(trials[1].run_id, uri).run_id == trials[1].run_id
+    assert find_trial("second", uri).run_id == trials[2].run_id
+    with pytest.raises(ConfigError, match="no trial has the id or the name 'third'"):
+        find_trial("third", uri)
+    with pytest.raises(ConfigError, match="no MLflow database"):
+        find_trial("first", uri.replace("mlflow.db", "none.db"))
+
+
+def test_a_curve_is_over_steps_or_seconds(trials):
+    assert curve(trials[1], "episode_return.last100", "env_steps") == [(100, 101), (200, 201)]
+    assert curve(trials[1], "episode_return.last100", "seconds") == [(10, 101), (20, 201)]
+    with pytest.raises(ConfigError, match="has no metric 'nothing'"):
+        curve(trials[1], "nothing", "env_steps")
+
+
+def test_every_curve_is_drawn_with_its_label():
+    figure = draw([("a", [(0, 1), (2, 3)]), ("b", [(0, 5)])], metric="return", against="seconds")
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.lines] == ["a", "b"]
+    assert axes.lines[0].get_xydata().tolist() == [[0, 1], [2, 3]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds", "return")
+
+
+def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, capsys):
+    out = tmp_path / "curves.png"
+    words = ["--tracking", trials[0].uri, "--out", str(out)]
+    assert main(["first", trials[1].run_id, *words]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert main(["third", *words]) == 2
+    assert main(["first", *words[:-1], str(tmp_path / "none" / "curves.png")]) == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["visualize", "visualize"]

@@ -1,0 +1,214 @@
+"""`brayx.replay.actor`: who waits for what, on an event loop, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from brayx.replay.actor import BufferActor, Next
+from brayx.replay.packing import READY_KEY
+from tests.unit.replay.made import CONFIG, WHOLE, changed, columns, fragment
+
+
+async def test_a_reader_waits_for_a_batch_and_a_credit():
+    actor = BufferActor(CONFIG)
+    reader = await actor.attach()
+    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
+    await asyncio.sleep(0.01)
+    assert (await actor.push([fragment(WHOLE, number) for number in range(2)])).refused == 0
+    assert (await waiting).batch["reward"][0, 0] == 0
+    assert await actor.next_batch(reader, 0.01) == Next(None)
+    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
+    await asyncio.sleep(0.01)
+    await actor.ack()
+    assert (await waiting).batch["reward"][0, 0] == 1
+
+
+async def test_end_tells_a_waiting_reader_and_refuses_pushes():
+    actor = BufferActor(CONFIG)
+    reader = await actor.attach()
+    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
+    await asyncio.sleep(0.01)
+    await actor.end()
+    assert (await asyncio.wait_for(waiting, 1.0)).ended
+    await actor.push([fragment(WHOLE)])
+    assert (await actor.stats())["dropped.ended"] == WHOLE
+
+
+async def test_end_may_drain_first():
+    actor = BufferActor(CONFIG)
+    reader = await actor.attach()
+    await actor.push([fragment(WHOLE + 1)])
+    await actor.end(drain=True)
+    whole = await actor.next_batch(reader, 0.1)
+    assert await actor.next_batch(reader, 0.01) == Next(None), "no credit: the rest is not lost"
+    await actor.ack()
+    rest = await actor.next_batch(reader, 0.1)
+    await actor.ack()
+    assert [int(answer.batch["mask"].sum()) for answer in (whole, rest)] == [WHOLE, 1]
+    assert (await actor.next_batch(reader, 0.1)).ended
+
+
+async def test_end_without_draining_drops_what_waits():
+    actor = BufferActor(CONFIG)
+    reader = await actor.attach()
+    await actor.push([fragment(WHOLE)])
+    await actor.end()
+    assert (await actor.next_batch(reader, 0.1)).ended
+
+
+async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free():
+    actor = BufferActor(CONFIG)
+    old = await actor.attach()
+    await actor.push([fragment(WHOLE, number) for number in range(2)])
+    assert (await actor.next_batch(old, 0.1)).batch is not None
+    new = await actor.attach()
+    assert (await actor.next_batch(old, 5.0)).ended
+    assert (await actor.next_batch(new, 0.1)).batch["reward"][0, 0] == 1
+
+
+async def test_a_bad_fragment_does_not_take_its_neighbours_along():
+    actor = BufferActor(CONFIG)
+    reader = await actor.attach()
+    assert (await actor.push([fragment(WHOLE, 1), fragment(WHOLE, float("nan")), fragment(WHOLE, 2)])).refused == 1
+    assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
+    await actor.ack()
+    assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 2
+    assert "NaN" in await actor.refusal()
+
+
+async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():
+    before, after = BufferActor(CONFIG), BufferActor(CONFIG)
+    assert (await after.next_batch(await before.attach(), 0.1)).unknown
+
+
+async def test_a_push_that_may_not_drop_waits_until_a_batch_is_taken():
+    actor = BufferActor(changed(size=1))
+    reader = await actor.attach()
+    assert (await actor.push([columns(2, 1)], False)).room is False
+    assert (await actor.push([columns(2, 2)], False))[2:4] == (0, 0)
+    waiting = asyncio.create_task(actor.push([columns(1, 2), columns(3, 3)], False, 0.3))
+    await asyncio.sleep(0.01)
+    assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
+    taken = await asyncio.wait_for(waiting, 6.0)
+    assert (taken.whole, taken.columns, taken.refused) == (1, 2, 0), "one more would fill a second batch"
+    assert "dropped.full" not in await actor.stats()
+
+
+async def test_end_tells_a_push_that_waits():
+    actor = BufferActor(changed(size=1))
+    await actor.push([columns(2)])
+    waiting = asyncio.create_task(actor.push([columns(2)], False, 5.0))
+    await asyncio.sleep(0.01)
+    await actor.end()
+    taken = await asyncio.wait_for(waiting, 1.0)
+    assert taken.ended
+    assert (await actor.stats())["dropped.ended"] == WHOLE
+
+
+async def test_a_bad_one_among_those_that_wait_is_refused():
+    actor = BufferActor(CONFIG)
+    taken = await actor.push([columns(1), columns(1, float("nan")), fragment(3)], False, 0.1)
+    assert (taken.whole, taken.refused) == (3, 1)
+    assert "NaN" in taken.why
+
+
+async def test_a_batch_is_given_again_only_when_the_learner_has_none():
+    actor = BufferActor(changed(max_reuse=3, max_in_flight=2))
+    reader = await actor.attach()
+    await actor.push([columns(2, 1)])
+    assert (await actor.next_batch(reader, 0.01)).batch is not None
+    assert await actor.next_batch(reader, 0.01) == Next(None)
+    await actor.ack()
+    assert (await actor.next_batch(reader, 0.01)).batch["reward"][0, 0] == 1
+    await actor.ack()
+    await actor.end(drain=True)
+    assert (await actor.next_batch(reader, 0.01)).ended
+
+
+async def test_a_sampled_buffer_that_gets_no_more_gives_on_until_it_is_stopped():
+    actor = BufferActor(changed(sampler="prioritised", max_in_flight=8))
+    reader = await actor.attach()
+    await actor.push([columns(3)])
+    await actor.end(drain=True)
+    for _ in range(5):
+        batch = (await actor.next_batch(reader, 0.1)).batch
+        assert await actor.update_priorities(batch["index"], np.ones(2)) == 2
+    await actor.end()
+    assert (await actor.next_batch(reader, 0.1)).ended
+
+
+class Store:
+    """A weight store as the buffer sees it."""
+
+    def __init__(self, version):
+        self.version, self.asked = version, 0
+        self.newest = SimpleNamespace(remote=self.ask)
+
+    async def ask(self):
+        self.asked += 1
+        return None if self.version is None else (self.version, 0, [])
+
+
+async def test_an_unknown_policy_version_is_asked_for_and_refused():
+    actor = BufferActor(CONFIG, weights="store")
+    actor._store = store = Store(4)
+    assert (await actor.push([columns(2, version=3)])).refused == 0
+    assert (await actor.push([columns(2, version=4)])).refused == 0
+    assert store.asked == 1
+    taken = await actor.push([columns(2, version=5)])
+    assert taken.refused == 1
+    assert "policy_version: 5 is unknown, the newest published is 4" in taken.why
+    store.version = 5
+    assert (await actor.push([columns(2, version=5)])).refused == 0
+
+
+async def test_a_store_that_knows_nothing_refuses_nothing():
+    actor = BufferActor(CONFIG, weights="store")
+    actor._store = Store(None)
+    assert (await actor.push([columns(2, version=3)])).refused == 0
+
+
+async def test_what_is_no_replay_at_all_is_refused_too():
+    actor = BufferActor(CONFIG, weights="store")
+    actor._store = Store(4)
+    assert (await actor.push([{"reward": 1}, columns(2)])).refused == 1
+    await actor.end()
+    assert (await actor.push([{"reward": 1}, columns(2)])).whole == 2
+    assert (await actor.stats())["dropped.ended"] == 1 + WHOLE
+
+
+async def test_a_stream_says_since_when_there_was_something_to_give() -> None:
+    actor = BufferActor(changed(size=4, batch_size=1, max_reuse=1))
+    reader = await actor.attach()
+
+    async def since() -> float:
+        batch = (await actor.next_batch(reader, 0.0)).batch
+        assert batch is not None
+        await actor.ack()
+        return float(batch[READY_KEY])
+
+    before = time.time()
+    await actor.push([fragment(8)])
+    after = time.time()
+    first = await since()
+    assert before <= first <= after
+    assert await since() == first, "there was one all the time"
+    assert math.isnan(await since()), "one given again is none that was there"
+    await actor.push([fragment(4)])
+    assert await since() >= after
+
+
+async def test_pushes_that_wait_at_once_are_counted_once_each():
+    actor = BufferActor(changed(size=1))
+    reader = await actor.attach()
+    assert (await actor.push([columns(2, 1)], False)).refused == 0
+    waiting = [asyncio.create_task(actor.push([columns(1, number)], False, 5.0)) for number in (2, 3)]
+    await asyncio.sleep(0.01)
+    assert (await actor.next_batch(reader, 0.1)).batch is not None
+    await asyncio.gather(*waiting)
+    assert actor._books.summary()["env_steps"] == (await actor.stats())["pushed"] == 2 * WHOLE

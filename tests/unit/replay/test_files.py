@@ -1,0 +1,228 @@
+"""`brayx.replay.files` and `feed`: episodes of every format whole, what does not fit refused, readers that wait."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from brayx.errors import BadFragment, ConfigError, ReplayError
+from brayx.replay.feed import Feed
+from brayx.replay.files import Dataset
+from brayx.replay.packing import Layout, check
+from tests.unit.replay.made import fragment
+
+
+def steps(ends: str, **more) -> dict[str, np.ndarray]:
+    """Rows numbered from 0; of each, ``ends`` says how it ended: T(erminated), C(ut) or -."""
+    number = np.arange(len(ends))
+    return {
+        "obs": np.stack([number, -number], axis=1).astype(np.float32),
+        "action": number % 3,
+        "reward": number.astype(np.float64),
+        "terminated": np.array([end == "T" for end in ends]),
+        "truncated": np.array([end == "C" for end in ends]),
+        **more,
+    }
+
+
+def save_npz(path, arrays):
+    np.savez(path, **arrays)
+
+
+def save_parquet(path, arrays):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table({name: array.tolist() for name, array in arrays.items()}), path)
+
+
+SAVE = {"npz": save_npz, "parquet": save_parquet}
+
+
+@pytest.mark.parametrize("kind", SAVE)
+def test_rows_become_episodes(tmp_path, kind):
+    SAVE[kind](tmp_path / f"data.{kind}", steps("--T-C--"))
+    one, two, three = Dataset(tmp_path / f"data.{kind}")
+    assert one.reward.tolist() == [0, 1, 2]
+    assert one.terminated
+    assert one.obs[:, 0].tolist() == [0, 1, 2, 2], "never bootstrapped from"
+    assert (two.reward.tolist(), two.obs[:, 0].tolist(), two.truncated) == ([3], [3, 4], True)
+    assert (three.reward.tolist(), three.obs[:, 0].tolist(), three.truncated) == ([5], [5, 6], True)
+    for episode in (one, two, three):
+        check(episode, None)
+
+
+def test_what_followed_is_taken_where_the_data_has_it(tmp_path):
+    rows = steps("-C")
+    save_npz(tmp_path / "data.npz", {**rows, "next_obs": rows["obs"] + 1, "bonus": np.ones(2, np.float32)})
+    (only,) = Dataset(tmp_path / "data.npz")
+    assert only.obs[:, 0].tolist() == [0, 1, 2]
+    assert only.extras["bonus"].tolist() == [1, 1]
+
+
+def test_leaves_by_path_and_names_of_the_datas_own(tmp_path):
+    rows = steps("-T")
+    rows = {"image": rows.pop("obs"), "a": rows.pop("action"), **rows, "obs/speed": np.zeros(2, np.float32)}
+    save_npz(tmp_path / "data.npz", rows)
+    (only,) = Dataset(tmp_path / "data.npz", fields={"obs/camera/image": "image", "action": "a"})
+    assert only.obs["camera"]["image"].shape == (3, 2)
+    assert only.obs["speed"].shape == (3,)
+
+
+@pytest.mark.parametrize("as_groups", [False, True])
+def test_minari(tmp_path, as_groups):
+    h5py = pytest.importorskip("h5py", reason="the extra `minari` is not installed")
+    folder = tmp_path / "set" / "data"
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "main_data.hdf5", "w") as file:
+        for number in range(11):  # so that an order by name would be wrong
+            group = file.create_group(f"episode_{number}")
+            observed = np.full((4, 2), number, np.float32)
+            if as_groups:
+                group.create_group("observations")["position"] = observed
+            else:
+                group["observations"] = observed
+            group["actions"] = np.zeros((3, 1), np.float32)
+            group["rewards"] = np.full(3, number, np.float64)
+            group["terminations"] = np.array([0, 0, number % 2], bool)
+            group["truncations"] = np.array([0, 0, 1 - number % 2], bool)
+    dataset = Dataset(tmp_path / "set")
+    episodes = list(dataset)
+    assert [episode.reward[0] for episode in episodes] == list(range(11))
+    assert [episode.terminated for episode in episodes] == [bool(number % 2) for number in range(11)]
+    dataset.check(
+        Layout.of_example(
+            {"position": np.zeros(2, np.float32)} if as_groups else np.zeros(2, np.float32), np.zeros(1, np.float32)
+        )
+    )
+    with pytest.raises(ConfigError, match=r"expected shape|missing"):
+        dataset.check(Layout.of_example(np.zeros(3, np.float32), np.zeros(1, np.float32)))
+
+
+def test_a_dataset_that_does_not_fit_is_refused_naming_both(tmp_path):
+    save_npz(tmp_path / "data.npz", steps("-T"))
+    model = Layout.of_model((np.zeros((2, 3), np.float32),))
+    with pytest.raises(ConfigError, match=r"obs: expected shape \(3,\) .*it has obs \(2,\) .*fits: obs \(3,\)"):
+        Dataset(tmp_path / "data.npz").check(model)
+    Dataset(tmp_path / "data.npz").check(Layout.of_model((np.zeros((2, 2), np.float32),)))
+
+
+@pytest.mark.parametrize("missing", ["obs", "action", "reward", "terminated"])
+def test_a_missing_field_is_named_with_what_is_there(tmp_path, missing):
+    rows = steps("-T")
+    save_npz(tmp_path / "data.npz", {name: array for name, array in rows.items() if name != missing})
+    with pytest.raises(ConfigError, match=f"has no {missing}; it has .*Needed: obs"):
+        Dataset(tmp_path / "data.npz").check()
+
+
+def test_other_things_that_are_wrong_with_a_file(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        Dataset(tmp_path / "none.npz")
+    (tmp_path / "broken.npz").write_bytes(b"not an archive")
+    (tmp_path / "broken.parquet").write_bytes(b"neither")
+    (tmp_path / "data.csv").write_bytes(b"1,2")
+    for name in ("broken.npz", "broken.parquet"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Dataset(tmp_path / name).check()
+    with pytest.raises(ConfigError, match="nothing says what it holds"):
+        Dataset(tmp_path / "data.csv")
+    save_npz(tmp_path / "short.npz", {**steps("-T"), "action": np.zeros(3)})
+    with pytest.raises(ConfigError, match="action has 3 rows, and reward 2"):
+        Dataset(tmp_path / "short.npz").check()
+    save_npz(tmp_path / "pickled.npz", {**steps("-T"), "extra": np.array([{}, {}], object)})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Dataset(tmp_path / "pickled.npz").check()
+
+
+def test_parts_are_all_files_once(tmp_path):
+    for number in range(5):
+        save_npz(tmp_path / f"{number}.npz", {**steps("-T"), "reward": np.full(2, number)})
+    dataset = Dataset(tmp_path / "*.npz")
+    parts = dataset.parts(3)
+    assert len(parts) == 3
+    assert sorted(episode.reward[0] for part in parts for episode in part()) == list(range(5))
+    assert len(dataset.parts(9)) == 5
+
+
+class Taker:
+    """A buffer that has room when the test says."""
+
+    def __init__(self):
+        self.room = threading.Event()
+        self.waits = threading.Event()
+        self.taken = []
+
+    def offer(self, *replays, timeout_s):
+        if not self.room.is_set():
+            self.waits.set()
+            self.room.wait(min(timeout_s, 0.05))
+            return list(replays)
+        for replay in replays:
+            if np.isnan(replay.reward).any():
+                raise BadFragment("reward: holds NaN")
+            self.taken.append(float(replay.reward[0]))
+        return []
+
+
+def test_a_feed_waits_for_room_and_reads_each_part_as_often_as_it_is_told():
+    taker = Taker()
+    parts = [lambda first=first: (fragment(2, first + number) for number in range(3)) for first in (0, 10)]
+    with Feed(taker, parts, epochs=2) as feed:
+        assert taker.waits.wait(5)
+        assert not feed.join(0.05)
+        taker.room.set()
+        assert feed.join(5)
+    assert sorted(taker.taken) == sorted(2 * [0, 1, 2, 10, 11, 12])
+    assert (feed.fed, feed.refused, feed.error) == (12, 0, None)
+
+
+def test_a_feed_leaves_out_what_is_refused_and_ends_at_what_breaks():
+    taker = Taker()
+    taker.room.set()
+
+    def breaks():
+        yield fragment(2, float("nan"))
+        yield fragment(2, 1)
+        raise OSError("disk gone")
+
+    with Feed(taker, [breaks], name="data") as feed:
+        assert feed.join(5)
+    assert (feed.fed, feed.refused) == (1, 1)
+    assert feed.error.message == "source 'data' raised OSError: disk gone"
+
+
+@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "gave a int")])
+def test_a_feed_of_something_else_is_told(part, said):
+    taker = Taker()
+    taker.room.set()
+    with Feed(taker, [part]) as feed:
+        assert feed.join(5)
+    assert said in feed.error.message
+
+
+def test_a_feed_ends_with_its_context_and_a_lost_buffer_is_its_error():
+    taker = Taker()
+    with Feed(taker, [lambda: iter(lambda: fragment(2), None)]) as feed:
+        assert taker.waits.wait(5)
+    assert feed.done
+    assert feed.error is None
+
+    class Lost:
+        def offer(self, *replays, timeout_s):
+            raise ReplayError("buffer 'b' was lost")
+
+    with Feed(Lost(), [lambda: [fragment(2)]], name="data") as feed:
+        assert feed.join(5)
+    assert feed.error.message == "source 'data': buffer 'b' was lost"
+
+
+def test_a_feed_is_over_when_its_buffer_has_ended_since_the_learner_has_all_it_wants():
+    class Over:
+        def offer(self, *replays, timeout_s):
+            raise ReplayError("buffer 'b' takes no more: its stream has ended", ended=True)
+
+    with Feed(Over(), [lambda: iter(lambda: fragment(2), None)], name="data") as feed:
+        assert feed.join(5)
+    assert (feed.fed, feed.error) == (0, None)

@@ -1,0 +1,77 @@
+"""`brayx.replay.limiter`: the rate holds, and settings that pass never deadlock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from brayx.replay.limiter import RateLimiter
+
+
+def test_without_a_rate_only_the_size_counts():
+    limiter = RateLimiter(min_size=3)
+    assert limiter.room(10) is None
+    assert not limiter.may_sample(2, 1)
+    assert limiter.may_sample(3, 10**6)
+
+
+def test_the_window_exactly():
+    limiter = RateLimiter(2.0, min_size=10, error_buffer=4, samples=3)
+    assert limiter.room(0) == 12, "10 to begin with, and 4 / 2 more"
+    limiter.inserted(12)
+    assert limiter.room(12) == 0
+    assert limiter.may_sample(12, 8)
+    assert not limiter.may_sample(12, 9)
+    limiter.sampled(8)
+    assert limiter.balance == 16
+    assert limiter.room(12) == 4
+    assert not limiter.may_sample(12, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"samples_per_insert": 4.0, "error_buffer": 5, "samples": 8}, "wait for each other"),
+        ({"min_size": 11, "capacity": 10}, "nothing would ever be sampled"),
+        ({"error_buffer": 5}, "there is none"),
+        ({"samples_per_insert": 0.0}, "more than 0"),
+        ({"samples_per_insert": float("inf")}, "more than 0"),
+        ({"min_size": 0}, "min_size"),
+    ],
+)
+def test_settings_that_would_deadlock_are_refused_saying_why(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        RateLimiter(**arguments)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.floats(0.05, 50),
+    min_size=st.integers(1, 30),
+    error_buffer=st.floats(0.1, 200),
+    samples=st.integers(1, 40),
+    prefers_samples=st.booleans(),
+)
+def test_what_passes_never_deadlocks_and_keeps_the_rate(ratio, min_size, error_buffer, samples, prefers_samples):
+    try:
+        limiter = RateLimiter(ratio, min_size, error_buffer, samples=samples)
+    except ValueError:
+        assume(False)
+    size = 0
+    for _ in range(300):
+        insert, sample = limiter.room(size) > 0, limiter.may_sample(size, samples)
+        assert insert or sample, "neither can go on"
+        if sample and (prefers_samples or not insert):
+            limiter.sampled(samples)
+        else:
+            limiter.inserted(1)
+            size += 1
+        if limiter.samples:
+            assert abs(limiter.balance - ratio * min_size) <= error_buffer + 1e-6
+
+
+def test_the_least_window_that_passes_is_tight():
+    RateLimiter(3.0, error_buffer=5.5, samples=8)
+    with pytest.raises(ValueError, match=r"needs 5\.5"):
+        RateLimiter(3.0, error_buffer=5.4, samples=8)

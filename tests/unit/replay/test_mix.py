@@ -1,0 +1,77 @@
+"""`brayx.replay.mix`: shares over what is there, nobody waits, a dry stream does not push the others out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brayx.replay.mix import Mix
+
+WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.1, 10), min_size=1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(weights=WEIGHTS, turns=st.integers(1, 200))
+def test_shares_are_those_of_the_weights_to_one_turn(weights, turns):
+    mix, counts, total = Mix(weights), dict.fromkeys(weights, 0), sum(weights.values())
+    for _ in range(turns):
+        counts[mix.choose(weights)] += 1
+    for name, weight in weights.items():
+        assert abs(counts[name] - turns * weight / total) <= len(weights)
+
+
+def test_two_to_one():
+    mix = Mix({"a": 2, "b": 1})
+    assert [mix.choose("ab") for _ in range(6)].count("a") == 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(weights=WEIGHTS, data=st.data())
+def test_who_has_something_never_waits_for_who_has_not(weights, data):
+    mix = Mix(weights)
+    for _ in range(30):
+        there = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
+        assert mix.choose(there) in there
+
+
+def test_what_was_dry_for_long_does_not_take_all_turns_afterwards():
+    mix = Mix({"a": 1, "b": 1})
+    for _ in range(1000):
+        mix.choose({"a"})
+    after = [mix.choose("ab") for _ in range(20)]
+    assert max(len(list(run)) for _, run in itertools.groupby(after)) <= 2
+    assert 9 <= after.count("b") <= 11
+
+
+def test_it_goes_on_from_its_state():
+    mix, other = Mix({"a": 3, "b": 2, "c": 1}), Mix({"a": 3, "b": 2, "c": 1})
+    for _ in range(7):
+        mix.choose("abc")
+    other.load_state_dict(json.loads(json.dumps(mix.state_dict())))
+    assert [mix.choose("abc") for _ in range(30)] == [other.choose("abc") for _ in range(30)]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"passes": 3},
+        {"passes": {"a": 1.0}},
+        {"passes": {"a": 1.0, "b": float("nan")}},
+        {"passes": {"a": 1, "b": "x"}},
+    ],
+)
+def test_another_state_is_refused(state):
+    mix = Mix({"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="state"):
+        mix.load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("inf")}])
+def test_weights_that_make_no_sense_are_refused(weights):
+    with pytest.raises(ValueError, match="weights"):
+        Mix(weights)

@@ -1,0 +1,208 @@
+"""`brayx.replay.remote`: which shard a push goes to, and what becomes of it, with actors that answer as told."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
+from brayx.replay.actor import Taken
+from brayx.replay.remote import RemoteBuffer
+from brayx.replay.shards import Shard, Shards
+from tests.unit.replay.made import CONFIG, changed, columns, fragment
+from tests.waiting import until
+
+
+class Calls:
+    """An actor's handle whose calls end when and as the test says."""
+
+    def __init__(self):
+        self.push = self
+        self.made = []
+
+    def remote(self, replays, drop=True, timeout_s=0.0):
+        future = Future()
+        self.made.append((len(replays), future))
+        self.asked = (drop, timeout_s)
+        return SimpleNamespace(future=lambda: future, replays=replays)
+
+
+def taken(whole=0, columns=0, *, room=True, refused=0, why="", ended=False):
+    return Taken(refused, why, whole, columns, room, ended)
+
+
+def buffer(*lanes, config=CONFIG, **arguments):
+    """Over actors, each with its node: "" is this one, which has an id where a test before this one has started Ray."""
+    here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    shards = Shards("buffer", config, [Shard(actor, node or here) for actor, node in lanes])
+    return RemoteBuffer("buffer", shards=shards, **arguments)
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+def test_what_closing_loses_is_counted(calls):
+    told = []
+    remote = buffer((calls, ""), on_dropped=lambda *drop: told.append(drop))
+    remote.push(fragment(1))
+    remote.push(fragment(2), fragment(3))
+    remote.close(timeout_s=0.01)
+    assert remote.dropped == {"closed": 5}
+    remote.push(fragment(4))
+    assert remote.dropped == {"closed": 9}
+    assert told == [("closed", 5), ("closed", 4)]
+    assert len(calls.made) == 1
+
+
+def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
+    remote = buffer((calls, ""))
+    remote.push(fragment(1))
+    remote.push(fragment(2))
+    calls.made[0][1].set_exception(RuntimeError("the actor died"))
+    until(lambda: len(calls.made) == 2, "what waited being sent")
+    calls.made[1][1].set_result(taken(1))
+    assert remote.flush(5)
+    assert remote.dropped == {"buffer_lost": 1}
+    remote.close()
+
+
+def test_a_call_without_an_answer_does_not_block_for_ever(calls):
+    remote = buffer((calls, ""), push_timeout_s=0.05)
+    remote.push(fragment(3))
+    time.sleep(0.06)
+    remote.push(fragment(1))
+    until(lambda: [count for count, _ in calls.made] == [1, 1], "the next being sent")
+    assert remote.dropped == {"buffer_lost": 3}
+    calls.made[0][1].set_result(taken(1))
+    assert not remote.flush(0.01), "an answer that comes late settles its own call only"
+    calls.made[1][1].set_result(taken(1))
+    assert remote.flush(1)
+    remote.close()
+
+
+def test_pushes_go_to_this_node_while_it_has_room_and_on_when_it_has_none():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    for _ in range(3):
+        remote.push(fragment(1))
+        near.made[-1][1].set_result(taken(1))
+    assert (len(near.made), len(far.made)) == (3, 0)
+    remote.push(fragment(1))
+    near.made[-1][1].set_result(taken(1, room=False))
+    remote.push(fragment(1))
+    far.made[-1][1].set_result(taken(1, room=False))
+    assert (len(near.made), len(far.made)) == (4, 1)
+    remote.push(fragment(1))
+    assert (len(near.made), len(far.made)) == (5, 1), "nobody has room: the nearest"
+    remote.close(0)
+
+
+def test_a_shard_that_died_is_passed_over_for_a_moment():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    remote.push(fragment(2))
+    remote.push(fragment(1))
+    near.made[0][1].set_exception(RuntimeError("the actor died"))
+    assert (len(near.made), len(far.made)) == (1, 1)
+    assert remote.dropped == {"buffer_lost": 2}
+    far.made[0][1].set_result(taken(1))
+    time.sleep(0.25)
+    remote.push(fragment(1))
+    assert (len(near.made), len(far.made)) == (2, 1)
+    remote.close(0)
+
+
+def test_a_slow_shard_gets_help_before_something_is_dropped():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2), max_pending=4)
+    for _ in range(4):
+        remote.push(fragment(1))
+    assert [count for count, _ in near.made + far.made] == [1, 3]
+    assert not remote.dropped
+    remote.close(0)
+
+
+def test_density_bounds_the_shards_that_are_pushed_to():
+    lanes = [(Calls(), "far") for _ in range(5)]
+    remote = buffer((near := Calls(), ""), *lanes, config=changed(num_workers=6, density=2), max_pending=1)
+    for _ in range(9):
+        remote.push(fragment(1))
+    assert len(near.made) == 1
+    assert sum(bool(calls.made) for calls, _ in lanes) == 1
+    remote.close(0)
+
+
+def drive(steps, *answers):
+    """Runs a push that waits, and gives what it asked for and what it left."""
+    asked = []
+    try:
+        call = next(steps)
+        for answer in answers:
+            asked.append(call and [len(replay) for replay in call.replays])
+            call = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+    except StopIteration as done:
+        return asked, done.value
+    raise AssertionError(f"it asks for more: {call}")
+
+
+def test_a_push_that_waits_goes_on_where_the_buffer_stopped(calls):
+    remote = buffer((calls, ""))
+    replays = [fragment(3), columns(6), fragment(5)]
+    asked, left = drive(remote._offer(replays, 9.0), taken(1, 4, room=False), taken(0, 0, room=False), taken(2))
+    assert asked == [[3, 24, 5], [8, 5], [8, 5]]
+    assert left == []
+    assert calls.asked[0] is False
+
+
+def test_all_shards_are_asked_before_one_is_waited_for():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    full = taken(room=False)
+    drive(remote._offer([fragment(3)], 9.0), full, full, full, taken(1))
+    assert (len(near.made), len(far.made)) == (2, 2)
+    assert far.asked[1] > 0
+
+
+def test_what_has_no_room_in_time_is_given_back(calls):
+    remote = buffer((calls, ""))
+    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), taken(1, 1, room=False))
+    assert [len(replay) for replay in left] == [12]
+    with pytest.raises(DeadlineExceeded, match="no room for 12 transitions within 0 s"):
+        remote._all_taken(left, 0.0)
+
+
+def test_a_push_that_waits_tells_of_refusals_at_its_end(calls):
+    steps = buffer((calls, ""))._offer([fragment(3), fragment(1)], 9.0)
+    with pytest.raises(BadFragment, match="NaN"):
+        drive(steps, taken(1, room=False, refused=1, why="obs: holds NaN"), taken(1))
+
+
+def test_a_buffer_that_has_ended_takes_no_more(calls):
+    with pytest.raises(ReplayError, match="its stream has ended"):
+        drive(buffer((calls, ""))._offer([fragment(3)], 9.0), taken(1, ended=True))
+
+
+def test_options_that_a_running_buffer_does_not_have_are_refused(calls):
+    with pytest.raises(ConfigError, match="running with batch_size 2, not 3"):
+        buffer((calls, ""), batch_size=3)
+    assert buffer((calls, ""), batch_size=2).config == CONFIG
+
+
+def test_a_buffer_that_does_not_answer_is_pushed_to(calls, monkeypatch):
+    """It is being restarted, and empty then."""
+    remote = buffer((calls, ""))
+    monkeypatch.setattr(remote.shards, "has_room", lambda timeout_s: timeout_s == 3.0)
+    assert remote.has_room(3.0)
+    assert not remote.has_room(2.0)
+
+    def silent(timeout_s):
+        raise DeadlineExceeded("nobody said")
+
+    monkeypatch.setattr(remote.shards, "has_room", silent)
+    assert remote.has_room(2.0)

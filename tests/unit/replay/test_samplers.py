@@ -1,0 +1,139 @@
+"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for who stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brayx.replay.removers import LowestPriority, Oldest, Reservoir
+from brayx.replay.samplers import Prioritised, Uniform
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def bound(degrees: int) -> float:
+    """What chi-square exceeds once in a million draws (Wilson and Hilferty's approximation, z = 4.75)."""
+    return degrees * (1 - 2 / (9 * degrees) + 4.75 * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+def test_uniform_draws_each_equally_often_after_removals():
+    sampler = Uniform(32)
+    sampler.insert(np.arange(32), None)
+    sampler.remove(np.array([0, 5, 30, 31]))
+    sampler.insert(np.array([5]), None)
+    there = sorted({*range(1, 30)})
+    slots, weights = sampler.draw(29_000, np.random.default_rng(1))
+    assert weights is None
+    counts = np.bincount(slots, minlength=32)
+    assert counts[[0, 30, 31]].sum() == 0
+    assert chi_square(counts[there], np.full(len(there), 1000.0)) < bound(len(there) - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=12))
+def test_uniform_knows_who_is_there(changes):
+    sampler, there = Uniform(20), set()
+    for change in changes:
+        gone, new = change & there, change - there
+        sampler.remove(np.array(sorted(gone), np.int64))
+        sampler.insert(np.array(sorted(new), np.int64), None)
+        there = (there - gone) | new
+        assert set(sampler._slots[: sampler._count].tolist()) == there
+
+
+def test_prioritised_draws_by_the_powers_of_priorities_and_says_how_much_too_often():
+    sampler = Prioritised(10, exponent=0.5, importance=1.0)
+    priorities = np.array([1.0, 4.0, 9.0, 0.0, 16.0])
+    sampler.insert(np.arange(5), priorities)
+    rng, counts = np.random.default_rng(2), np.zeros(5)
+    for _ in range(500):
+        slots, weights = sampler.draw(20, rng)
+        counts += np.bincount(slots, minlength=5)
+    shares = np.sqrt(priorities + 1e-6) / np.sqrt(priorities + 1e-6).sum()
+    common = priorities > 0
+    assert chi_square(counts[common], 10_000 * shares[common]) < bound(3)
+    unbiased = 1 / (5 * shares[slots])
+    assert weights == pytest.approx(unbiased / unbiased.max(), rel=1e-5)
+    assert weights.dtype == np.float32
+
+
+def test_an_exponent_of_0_is_uniform():
+    sampler = Prioritised(4, exponent=0.0)
+    sampler.insert(np.arange(4), np.array([1.0, 100.0, 0.0, 5.0]))
+    slots, weights = sampler.draw(4000, np.random.default_rng(0))
+    assert (np.bincount(slots) == 1000).all(), "draws are spread over equal parts"
+    assert (weights == 1).all()
+
+
+def test_a_new_column_has_the_highest_priority_so_far_and_importance_grows():
+    sampler = Prioritised(4, exponent=1.0, importance=0.4, importance_draws=10)
+    sampler.insert(np.array([0]), np.array([7.0]))
+    sampler.insert(np.array([1]), None)
+    assert sampler._tree[np.array([1])] == pytest.approx(7.0)
+    assert sampler.importance == pytest.approx(0.4)
+    sampler.draw(5, np.random.default_rng(0))
+    assert sampler.importance == pytest.approx(0.7)
+    sampler.draw(50, np.random.default_rng(0))
+    assert sampler.importance == pytest.approx(1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=10), capacity=st.integers(1, 8))
+def test_the_oldest_goes(counts, capacity):
+    remover, rng, there, number = Oldest(capacity), np.random.default_rng(0), {}, 0
+    for count in counts:
+        slots = remover.place(count, None, rng)
+        assert len(set(slots[slots >= 0].tolist())) == (slots >= 0).sum()
+        for slot in slots:
+            if slot >= 0:
+                there[int(slot)] = number
+            number += 1
+        assert sorted(there.values()) == list(range(max(0, number - capacity), number))
+
+
+PRIORITIES = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pushes=st.lists(PRIORITIES, min_size=1, max_size=8), capacity=st.integers(1, 8))
+def test_the_lowest_priority_goes(pushes, capacity):
+    remover, rng, there = LowestPriority(capacity), np.random.default_rng(0), {}
+    for push in pushes:
+        before = sorted(there.values())
+        slots = remover.place(len(push), np.array(push), rng)
+        for slot, priority in zip(slots, push, strict=True):
+            if slot >= 0:
+                there[int(slot)] = priority
+        new = sorted(push)[-capacity:]
+        assert sorted(there.values()) == sorted(before[max(0, len(before) + len(new) - capacity) :] + new)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pushes=st.lists(st.integers(1, 12), min_size=1, max_size=8), capacity=st.integers(1, 8))
+def test_a_reservoir_keeps_the_highest_keys_of_all_however_they_came(pushes, capacity):
+    remover, there, keys = Reservoir(capacity), {}, []
+    for number, count in enumerate(pushes):
+        slots = remover.place(count, None, np.random.default_rng(number))
+        drawn = np.log1p(-np.random.default_rng(number).random(count))
+        keys += drawn.tolist()
+        for slot, key in zip(slots, drawn, strict=True):
+            if slot >= 0:
+                there[int(slot)] = float(key)
+    assert sorted(there.values()) == sorted(keys)[-capacity:]
+
+
+def test_a_reservoir_is_a_weighted_sample_of_the_stream():
+    """One slot: column ``i`` of the stream stays with probability ``w_i / sum w``."""
+    weights, counts, rng = np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.zeros(5), np.random.default_rng(3)
+    for _ in range(4000):
+        remover, kept = Reservoir(1), -1
+        for number, weight in enumerate(weights):
+            if remover.place(1, np.array([weight]), rng)[0] >= 0:
+                kept = number
+        counts[kept] += 1
+    assert counts[4] == 0
+    assert chi_square(counts[:4], 400 * weights[:4]) < bound(3)

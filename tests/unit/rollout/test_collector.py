@@ -1,0 +1,202 @@
+"""Columns: every transition as it happened, whatever the environment's autoreset mode, in the layout of replay."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from brayx import actions
+from brayx.engines.torch import module_weights
+from brayx.errors import ConfigError
+from brayx.replay.packing import check_columns
+from brayx.rollout.collector import Collector, Episode
+from brayx.rollout.envs import make_envs
+from brayx.rollout.policy import Policy
+from tests.unit.rollout.worlds import Counter, Counting, Gaussian, Linear, Looking, Masked, Pulling
+
+OBS = (np.zeros((2, 2), np.float32),)
+MODES = list(AutoresetMode)
+
+
+def collector(
+    env=Counting, module=None, args=OBS, *, num=3, length=5, mode=AutoresetMode.NEXT_STEP, engine="torch", **options
+):
+    torch.manual_seed(0)
+    envs = SyncVectorEnv([env] * num, autoreset_mode=mode)
+    return Collector(envs, Policy(module or Linear(), args, engine=engine), length, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_transition_is_followed_by_what_came_of_it(mode):
+    made = collector(mode=mode, length=5)
+    seen = []
+    for _ in range(8):
+        columns = made.collect()
+        arrays = check_columns(columns, 5, None)
+        for row in range(3):
+            for t in np.flatnonzero(arrays["mask"][row]):
+                (episode, at), after = arrays["obs"][row, t], arrays["obs"][row, t + 1]
+                ended = arrays["terminated"][row, t]
+                assert arrays["reward"][row, t] == at + 1
+                assert ended == (at == 2 and episode % 2 == 0)
+                if not ended:  # what it bootstraps from is the state that it led to
+                    assert after.tolist() == [episode, at + 1]
+                if row == 0:
+                    seen.append((int(episode), int(at)))
+    # Nothing twice, nothing out of order, nothing missing but what an autoreset without room for it leaves out.
+    left_out = mode is not AutoresetMode.NEXT_STEP
+    expected = [(e, s) for e in range(100) for s in range(3) if not (left_out and e % 2 == 1 and s == 2)]
+    assert seen == expected[: len(seen)]
+    assert len(seen) > 20
+    assert made.env_steps == 3 * len(seen)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_trace_is_cut_where_an_episode_ends_and_nowhere_else(mode):
+    made = collector(mode=mode, length=7)
+    for _ in range(6):
+        arrays = made.collect().arrays
+        assert not (arrays["terminated"] & arrays["truncated"]).any()
+        for row in range(3):
+            for t in range(6):
+                if arrays["mask"][row, t] == 0:
+                    continue
+                cut = arrays["terminated"][row, t] or arrays["truncated"][row, t]
+                # The next step is masked out only where the trace before it is cut.
+                follows = arrays["mask"][row, t + 1] == 1
+                same = arrays["obs"][row, t + 1, 0] == arrays["obs"][row, t, 0]
+                assert cut == (not same or not follows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_episodes_are_counted_with_all_their_rewards(mode):
+    made = collector(mode=mode, length=5, reward_clip=0.5)
+    columns = [made.collect() for _ in range(4)]
+    episodes = made.episodes()
+    assert set(episodes) == {Episode(6.0, 3, env) for env in range(3)}
+    assert len(episodes) == 3 * (20 // (4 if mode is AutoresetMode.NEXT_STEP else 3))
+    assert made.episodes() == []
+    assert max(each.arrays["reward"].max() for each in columns) == 0.5
+
+
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_log_probs_are_those_of_the_weights_that_acted(engine):
+    module = Linear()
+    made = collector(module=module, engine=engine)
+    for version in (0, 7):
+        if version:
+            with torch.no_grad():
+                module.layer.weight.mul_(50.0)
+            made.load(module_weights(module), version)
+        arrays = made.collect().arrays
+        outputs = module(torch.from_numpy(arrays["obs"]))
+        expected = actions.log_prob({"logits": outputs["logits"].detach().numpy()}, arrays["action"])
+        np.testing.assert_allclose(arrays["log_prob"][:, :-1], expected[:, :-1], atol=1e-4)
+        assert (arrays["policy_version"] == version).all()
+
+
+def test_a_box_is_acted_in_by_its_bounds_and_recorded_in_the_policys_unit():
+    made = collector(Pulling, Gaussian(), num=2, length=64)
+    arrays = made.collect().arrays
+    real = [index for index in range(64) if arrays["mask"][0, index]]
+    done = np.stack(made.envs.envs[0].actions)
+    assert arrays["action"].dtype == np.float32
+    expected = np.clip(arrays["action"][0, real] * [2, 5] + [0, 5], [-2, 0], [2, 10])
+    np.testing.assert_allclose(done, expected, rtol=1e-5)
+    assert np.abs(arrays["action"]).max() > 1.5  # not clipped: its density is of what was drawn
+
+
+def test_noise_is_anew_at_each_step_unless_it_is_to_last():
+    class Still(Gaussian):
+        def forward(self, obs):
+            mean = obs[..., :2] * 0
+            return {"mean": mean, "log_std": mean, "latent": mean[..., :1] + 1, "sde_std": mean[..., None, :] + 1}
+
+    held = collector(Pulling, Still(), num=2, length=8, sde_steps=4).collect().arrays["action"]
+    assert (held[:, :4] == held[:, :1]).all()
+    assert (held[:, 4:8] == held[:, 4:5]).all()
+    assert (held[:, 0] != held[:, 4]).all()
+    fresh = collector(Pulling, Still(), num=2, length=8).collect().arrays["action"]
+    assert (fresh[:, 0] != fresh[:, 1]).all()
+
+
+def test_a_masked_action_is_never_taken():
+    args = ({"where": OBS[0], "action_mask": np.ones((2, 2), np.float32)},)
+    made = collector(Looking, Masked(), args, engine="onnx")
+    for _ in range(5):
+        arrays = made.collect().arrays
+        assert (arrays["action"][:, :-1] == 1).all()
+        assert arrays["obs/action_mask"].dtype == np.float32
+        assert arrays["obs/where"].shape == (3, 6, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_state_is_recorded_as_it_was_before_each_step_and_begins_with_the_episode(mode):
+    args = (OBS[0], np.zeros((2, 1), np.float32))
+    made = collector(Counting, Counter(), args, mode=mode, engine="onnx")
+    for _ in range(6):
+        arrays = made.collect().arrays
+        for row in range(3):
+            for t in range(6):
+                real, cut = arrays["mask"][row, t], t > 0 and arrays["truncated"][row, t - 1]
+                if real or cut:  # the step to bootstrap from still has the episode's state
+                    assert arrays["state"][row, t, 0] == arrays["obs"][row, t, 1]
+
+
+def test_observations_are_normalised_by_all_that_was_seen():
+    made = collector(normalise_obs=True, num=4, length=50)
+    for _ in range(12):
+        arrays = made.collect().arrays
+    shown = arrays["obs"][:, :-1, 1]
+    assert shown.mean() == pytest.approx(0, abs=0.1)
+    assert shown.std() == pytest.approx(1, abs=0.1)
+    state = made.state_dict()
+    assert int(state["obs:count"]) == 12 * 50 * 4
+    other = collector(normalise_obs=True, num=4, length=50)
+    other.load_state_dict(state)
+    mean = other.obs_normaliser.leaves["obs"].total.mean
+    np.testing.assert_allclose(mean, made.obs_normaliser.leaves["obs"].total.mean)
+    with pytest.raises(ConfigError, match=r"expected \[\], got \['obs:count'"):
+        collector().load_state_dict(state)
+
+
+def test_rewards_are_normalised_by_the_deviation_of_their_discounted_sums():
+    made = collector(normalise_reward=True, gamma=0.5, num=2, length=80)
+    arrays = made.collect().arrays
+    sums = [1.0, 0.5 * 1 + 2, 0.25 + 1 + 3]  # of an episode's rewards 1, 2, 3
+    real = arrays["mask"] > 0
+    rewards = arrays["obs"][real][:, 1] + 1
+    np.testing.assert_allclose(arrays["reward"][real], rewards / np.std(sums), rtol=0.02)
+    assert made.episodes()[0] == Episode(6.0, 3, 0)
+
+
+def test_the_same_seed_gives_the_same_columns():
+    def run(seed):
+        torch.manual_seed(0)
+        policy = Policy(CartPole(), (np.zeros((2, 4), np.float32),))
+        made = Collector(make_envs("CartPole-v1", 4), policy, 16, seed=seed)
+        return [made.collect().arrays for _ in range(3)]
+
+    first, second, other = run(1), run(1), run(2)
+    for one, two in zip(first, second, strict=True):
+        assert all(np.array_equal(one[key], two[key]) for key in one)
+    assert not np.array_equal(first[0]["obs"], other[0]["obs"])
+    assert not np.array_equal(first[0]["action"], other[0]["action"])
+
+
+class CartPole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, obs):
+        return {"logits": self.layer(obs)}
+
+
+def test_a_model_of_other_observations_is_refused_by_what_differs():
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    with pytest.raises(ConfigError, match=r"obs: the environments give \[4\] float32, the model takes \[2\] float32"):
+        Collector(envs, Policy(Linear(), OBS, engine="torch"), 4)

@@ -1,0 +1,88 @@
+"""Running moments: those of all samples together, however they were cut up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brayx.errors import ConfigError
+from brayx.rollout.moments import Moments, ObsNormaliser, RewardNormaliser, Shared
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
+def test_parts_in_any_order_come_to_the_whole(sizes, seed):
+    rng = np.random.default_rng(seed)
+    parts = [1e4 + rng.standard_normal((size, 3)) * [1, 10, 100] for size in sizes]
+    whole, merged = Moments((3,)), Moments((3,))
+    for part in parts:
+        whole.add(part)
+    for index in rng.permutation(len(parts)):
+        one = Moments((3,))
+        one.add(parts[index])
+        merged.merge(one)
+    samples = np.concatenate(parts)
+    for moments in (whole, merged):
+        assert moments.count == len(samples)
+        if len(samples) > 1:
+            np.testing.assert_allclose(moments.mean, samples.mean(0), rtol=1e-9)
+            np.testing.assert_allclose(moments.m2 / moments.count, samples.var(0), rtol=1e-6, atol=1e-9)
+
+
+def test_a_state_goes_on_where_it_was_saved():
+    moments = Moments((2,))
+    moments.add(np.asarray([[1.0, 2.0], [3.0, 6.0]]))
+    again = Moments.from_state(moments.state_dict())
+    again.add(np.asarray([[5.0, 10.0]]))
+    assert again.count == 3
+    assert again.mean.tolist() == [3, 6]
+    assert moments.mean.tolist() == [2, 4]  # copies
+
+
+def test_processes_that_share_moments_count_every_sample_once():
+    rng, samples, merged = np.random.default_rng(0), [], Moments()
+    processes = [Shared(), Shared()]
+    for turn in range(6):
+        for process in processes:
+            samples.append(rng.standard_normal(5) + turn)
+            process.add(samples[-1])
+        if turn % 2:
+            for process in processes:
+                merged.merge(process.drain())
+            processes[0].add(samples.append(np.ones(3)) or samples[-1])  # between its drain and its adopt
+            for process in processes:
+                process.adopt(merged)
+    merged.merge(processes[0].drain())
+    everything = np.concatenate(samples)
+    assert merged.count == len(everything)
+    np.testing.assert_allclose(merged.std, everything.std(), rtol=1e-6)
+    assert processes[0].total.count == len(everything)
+    assert processes[1].total.count == len(everything) - 3
+
+
+def test_moments_of_other_shapes_do_not_merge():
+    with pytest.raises(ConfigError, match=r"\[2\] cannot take in \[3\]"):
+        Moments((2,)).merge(Moments((3,)))
+
+
+def test_only_floats_are_normalised_and_nothing_far_out_gets_through():
+    normaliser = ObsNormaliser(
+        {"obs/x": (1,), "obs/image": (2,)}, {"obs/x": np.dtype(np.float32), "obs/image": np.dtype(np.uint8)}
+    )
+    normaliser.add("obs/x", np.asarray([[1.0], [3.0]], np.float32))
+    assert normaliser("obs/x", np.asarray([[3.0]], np.float32)).tolist() == [[3.0]]  # not before the refresh
+    normaliser.refresh()
+    assert normaliser("obs/x", np.asarray([[3.0], [2.0], [1e9]], np.float32)).tolist() == [[1.0], [0.0], [10.0]]
+    image = np.asarray([[7, 8]], np.uint8)
+    assert normaliser("obs/image", image) is image
+
+
+def test_a_discounted_sum_ends_with_its_episode():
+    normaliser = RewardNormaliser(2, gamma=0.5)
+    reward = np.asarray([[1, 1, 1, 1], [2, 2, 2, 2]], np.float32)
+    done = np.asarray([[0, 1, 0, 0], [0, 0, 0, 0]], bool)
+    mask = np.asarray([[1, 1, 0, 1], [1, 1, 1, 1]], np.float32)
+    scaled = normaliser(reward * mask, done, mask)
+    sums = [1, 1.5, 1, 2, 3, 3.5, 3.75]  # of the steps with a mask
+    np.testing.assert_allclose(scaled, reward * mask / np.std(sums), rtol=1e-6)

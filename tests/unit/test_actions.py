@@ -1,0 +1,160 @@
+"""Actions: drawn as often as the model says, with the density it says, and inside what the environment takes."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+
+from brayx import actions
+from brayx.actions import ActionSpec
+from brayx.errors import ConfigError, ModelError
+
+COUNT = 40_000
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def many(*rows):
+    return np.tile(np.asarray(rows, np.float32), (COUNT, 1))
+
+
+def test_categories_come_as_often_as_their_probability_says():
+    logits = many([0.0, 1.0, -1.0])
+    action, log_prob = actions.sample({"logits": logits, "value": logits[:, 0]}, rng())
+    probability = np.exp([0.0, 1.0, -1.0]) / np.exp([0.0, 1.0, -1.0]).sum()
+    assert action.shape == (COUNT,)
+    assert action.dtype == np.int64
+    assert log_prob.dtype == np.float32
+    np.testing.assert_allclose(np.bincount(action) / COUNT, probability, atol=0.01)
+    np.testing.assert_allclose(np.exp(log_prob), probability[action], rtol=1e-5)
+
+
+def test_a_masked_action_is_never_drawn_and_no_logit_overflows():
+    logits = many([-1e9, 3e4, -1e9, 3e4])
+    action, log_prob = actions.sample({"logits": logits}, rng())
+    assert set(action.tolist()) == {1, 3}
+    np.testing.assert_allclose(log_prob, math.log(0.5), rtol=1e-5)
+
+
+def test_heads_are_independent_and_their_log_probs_add():
+    heads = (many([0.0, 1.0]), many([0.0, 0.0, 2.0]))
+    action, log_prob = actions.sample({"logits": heads}, rng())
+    assert action.shape == (COUNT, 2)
+    expected = sum(actions.log_prob({"logits": head}, action[:, i]) for i, head in enumerate(heads))
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5)
+    joint = np.mean((action[:, 0] == 1) & (action[:, 1] == 2))
+    assert joint == pytest.approx(np.mean(action[:, 0] == 1) * np.mean(action[:, 1] == 2), abs=0.01)
+
+
+def test_a_gaussian_has_its_mean_its_deviation_and_its_density():
+    outputs = {"mean": many([1.0, -2.0]), "log_std": many([0.0, math.log(0.5)])}
+    action, log_prob = actions.sample(outputs, rng())
+    assert action.dtype == log_prob.dtype == np.float32
+    np.testing.assert_allclose(action.mean(0), [1, -2], atol=0.02)
+    np.testing.assert_allclose(action.std(0), [1, 0.5], rtol=0.02)
+    at_mean = actions.log_prob(outputs, outputs["mean"])
+    np.testing.assert_allclose(np.exp(at_mean), 1 / (2 * math.pi * 0.5), rtol=1e-5)
+    assert np.exp(log_prob).max() <= np.exp(at_mean).max() + 1e-6
+
+
+def test_a_squashed_gaussians_density_integrates_to_one():
+    grid = np.linspace(-1, 1, 20_001, dtype=np.float32)[1:-1, None]
+    outputs = {"tanh_mean": np.full_like(grid, 0.3), "tanh_log_std": np.full_like(grid, -0.5)}
+    density = np.exp(actions.log_prob(outputs, grid).astype(np.float64))
+    assert density.sum() * 1e-4 == pytest.approx(1.0, abs=1e-3)
+    action, _ = actions.sample({"tanh_mean": many([0.3]), "tanh_log_std": many([-0.5])}, rng())
+    share = (density[grid[:, 0] < 0.3] * 1e-4).sum()
+    assert np.mean(action < 0.3) == pytest.approx(share, abs=0.01)
+
+
+def test_a_squashed_action_at_the_very_end_has_a_finite_density():
+    outputs = {"tanh_mean": np.zeros((2, 1), np.float32), "tanh_log_std": np.zeros((2, 1), np.float32)}
+    assert np.isfinite(actions.log_prob(outputs, np.asarray([[1.0], [-1.0]], np.float32))).all()
+
+
+def test_noise_that_depends_on_the_state_has_the_marginal_deviation():
+    latent, sde_std = many([0.6, 0.8]), np.tile(np.asarray([[[2.0], [1.0]]], np.float32), (COUNT, 1, 1))
+    deviation = math.sqrt((0.6 * 2) ** 2 + 0.8**2)
+    outputs = {"mean": many([5.0]), "log_std": many([math.log(deviation)]), "latent": latent, "sde_std": sde_std}
+    action, log_prob = actions.sample(outputs, rng())
+    assert action.shape == (COUNT, 1)
+    assert action.mean() == pytest.approx(5, abs=0.03)
+    assert action.std() == pytest.approx(deviation, rel=0.02)
+    np.testing.assert_allclose(
+        log_prob, actions.log_prob({"mean": outputs["mean"], "log_std": outputs["log_std"]}, action)
+    )
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"logits": many([0.0, 2.0])[:7]},
+        {"logits": (many([0.0, 2.0])[:7], many([1.0, 0.0, 0.5])[:7])},
+        {"mean": many([0.0, 2.0])[:7], "log_std": many([0.0, 0.0])[:7]},
+        {"tanh_mean": many([0.0, 2.0])[:7], "tanh_log_std": many([0.0, 0.0])[:7]},
+    ],
+)
+def test_noise_for_many_steps_draws_what_one_step_draws(outputs):
+    drawn = actions.noise(outputs, rng(), steps=5)
+    step = tuple(g[2] for g in drawn) if isinstance(drawn, tuple) else drawn[2]
+    action = actions.choose(outputs, step)
+    assert action.shape == actions.greedy(outputs).shape
+    assert len({actions.choose(outputs, tuple(g[t] for g in drawn) if isinstance(drawn, tuple) else drawn[t]).tobytes()
+                for t in range(5)}) > 1  # fmt: skip
+
+
+def test_greedy_takes_the_mode():
+    assert actions.greedy({"logits": np.asarray([[0.0, 1.0], [2.0, 2.0]])}).tolist() == [1, 0]
+    assert actions.greedy({"mean": np.asarray([[3.0]]), "log_std": np.zeros((1, 1))}).tolist() == [[3.0]]
+    assert actions.greedy({"tanh_mean": np.asarray([[0.5]])}).tolist() == [[math.tanh(0.5)]]
+
+
+def test_outputs_of_no_policy_are_refused_by_their_names():
+    with pytest.raises(ModelError, match=r"got \['value'\]"):
+        actions.sample({"value": np.zeros(3)}, rng())
+
+
+SPACES = gymnasium.spaces
+
+
+@pytest.mark.parametrize(
+    ("space", "kind", "sizes", "shape"),
+    [
+        (SPACES.Discrete(3), "discrete", (3,), ()),
+        (SPACES.Discrete(3, start=-1), "discrete", (3,), ()),
+        (SPACES.MultiDiscrete([2, 3]), "multi_discrete", (2, 3), (2,)),
+        (SPACES.MultiDiscrete([[2, 3], [4, 5]]), "multi_discrete", (2, 3, 4, 5), (4,)),
+        (SPACES.MultiDiscrete([2, 3], start=[1, 5]), "multi_discrete", (2, 3), (2,)),
+        (SPACES.MultiBinary(4), "multi_discrete", (2, 2, 2, 2), (4,)),
+        (SPACES.Box(-2.0, 2.0, (1,), np.float32), "box", (), (1,)),
+        (SPACES.Box(-np.inf, np.inf, (2, 3), np.float64), "box", (), (6,)),
+    ],
+)
+def test_every_action_of_a_policy_is_one_of_the_space(space, kind, sizes, shape):
+    spec = ActionSpec.of(space)
+    assert (spec.kind, spec.sizes, spec.shape) == (kind, sizes, shape)
+    if kind == "box":
+        drawn = rng().standard_normal((50, *shape)).astype(np.float32) * 10
+    else:
+        drawn = np.stack([rng().integers(0, sizes) for _ in range(50)]).reshape(50, *shape)
+    before = drawn.copy()
+    for action in spec.to_env(drawn):
+        assert space.contains(np.int64(action) if kind == "discrete" else action), action
+    assert np.array_equal(drawn, before)
+
+
+def test_scaled_actions_reach_from_bound_to_bound():
+    spec = ActionSpec.of(SPACES.Box(np.asarray([-2.0, 0.0]), np.asarray([2.0, 10.0]), dtype=np.float64))
+    policy = np.asarray([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [-3.0, 3.0]], np.float32)
+    assert spec.to_env(policy, scale=True).tolist() == [[-2, 0], [0, 5], [2, 10], [-2, 10]]
+    assert spec.to_env(policy).tolist() == [[-1, 0], [0, 0], [1, 1], [-2, 3]]
+
+
+def test_another_space_is_refused():
+    with pytest.raises(ConfigError, match="expected Discrete"):
+        ActionSpec.of(SPACES.Text(5))

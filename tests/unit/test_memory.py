@@ -1,0 +1,66 @@
+"""The memory watch that soak tests trust: it sees a real process leak, and is not alarmed by one that does not."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.memory import MIB, Course, MemoryWatch
+from tests.waiting import until
+
+WORK = """
+import time
+held = [bytearray(b"x" * 2**20) for _ in range(30)]
+while True:
+    {work}
+    time.sleep(0.02)
+"""
+LEAKING = "held.append(bytearray(b'x' * 2**18))"
+STEADY = "held[0] = bytearray(b'x' * 2**20)"
+
+
+@contextlib.contextmanager
+def process(work: str) -> Iterator[psutil.Process]:
+    child = subprocess.Popen([sys.executable, "-c", WORK.format(work=work)])
+    try:
+        yield psutil.Process(child.pid)
+    finally:
+        child.kill()
+        child.wait(10)
+
+
+def test_a_leaking_process_is_told_and_a_steady_one_is_not() -> None:
+    with process(LEAKING) as leaking, process(STEADY) as steady:
+        with MemoryWatch(lambda: [leaking, steady], every_s=0.05) as watch:
+            until(lambda: len(watch.courses) == 2 and all(len(course.samples) >= 60 for course in watch.courses))
+        warm_up_s = watch.courses[0].samples[30][0]
+        found = watch.growing(warm_up_s, mib=2.0, share=0.02)
+    assert len(found) == 1, watch.table(warm_up_s)
+    assert found[0].startswith(f"{leaking.pid} ")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "grown_mib"),
+    [
+        ([100 * MIB + turn * MIB for turn in range(21)], 20.0),
+        ([100 * MIB] * 21, 0.0),
+        ([100 * MIB + (turn % 2) * 50 * MIB for turn in range(21)], 0.0),
+    ],
+)
+def test_growth_is_what_the_fitted_line_rises(sizes: list[int], grown_mib: float) -> None:
+    grown = Course("x", list(zip(map(float, range(21)), sizes, strict=True))).growth(0.0)
+    assert grown is not None
+    assert grown[0] / MIB == pytest.approx(grown_mib, abs=1.0)
+
+
+def test_the_warm_up_does_not_count_and_too_few_samples_say_nothing() -> None:
+    course = Course("x", [(float(turn), (500 if turn > 10 else turn * 50) * MIB) for turn in range(31)])
+    grown = course.growth(11.0)
+    assert grown is not None
+    assert grown[0] == pytest.approx(0.0, abs=1.0)
+    assert course.growth(25.0) is None

@@ -1,0 +1,83 @@
+"""Small real parts around the loop: a bandit to learn, lists and folders for what a job has actors and MLflow for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from brayx.engines.base import check_finite
+from brayx.replay.buffer import ReplayBuffer
+from brayx.replay.config import BufferConfig
+from brayx.types import Fragment
+
+BATCH_STEPS = 32
+
+
+class Weights:
+    """Keeps what was published."""
+
+    def __init__(self, newest: int = 0) -> None:
+        self.version = newest
+        self.published = []
+
+    def publish(self, weights, step):
+        check_finite(weights)
+        self.version += 1
+        self.published.append((self.version, step, weights))
+        return self.version
+
+
+class Numbers:
+    """Keeps what was recorded; the games' return is whatever the test says."""
+
+    def __init__(self, newest=None):
+        self.samples, self.weights, self.kinds = {}, {}, {}
+        self.trial = newest or {}
+
+    def add(self, name, value, *, label="", kind=None, weight=1.0):
+        name = f"{name}.{label}" if label else name
+        self.weights.setdefault(name, []).append(weight)
+        self.kinds[name] = kind
+        self.samples.setdefault(name, []).append(value)
+
+    def newest(self):
+        return self.trial() if callable(self.trial) else self.trial
+
+
+class Folders:
+    """Keeps every checkpoint."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.saved = []
+
+    def save(self, folder, step, metrics):
+        target = self.root / f"{len(self.saved):04d}"
+        shutil.copytree(folder, target)
+        self.saved.append((step, dict(metrics), target))
+
+    def latest(self):
+        return self.saved[-1][2] if self.saved else None
+
+
+def batches(count, act=None, seed=0):
+    """Batches of a bandit: one observation, reward for action 1."""
+    rng = np.random.default_rng(seed)
+    buffer = ReplayBuffer(BufferConfig(size=1000, batch_size=2, unroll_length=16))
+    for _ in range(count * 2):
+        action = rng.integers(0, 2, 16)
+        buffer.push(
+            Fragment(
+                obs=np.ones((17, 3), np.float32),
+                action=action,
+                log_prob=np.full(16, -np.log(2), np.float32),
+                reward=action.astype(np.float32),
+                terminated=True,
+                truncated=False,
+                policy_version=np.full(16, 1, np.int64),
+            )
+        )
+    while (batch := buffer.pop()) is not None:
+        yield batch

@@ -1,0 +1,72 @@
+"""Losses on what is not learned from: those of the model as it is, and nothing of it changes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from tests.unit.trainer.parts import batches
+from tests.unit.trainer.test_loop import run
+
+
+class Held:
+    """Evaluation batches; learning waits until they are all there."""
+
+    def __init__(self, **held):
+        self._there = [threading.Event() for _ in held]
+        pairs = zip(held.items(), self._there, strict=True)
+        self.streams = {name: self._signalled(list(batches), there) for (name, batches), there in pairs}
+
+    @staticmethod
+    def _signalled(batches, there):
+        yield from batches
+        there.set()  # asked for the next: those before have been made ready
+
+    def then(self, stream):
+        assert all(there.wait(30) for there in self._there)
+        yield from stream
+
+
+def test_losses_of_the_batch_that_is_learned_from_are_those_the_next_update_begins_with(tmp_path):
+    (batch,) = batches(1)
+    held = Held(same=[batch])
+    _, _, numbers, *_ = run(
+        tmp_path,
+        stream=held.then([batch] * 4),
+        algorithm={"epochs": 1, "minibatch_size": 1024},
+        learning_rate=1e-2,
+        eval_interval=1,
+        eval_batches=2,
+        evaluate=held.streams,
+    )
+    for name in ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "explained_variance"):
+        evaluated, learned = numbers.samples[f"eval/{name}"], numbers.samples[name]
+        np.testing.assert_allclose(evaluated[:3], learned[1:], rtol=1e-3, atol=1e-6)
+    assert np.ptp(numbers.samples["eval/value_loss"]) > 1e-4
+    assert not {"eval/learning_rate", "eval/grad_norm"} & numbers.samples.keys()
+
+
+def test_learning_is_the_same_with_and_without(tmp_path):
+    _, plain, *_ = run(tmp_path / "plain", count=5)
+    held = Held(a=batches(3), b=batches(3, seed=7))
+    _, weights, numbers, *_ = run(
+        tmp_path / "evaluated", stream=held.then(batches(5)), eval_interval=2, evaluate=held.streams
+    )
+    assert len(numbers.samples["eval/loss.a"]) == len(numbers.samples["eval/loss.b"]) == 2, "several are told apart"
+    for key, array in plain.published[-1][2].items():
+        np.testing.assert_array_equal(weights.published[-1][2][key], array)
+
+
+def test_a_buffer_without_batches_holds_nothing_up(tmp_path):
+    summary, _, numbers, *_ = run(tmp_path, count=3, eval_interval=1, evaluate={"dry": iter([])})
+    assert summary.updates == 3
+    assert not [name for name in numbers.samples if name.startswith("eval/")]
+
+
+def test_the_newest_batches_are_kept_until_others_come(tmp_path):
+    held = Held(one=batches(1))
+    _, _, numbers, *_ = run(
+        tmp_path, stream=held.then(batches(6)), eval_interval=2, eval_batches=2, evaluate=held.streams
+    )
+    assert len(numbers.samples["eval/loss"]) == 3

@@ -1,0 +1,190 @@
+"""The user's hooks: found and refused before anything starts, called with what they are promised."""
+
+from __future__ import annotations
+
+import textwrap
+import uuid
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.actor.agent import record
+from brayx.algorithms.forward import Forward
+from brayx.errors import ConfigError, Diverged, ModelError
+from brayx.metrics import Kind
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.trainer.hooks import Hooks, WithLoss, load_hooks
+from tests.unit.trainer.parts import batches
+from tests.unit.trainer.test_loop import run
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        name = f"hooks_{uuid.uuid4().hex}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return name, str(tmp_path)
+
+    return write
+
+
+def test_a_module_with_some_of_them(written):
+    hooks = load_hooks(*written("def evaluate(model, step):\n    return {}\n"))
+    assert (hooks.handle, hooks.loss) == (None, None)
+    assert hooks.evaluate(None, 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "has none of handle, loss, evaluate"),
+        ("def handle():\n    pass", r"\.handle takes \(\), expected handle\(batch\)"),
+        ("def loss(outputs):\n    pass", r"\.loss takes \(outputs\), expected loss\(outputs, obs\)"),
+        ("def evaluate(model, step, more):\n    pass", r"expected evaluate\(model, step\)"),
+        ("async def handle(batch):\n    pass", r"\.handle is no plain function, expected handle\(batch\)"),
+        ("handle = 3", r"\.handle is no plain function"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(written, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_hooks(*written(text))
+
+
+def test_arguments_with_defaults_are_fine(written):
+    load_hooks(*written("def handle(batch, scale=2.0):\n    return batch\ndef loss(*args):\n    return 0\n"))
+
+
+def test_handle_gives_the_batch_that_is_learned_from(tmp_path):
+    def nothing_to_gain(batch):
+        record("seen", 1, kind="sum", side="left")
+        return {**batch, "reward": np.zeros_like(batch["reward"])}
+
+    stream = list(batches(10))
+    _, plain, *_ = run(tmp_path / "plain", stream=iter(stream), learning_rate=1e-2)
+    for prefetch in (0, 2):
+        hooks = Hooks(handle=nothing_to_gain)
+        _, handled, numbers, *_ = run(
+            tmp_path / str(prefetch), stream=iter(stream), learning_rate=1e-2, hooks=hooks, prefetch=prefetch
+        )
+        assert numbers.samples["seen.side:left"] == [1] * 10, "the thread that prefetches records, too"
+        assert numbers.kinds["seen.side:left"] is Kind.SUM
+        assert any(
+            not np.array_equal(array, plain.published[-1][2][key]) for key, array in handled.published[-1][2].items()
+        )
+    assert all((batch["reward"] != 0).any() for batch in stream)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_term_of_the_loss_is_learned(tmp_path, accumulate):
+    """Half the squared distance of each logit from 3, which its gradient closes whatever the rewards say."""
+
+    def loss(outputs, obs):
+        assert obs.shape[1:] == (3,)
+        assert len(outputs["logits"]) == len(obs)
+        return 50 * (outputs["logits"] - 3).square().mean()
+
+    algorithm = {"accumulate": accumulate, "max_grad_norm": None}
+    _, weights, *_ = run(
+        tmp_path, count=40, learning_rate=2e-2, hooks=Hooks(loss=loss), algorithm=algorithm, num_steps=10**6
+    )
+    np.testing.assert_allclose(logits(weights.published[-1][2]), 3.0, atol=0.3)
+
+
+def logits(weights):
+    from brayx.nets.mlp import ActorCritic
+
+    module = ActorCritic(3, 2, hidden=(16,))
+    module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()})
+    with torch.no_grad():
+        return module(torch.ones(1, 3))["logits"][0].numpy()
+
+
+def test_evaluate_measures_and_leaves_no_trace(tmp_path):
+    seen = []
+
+    def evaluate(model, step):
+        seen.append((model.training, torch.is_grad_enabled(), step))
+        torch.rand(3)
+        return {"norm": torch.rand(()), "step": step}
+
+    _, plain, *_ = run(tmp_path / "plain", count=6)
+    _, weights, numbers, *_ = run(tmp_path / "hooked", count=6, eval_interval=2, hooks=Hooks(evaluate=evaluate))
+    assert seen == [(False, False, 32), (False, False, 96), (False, False, 160)]
+    assert numbers.samples["eval/step"] == [32, 96, 160]
+    assert len(numbers.samples["evaluate_seconds"]) == 3
+    for key, array in plain.published[-1][2].items():
+        np.testing.assert_array_equal(weights.published[-1][2][key], array)
+
+
+def raising(*_):
+    raise KeyError("reward\nand more")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message"),
+    [
+        (Hooks(handle=raising, name="mine"), "mine.handle raised KeyError"),
+        (Hooks(handle=lambda batch: None, name="mine"), "mine.handle gave NoneType, expected the batch"),
+        (Hooks(loss=raising, name="mine"), "mine.loss raised KeyError"),
+        (
+            Hooks(loss=lambda outputs, obs: outputs["logits"], name="mine"),
+            r"mine.loss gave \[16, 2\], expected a tensor",
+        ),
+        (Hooks(loss=lambda outputs, obs: 1.0, name="mine"), "mine.loss gave float, expected a tensor"),
+        (Hooks(evaluate=raising, name="mine"), "mine.evaluate raised KeyError"),
+        (
+            Hooks(evaluate=lambda model, step: {"x": "y"}, name="mine"),
+            "mine.evaluate gave {'x': 'y'}, expected",
+        ),
+    ],
+)
+def test_a_hook_that_fails_is_named(tmp_path, hooks, message):
+    with pytest.raises(ModelError, match=message):
+        run(tmp_path, count=2, eval_interval=1, hooks=hooks)
+
+
+def test_a_term_that_is_nan_is_divergence(tmp_path):
+    with pytest.raises(Diverged, match="not finite either: 8 weights"):
+        run(tmp_path, count=3, hooks=Hooks(loss=lambda outputs, obs: outputs["logits"].sum() * float("nan")))
+
+
+class Stepwise(torch.nn.Module):
+    """A memory that is called once a step."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, obs, state):
+        return self.inner(obs, state)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_a_term_of_the_loss_does_not_hide_a_memory(stepwise):
+    """Outputs of sequences, and their gradients, are those of the module without the hook."""
+    torch.manual_seed(0)
+    module, (_, state) = policy_for(np.zeros(3, np.float32), num_actions=2, network=NetworkConfig(hidden=[8], lstm=4))
+    module = Stepwise(module) if stepwise else module
+    seen = []
+    hooks = Hooks(loss=lambda outputs, obs: seen.append(obs) or outputs["logits"].square().mean())
+    hooked = WithLoss(module, hooks)
+    plain, forward = Forward(module), Forward(hooked)
+    assert forward.recurrent
+    steps, columns = 5, 2
+    obs = torch.randn(steps, columns, 3)
+    stored = {key: torch.randn(steps, columns, *leaf.shape[1:]) for key, leaf in state.items()}
+    carry = torch.tensor([[False, False], [True, True], [True, False], [True, True], [False, True]])
+    want, got = plain(obs, stored, carry), forward(obs, stored, carry)
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=0, atol=0)
+    grads = []
+    for outputs in (want, got):
+        module.zero_grad()
+        outputs["logits"].square().sum().backward(retain_graph=True)
+        grads.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+    term = hooked.extra_loss()
+    assert len(seen) == (steps if stepwise else 1), "one term a call: a step's, or the whole sequence's"
+    assert term.requires_grad
+    assert hooked.extra_loss() is None

@@ -1,0 +1,122 @@
+"""Several ranks, and several parts of a batch, learn what one learns from the whole: processes over gloo, no Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.nets.mlp import ActorCritic
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import learn
+from brayx.trainer.ranks import Processes
+from tests.unit.trainer.parts import Folders, Numbers, Weights
+
+ROOT = Path(__file__).parents[3]
+UPDATES = 10
+COLUMNS, STEPS = 4, 8
+ALGORITHMS = {
+    "ppo": PPOConfig(epochs=1, minibatch_size=10**6, entropy_coef=0.01, learning_rate_final=0.5),
+    "impala": ImpalaConfig(entropy_coef=0.01),
+}
+
+
+def batch(seed, columns):
+    """One with differently many steps to learn from in each column, so that means of means would be wrong."""
+    rng = np.random.default_rng(seed)
+    shape = (columns, STEPS + 1)
+    mask = (np.arange(STEPS + 1) < rng.integers(1, STEPS, (columns, 1))).astype(np.float32)
+    return {
+        "obs": rng.normal(size=(*shape, 3)).astype(np.float32),
+        "action": rng.integers(0, 2, shape),
+        "log_prob": np.full(shape, -np.log(2), np.float32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "terminated": rng.random(shape) < 0.1,
+        "truncated": np.zeros(shape, bool),
+        "mask": mask,
+        "policy_version": np.ones(shape, np.int64),
+    }
+
+
+def joined(seed):
+    parts = [batch(seed + 1000 * rank, COLUMNS) for rank in range(2)]
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def learned(folder, algorithm, stream, ranks=None):
+    """The weights after the stream, and the summary."""
+    torch.manual_seed(0)
+    weights = Weights()
+    summary = learn(
+        TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, learning_rate=1e-2, num_steps=10**4),
+        ActorCritic(3, 2, hidden=(16,)),
+        (np.zeros((1, 3), np.float32),),
+        batches=iter(stream),
+        took=lambda: None,
+        publisher=lambda newest: weights,
+        numbers=Numbers(),
+        keeper=Folders(folder),
+        ranks=ranks,
+    )
+    return (weights.published[-1][2] if weights.published else None), summary
+
+
+def rank_of_two(rank, folder):
+    """Learns with each algorithm in turn, as one process of two; leaves weights and counts in ``folder``."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    try:
+        for name, algorithm in ALGORITHMS.items():
+            stream = [batch(seed + 1000 * rank, COLUMNS) for seed in range(UPDATES)]
+            weights, summary = learned(Path(folder) / name / str(rank), algorithm, stream, Processes())
+            if weights is not None:
+                np.savez(f"{folder}/{name}.npz", **weights)
+            Path(folder, f"{name}{rank}").write_text(f"{summary.env_steps} {summary.updates}")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_learns_from_twice_the_batch(tmp_path):
+    call = "from tests.unit.trainer.test_ranks import rank_of_two; rank_of_two({}, {!r})"
+    ranks = [subprocess.Popen([sys.executable, "-c", call.format(rank, str(tmp_path))], cwd=ROOT) for rank in range(2)]
+    try:
+        for rank in ranks:
+            assert rank.wait(120) == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for name, algorithm in ALGORITHMS.items():
+        whole, summary = learned(tmp_path / "one" / name, algorithm, [joined(seed) for seed in range(UPDATES)])
+        assert summary.updates == UPDATES
+        for rank in range(2):
+            assert (tmp_path / f"{name}{rank}").read_text() == f"{summary.env_steps} {UPDATES}"
+        close(np.load(tmp_path / f"{name}.npz"), whole)
+        begun, _ = learned(tmp_path / "begun" / name, algorithm, [])
+        assert max(np.abs(whole[key] - begun[key]).max() for key in whole) > 0.01, "there was something to learn"
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path, name, parts):
+    stream = [joined(seed) for seed in range(UPDATES)]
+    whole, _ = learned(tmp_path / "whole", ALGORITHMS[name], stream)
+    inparts = ALGORITHMS[name].model_copy(update={"accumulate": parts})
+    cut, _ = learned(tmp_path / "parts", inparts, stream)
+    close(cut, whole)
+
+
+def close(got, expected):
+    assert set(got) == set(expected)
+    for key, array in expected.items():
+        np.testing.assert_allclose(got[key], array, rtol=0, atol=1e-5)
