@@ -91,6 +91,10 @@ _MAX_KNOWN = 16384
 _DRAIN_CHECK_S = 0.2
 _LAST_S = 4.0
 """After the drain: agents are told, and what they left is handed over."""
+_LATE_S = 10.0
+"""How late Serve's word to end may come: a proxy that is gone keeps Ray from any other call for a second for each reply
+of a WebSocket that it cannot be given any more, and `serve.shutdown` ends the proxy first.
+"""
 
 
 @dataclass
@@ -811,7 +815,7 @@ def actor_deployment(
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=config.drain_timeout_s + _LAST_S,
+        graceful_shutdown_timeout_s=_LATE_S + config.drain_timeout_s + _LAST_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
     application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}), asks_for_keys)
