@@ -17,9 +17,11 @@ class Algorithm(Protocol):
 
     Attributes:
         priorities: ``[B]`` of the columns of the last batch, when that had an ``index``; None otherwise.
+        learned: the last batch was learned from. False: it was only kept for later ones, and nothing has changed.
     """
 
     priorities: Tensor | None
+    learned: bool
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch and gives what it measured.

@@ -120,6 +120,7 @@ class Mixed:
         self._losses: list[Tensor] = []
         self._errors: list[Tensor] = []
         self.priorities: Tensor | None = None
+        self.learned = True
         self._played = False
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
@@ -137,12 +138,13 @@ class Mixed:
         config = self.config
         self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
         self.priorities = None
+        self.learned = not (self._played and DEMONSTRATION in batch)
         if DEMONSTRATION in batch:
             columns.check(batch)
             kept = {key: batch[key] for key in _KEYS}
             state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
             self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
-            if self._played:
+            if not self.learned:
                 return {"imitation_coef": self._coef}
             self._errors.clear()
             self._cloned = batch

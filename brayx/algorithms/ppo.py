@@ -238,6 +238,7 @@ class PPO:
     """
 
     priorities: Tensor | None = None
+    learned = True
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig, across: Across = ALONE

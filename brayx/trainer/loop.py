@@ -76,7 +76,7 @@ class Summary:
     Attributes:
         reason: ``num_steps``, ``target_return``, or ``stream_ended`` (somebody stopped it).
         env_steps: transitions learned from.
-        updates: learner batches learned from.
+        updates: learner batches learned from; those that an algorithm only keeps for later do not count.
         policy_version: newest published.
         seconds: in the loop, those before a resume included.
         return_mean: of the last games; NaN when too few were finished.
@@ -210,13 +210,15 @@ def learn(
             progress = counters.env_steps / config.num_steps
             measured = algorithm.update(ready.tensors, progress)
             _refuse_divergence(measured, ready, module, counters.updates)
-            counters.updates += 1
-            learned_from = ready.batch
-            learned = int(ready.batch["mask"].sum())
+            learned = 0
+            if algorithm.learned:  # else nothing has changed, and nothing of it counts
+                counters.updates += 1
+                learned_from = ready.batch
+                learned = int(ready.batch["mask"].sum())
             if feedback is not None and algorithm.priorities is not None:
                 feedback(ready.batch["index"], algorithm.priorities.cpu().numpy())
             reached = False
-            if publish is not None:
+            if publish is not None and algorithm.learned:
                 if counters.updates % config.weights_publish_interval == 0:
                     counters.policy_version = publish.publish(acting(), counters.env_steps + learned)
                     published_at = counters.updates
@@ -241,9 +243,10 @@ def learn(
                 reason = "target_return"
             elif counters.env_steps >= config.num_steps:
                 reason = "num_steps"
-            elif publish is not None:
+            elif publish is not None and algorithm.learned:
                 saver.save_in_turn(return_mean)
-            waiting_since = time.monotonic()
+            if algorithm.learned:
+                waiting_since = time.monotonic()
     if publish is not None:
         counters.seconds = time.monotonic() - began
         if counters.updates != published_at:  # new weights would have who waits for them collect once more

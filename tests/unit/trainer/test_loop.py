@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.algorithms.mixed import DEMONSTRATION, MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import load_weights
@@ -32,7 +33,8 @@ def run(
 ):
     torch.manual_seed(seed)
     parts = {"hooks": options.pop("hooks", None), "eval_batches": options.pop("evaluate", None), **(parts or {})}
-    algorithm = PPOConfig(**{"gamma": 0.0, "epochs": 4, "minibatch_size": 16, **(algorithm or {})})
+    if not isinstance(algorithm, MixedConfig):
+        algorithm = PPOConfig(**{"gamma": 0.0, "epochs": 4, "minibatch_size": 16, **(algorithm or {})})
     config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options)
     weights, numbers, taken = Weights(), Numbers(newest), []
     keeper = folder if isinstance(folder, Folders) else Folders(folder)
@@ -131,6 +133,44 @@ def test_one_lucky_game_after_a_resume_is_neither_the_end_nor_the_best(tmp_path)
 def test_updates_are_counted(tmp_path):
     _, _, numbers, *_ = run(tmp_path, count=5)
     assert numbers.samples["updates"] == [1] * 5
+
+
+def demonstrated(stream):
+    for batch in stream:
+        yield {**batch, DEMONSTRATION: batch["mask"]}
+
+
+def one_played_among_nine_demonstrated(rounds):
+    played, shown = batches(rounds), demonstrated(batches(9 * rounds, seed=1))
+    for batch in played:
+        yield batch
+        yield from (next(shown) for _ in range(9))
+
+
+def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
+    """And are no update: what is published, saved or evaluated after them would be what was there before."""
+    summary, weights, numbers, keeper, taken = run(
+        tmp_path,
+        stream=one_played_among_nine_demonstrated(8),
+        algorithm=MixedConfig(reinforcement=PPOConfig(epochs=1, minibatch_size=16)),
+        num_steps=6 * BATCH_STEPS,
+        checkpoint_interval=1,
+    )
+    assert (summary.reason, summary.updates, summary.env_steps) == ("num_steps", 6, 6 * BATCH_STEPS)
+    assert len(taken) == 5 * 10 + 1, "they are taken from the stream all the same"
+    assert [step // BATCH_STEPS for _, step, _ in weights.published] == list(range(7))
+    assert [step // BATCH_STEPS for step, _, _ in keeper.saved] == [1, 2, 3, 4, 5, 6]
+    assert len(numbers.samples["policy_loss"]) == len(numbers.samples["update_seconds"]) == 6
+    np.testing.assert_allclose(numbers.samples["imitation_coef"], [1 - n / 3 if n < 3 else 0 for n in range(6)])
+    assert len(numbers.samples["imitation_loss"]) == 2, "of the second and the third, as there were none at the first"
+
+
+def test_demonstrations_before_any_play_are_learned_from_and_count(tmp_path):
+    algorithm = MixedConfig(reinforcement=PPOConfig(epochs=1, minibatch_size=16))
+    summary, weights, numbers, *_ = run(tmp_path, stream=demonstrated(batches(4)), algorithm=algorithm)
+    assert (summary.updates, summary.env_steps) == (4, 4 * BATCH_STEPS)
+    assert len(weights.published) == 5
+    assert len(numbers.samples["imitation_loss"]) == 4
 
 
 def test_publish_interval(tmp_path):
