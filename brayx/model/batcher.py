@@ -50,6 +50,11 @@ class _Request(Generic[Row]):
         self.caller = caller
 
 
+def repeat_last(rows: list[Any], size: int) -> None:
+    """Pads ``rows`` to ``size`` with the last of them."""
+    rows.extend([rows[-1]] * (size - len(rows)))
+
+
 class Batcher(Generic[Row, Result]):
     """Turns many `submit` calls into few calls of ``run``.
 
@@ -62,9 +67,10 @@ class Batcher(Generic[Row, Result]):
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
         inline_below_s: mean duration under which a call runs on the event loop; 0 for never.
-        buckets: sizes that batches are padded up to, by repeating the last row; empty for no padding.
+        buckets: sizes that batches are padded up to; empty for no padding.
         max_calls: calls under way at once at most, where ``run`` is a coroutine function.
         count: how much work the rows of a call are, where one may stand for several.
+        pad: brings the rows of a call, a list of its own, up to a size; by default it repeats the last.
         on_batch: told of each finished call: its rows by ``count``, without padding; seconds it took; seconds its
             first row waited.
     """
@@ -81,6 +87,7 @@ class Batcher(Generic[Row, Result]):
         buckets: Iterable[int] = (),
         max_calls: int = 1,
         count: Callable[[list[Row]], int] = len,
+        pad: Callable[[list[Row], int], None] | None = None,
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
         if max_calls < 1 or (max_calls > 1 and not inspect.iscoroutinefunction(run)):
@@ -99,6 +106,7 @@ class Batcher(Generic[Row, Result]):
         self._inline_below_s = inline_below_s
         self._buckets = sorted(size for size in buckets if size <= max_batch_size)
         self._count = count
+        self._pad = pad or repeat_last
         self._on_batch = on_batch
         self._waiting: deque[_Request[Row]] = deque()
         # What is left of earlier arrivals when they did not make one call: by key, then by caller, each in turn.
@@ -309,8 +317,8 @@ class Batcher(Generic[Row, Result]):
             return
         rows = [request.row for request in batch]
         for size in self._buckets:
-            if size >= len(rows):
-                rows.extend([rows[-1]] * (size - len(rows)))
+            if size >= self._count(rows):
+                self._pad(rows, size)
                 break
         if (
             not self._run_is_async

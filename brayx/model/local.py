@@ -13,8 +13,8 @@ import numpy as np
 import optree
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec
-from brayx.errors import DeadlineExceeded, ModelError, QueueFull, VersionUnknown
-from brayx.model.batcher import Batcher
+from brayx.errors import BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
+from brayx.model.batcher import Batcher, repeat_last
 from brayx.model.handles import Caller, sooner
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, Weights
@@ -86,6 +86,11 @@ class _Columns:
         self.leaves = leaves
         self.weights = weights
 
+    def padded(self, size: int) -> _Columns:
+        """With the last observation again and again."""
+        rows = np.minimum(np.arange(size), len(self.leaves[0]) - 1)
+        return _Columns([leaf[rows] for leaf in self.leaves], self.weights)
+
 
 class LocalModel:
     """A model whose engine runs in this process. Use it on one event loop; only `load` may come from elsewhere.
@@ -119,6 +124,7 @@ class LocalModel:
         buckets: Iterable[int] = (),
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
+        buckets = tuple(buckets)
         self._engine = engine
         self._spec = spec = engine.spec
         self._lone_input = spec.inputs[0] if spec.input_tree == _LONE else None
@@ -138,11 +144,14 @@ class LocalModel:
             inline_below_s=inline_below_s,
             buckets=buckets,
             count=_count,
+            pad=_pad,
             on_batch=on_batch,
         )
-        # What is padded goes row by row.
-        self._max_batch_size = 0 if tuple(buckets) else max(max_batch_size, 0)
-        self._whole_from = max(2.0, _WHOLE_FROM * max_batch_size)
+        self._max_batch_size = abs(max_batch_size)
+        self._max_rows = self._max_batch_size * max_queue
+        # What is padded costs a whole call, however much of it is there: it is worth more company.
+        padded = max_batch_size < 0 or bool(buckets)
+        self._whole_from = min(max(2.0, (1.0 if padded else _WHOLE_FROM) * self._max_batch_size), max_queue + 1)
 
     @property
     def spec(self) -> ModelSpec:
@@ -180,18 +189,34 @@ class LocalModel:
         Returns:
             Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: without ``version`` they may
             differ, since rows end up in several batches.
+
+        Raises:
+            BodyTooLarge: more observations than ``max_queue`` whole batches have.
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`, and nothing comes of the rest.
         """
+        count = len(columns[0])
+        if count > self._max_rows:
+            most = self._max_rows
+            raise BodyTooLarge(f"a batch of {count} observations, of which {most} are one at most", max_rows=most)
         until = self._until(deadline_s)
         key = None if version is None else await self._ready(version, until)
-        count, left_s = len(columns[0]), until - asyncio.get_running_loop().time()
-        if self._whole_from <= count <= self._max_batch_size:
-            block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], key)
-            result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block)  # type: ignore[arg-type]
-            return result[0], np.full(count, result[1], np.int64)
-        rows = [[np.ascontiguousarray(leaf[i, ...]).reshape(leaf.shape[1:]) for leaf in columns] for i in range(count)]
-        results = await self._batcher.submit_many(rows, left_s, key=key)
-        outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
-        return outputs, np.array([made_by for _, made_by in results], np.int64)
+        if count < self._whole_from:
+            left_s = until - asyncio.get_running_loop().time()
+            rows = [
+                [np.ascontiguousarray(leaf[i, ...]).reshape(leaf.shape[1:]) for leaf in columns] for i in range(count)
+            ]
+            results = await self._batcher.submit_many(rows, left_s, key=key)
+            outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
+            return outputs, np.array([made_by for _, made_by in results], np.int64)
+        # One block after the other: whoever else waits has a turn between two, and a place in the queue beside one.
+        size = self._max_batch_size
+        parts = [
+            await self._block([leaf[at : at + size] for leaf in columns], key, until) for at in range(0, count, size)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        outputs = [np.concatenate(column) for column in zip(*(leaves for leaves, _ in parts), strict=True)]
+        return outputs, np.concatenate([versions for _, versions in parts])
 
     def pinned(self, version: int | None = None) -> PinnedModel:
         """A handle at one version; see `Model.pinned`."""
@@ -238,6 +263,18 @@ class LocalModel:
         leaves, version = await self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
         return Forward(leaves[0] if self._lone_output else self._spec.output_tree.unflatten(leaves), version)
 
+    async def _block(
+        self, columns: Sequence[np.ndarray], weights: WeightSet | None, until: float
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """As `forward_columns`, of no more than a batch, as one call."""
+        count, left_s = len(columns[0]), until - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise DeadlineExceeded("a batch of forwards was not done in time")
+        block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], weights)
+        result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block)  # type: ignore[arg-type]
+        leaves, made_by = result
+        return [leaf[:count] for leaf in leaves], np.full(count, made_by, np.int64)
+
     def _until(self, deadline_s: float | None) -> float:
         """When a forward that begins now fails, by the loop's clock."""
         return asyncio.get_running_loop().time() + sooner(self._deadline_s, deadline_s)
@@ -278,8 +315,9 @@ class LocalModel:
         self, rows: list[list[np.ndarray]], weights: WeightSet | _Columns | None = None
     ) -> list[tuple[list[np.ndarray], int]]:
         if isinstance(weights, _Columns):
-            used = weights.weights or self._versions.newest
-            return [(self._engine.run(used.bound, weights.leaves), used.version)]
+            block: Any = rows[0]  # the key, or what it was padded to
+            used = block.weights or self._versions.newest
+            return [(self._engine.run(used.bound, block.leaves), used.version)]
         weights = weights or self._versions.newest  # read once: a batch never mixes versions
         version, bound = weights.version, weights.bound
         if len(rows) == 1:
@@ -293,6 +331,14 @@ class LocalModel:
 def _count(rows: list[Any]) -> int:
     """Observations of a call."""
     return len(rows[0].leaves[0]) if type(rows[0]) is _Columns else len(rows)
+
+
+def _pad(rows: list[Any], size: int) -> None:
+    """Brings the rows of a call to ``size`` observations."""
+    if type(rows[0]) is _Columns:
+        rows[0] = rows[0].padded(size)
+    else:
+        repeat_last(rows, size)
 
 
 def _fits(leaf: NestedArray, spec: LeafSpec) -> bool:

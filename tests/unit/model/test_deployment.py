@@ -41,6 +41,18 @@ async def test_rows_of_one_call_come_back_in_order_with_their_versions():
     await replica.close()
 
 
+@pytest.mark.parametrize("count", [65, 1025])
+async def test_a_call_of_more_rows_than_a_batch_or_the_queue_has_is_few_calls_of_the_engine(count):
+    batches = []
+    replica = ModelReplica(build, ModelConfig(module="unused", engine="torch"))
+    replica.model._batcher._on_batch = lambda rows, *_: batches.append(rows)
+    x, bias = np.ones((count, 2), np.float32), np.arange(count, dtype=np.float32)
+    [y], versions = await replica.forward([x, bias])
+    np.testing.assert_array_equal(y, x + bias[:, None])
+    assert (len(versions), batches) == (count, [64] * (count // 64) + [1])
+    await replica.close()
+
+
 @pytest.mark.parametrize(
     "columns",
     [

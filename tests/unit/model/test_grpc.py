@@ -119,6 +119,27 @@ async def test_a_batch(dialled):
     assert versions.tolist() == [3] * 10
 
 
+@pytest.mark.parametrize("count", [65, 1025])
+async def test_a_large_batch_is_few_calls_of_the_engine(dialled, model, count):
+    batches = []
+    model._batcher._on_batch = lambda rows, *_: batches.append(rows)
+    x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    outputs, versions = await dialled.forward_batch({"x": x}, (np.arange(count), np.ones(count, np.int64)))
+    np.testing.assert_array_equal(outputs["scaled"], 2 * x)
+    assert versions.tolist() == [3] * count
+    assert batches == [64] * (count // 64) + [1]
+
+
+async def test_a_full_queue_is_told(dialled, model):
+    model._batcher._max_queue = 1
+    model._batcher._busy = True  # as during a call
+    waits = asyncio.create_task(model.forward(*ONE))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await dialled.forward(*ONE)
+    waits.cancel()
+
+
 async def test_the_wire_as_another_language_sees_it(url, model):
     async with grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel:
         stub = ModelStub(channel)
@@ -144,8 +165,8 @@ async def test_the_wire_as_another_language_sees_it(url, model):
         assert await refused(arrays=pack({"obs/x": arrays["obs/x"]})) == (invalid, BadBody)
         assert await refused(arrays=pack(arrays | {"obs/x": np.ones((2, 4), np.float32)})) == (invalid, ShapeMismatch)
         assert await refused(arrays=pack(arrays), version=9) == (status.NOT_FOUND, VersionUnknown)
-        many = {path: np.repeat(array, 64, 0) for path, array in arrays.items()}
-        assert await refused(arrays=pack(many)) == (status.RESOURCE_EXHAUSTED, QueueFull)
+        many = {path: np.repeat(array, 64 * 64, 0) for path, array in arrays.items()}
+        assert await refused(arrays=pack(many)) == (invalid, BodyTooLarge)
 
 
 async def test_a_body_too_large_is_refused(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
@@ -77,6 +78,7 @@ async def test_the_signature(model):
 
 
 GOOD = [{"x": [1, 2, 3]}, [4, 5]]
+GOOD_ARGS = ({"x": [1, 2, 3]}, (4, 5))
 
 
 @pytest.mark.parametrize(
@@ -122,14 +124,37 @@ async def test_what_is_refused_is_typed(model, document, kind, error, told):
     assert told in refused.message
 
 
-async def test_a_full_queue_and_another_method_are_typed(model):
-    full = LocalModel(TorchEngine(Scale(), EXAMPLE), max_queue=1)
-    args = [{"x": [[1, 2, 3]] * 2}, [[1, 2], [3, 4]]]
-    status, _, body = await post(full, {"args": args, "batch": True})
+async def test_a_full_queue_a_batch_too_large_and_another_method_are_typed(model):
+    small = LocalModel(TorchEngine(Scale(), EXAMPLE), max_batch_size=1, max_queue=1, inline_below_s=0)
+    waits = asyncio.create_task(small.forward(*GOOD_ARGS))
+    await asyncio.sleep(0)
+    status, _, body = await post(small, {"args": GOOD})
     assert (status, type(from_wire(body))) == (503, QueueFull)
-    await full.close()
+    await waits
+    args = [{"x": [[1, 2, 3]] * 2}, [[1, 2], [3, 4]]]
+    status, _, body = await post(small, {"args": args, "batch": True})
+    assert (status, type(from_wire(body))) == (413, BodyTooLarge)
+    await small.close()
     status, _, body = await answer(model, "DELETE", "", b"")
     assert (status, type(from_wire(body))) == (400, ProtocolError)
+
+
+@pytest.mark.parametrize("count", [65, 1025])
+@pytest.mark.parametrize("kind", [JSON, SAFETENSORS])
+async def test_a_large_batch_is_few_calls_of_the_engine(count, kind):
+    batches = []
+    model = LocalModel(TorchEngine(Scale(), EXAMPLE), on_batch=lambda rows, *_: batches.append(rows))
+    x, ones = np.arange(3 * count, dtype=np.float32).reshape(count, 3), np.ones(count, np.int64)
+    if kind == JSON:
+        args = [{"x": x.tolist()}, [ones.tolist()] * 2]
+        _, _, body = await post(model, {"args": args, "batch": True})
+        scaled = json.loads(body)["outputs"]["scaled"]
+    else:
+        _, _, body = await post(model, pack({"obs/x": x, "pair/0": ones, "pair/1": ones}), kind)
+        scaled = unpack(body)[0]["scaled"]
+    np.testing.assert_array_equal(scaled, x)
+    assert batches == [64] * (count // 64) + [1]
+    await model.close()
 
 
 async def test_an_error_nobody_expected_is_one_line(model, monkeypatch, caplog):

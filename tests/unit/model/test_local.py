@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ import torch
 
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BadWeights, DeadlineExceeded, ModelError, ShapeMismatch, VersionUnknown
+from brayx.errors import (
+    BadWeights,
+    BodyTooLarge,
+    DeadlineExceeded,
+    ModelError,
+    QueueFull,
+    ShapeMismatch,
+    VersionUnknown,
+)
 from brayx.model.local import LocalModel
 
 
@@ -271,14 +280,116 @@ async def test_columns_come_to_what_rows_come_to(make, engine, count):
         assert sorted(batches) == sorted([count, count, 4])
 
 
-async def test_columns_are_padded_where_batches_are(make, engine):
-    sizes = []
-    model = make(engine, max_batch_size=-8)
+@pytest.mark.parametrize(("count", "calls"), [(64, [64]), (65, [64, 1]), (1025, [64] * 16 + [1])])
+async def test_a_batch_is_few_calls_of_the_engine_however_large(make, engine, count, calls):
+    """With the options of a model that sets none: the queue is of 1024, and nothing else waits."""
+    batches = []
+    model = make(engine, on_batch=lambda rows, *_: batches.append(rows))
+    x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    outputs, versions = await model.forward_columns([x])
+    np.testing.assert_array_equal(outputs[1], x)
+    assert (batches, versions.tolist()) == (calls, [0] * count)
+
+
+async def test_a_batch_that_can_never_be_held_is_not_told_to_come_again(make, engine):
+    model = make(engine, max_batch_size=4, max_queue=3)
+    outputs, _ = await model.forward_columns([np.ones((12, 3), np.float32)])
+    assert len(outputs[0]) == 12
+    with pytest.raises(BodyTooLarge, match="a batch of 13 observations, of which 12 are one at most"):
+        await model.forward_columns([np.ones((13, 3), np.float32)])
+
+
+async def test_a_batch_larger_than_the_queue_is_no_more_than_it_may_be(make, engine):
+    """Fewer than half a batch, and still more than may wait one by one."""
+    outputs, _ = await make(engine, max_queue=1).forward_columns([np.ones((3, 3), np.float32)])
+    assert len(outputs[0]) == 3
+
+
+class Gated:
+    """An engine that runs as often as it is let."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self.sizes = []
+        self.turns = threading.Semaphore(0)
+
+    def run(self, bound, inputs):
+        assert self.turns.acquire(timeout=30)
+        self.sizes.append(len(inputs[0]))
+        return self._engine.run(bound, inputs)
+
+
+@pytest.fixture
+async def gated(make, onnx_scale):
+    model = make(onnx_scale, max_batch_size=4, max_queue=3, inline_below_s=0)
+    gate = model._engine = Gated(onnx_scale)
+    yield model, gate
+    gate.turns.release(1000)
+
+
+async def test_others_have_their_turn_between_the_calls_of_a_batch(gated):
+    model, gate = gated
+    large = asyncio.create_task(model.forward_columns([np.ones((12, 3), np.float32)]))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(model.forward(OBS)) for _ in range(2)]
+    gate.turns.release(2)
+    for forward in await asyncio.gather(*others):
+        np.testing.assert_array_equal(forward.outputs["scaled"], [1, 2, 3])
+    assert not large.done()
+    gate.turns.release(2)
+    assert len((await large)[0][0]) == 12
+    assert gate.sizes == [4, 2, 4, 4] or gate.sizes == [4, 4, 2, 4], "not at the end of them all"
+
+
+async def test_a_batch_has_one_deadline(gated):
+    model, gate = gated
+    gate.turns.release(2)
+    with pytest.raises(DeadlineExceeded):
+        await model.forward_columns([np.ones((12, 3), np.float32)], deadline_s=0.2)
+
+
+async def test_a_batch_has_one_deadline_where_its_calls_hold_the_event_loop(make, onnx_scale):
+    model = make(onnx_scale, max_batch_size=4, inline_below_s=1e9)
+    gate = model._engine = Gated(onnx_scale)
+    run = gate.run
+    gate.run = lambda bound, inputs: (time.sleep(0.03), run(bound, inputs))[1]
+    gate.turns.release(10)
+    with pytest.raises(DeadlineExceeded):
+        await model.forward_columns([np.ones((40, 3), np.float32)], deadline_s=0.05)
+    assert len(gate.sizes) < 10
+
+
+async def test_a_full_queue_refuses_a_batch(gated):
+    model, _ = gated
+    waiting = [asyncio.create_task(model.forward_columns([np.ones((4, 3), np.float32)])) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await model.forward_columns([np.ones((12, 3), np.float32)])
+    for task in waiting:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "seen"),
+    [
+        (6, {"max_batch_size": -8}, [8]),
+        (8, {"max_batch_size": -8}, [8]),
+        (17, {"max_batch_size": -8}, [8, 8, 8]),
+        (1025, {"max_batch_size": -512}, [512, 512, 512]),
+        (17, {"max_batch_size": 8, "buckets": (2, 4)}, [8, 8, 2]),
+        (11, {"max_batch_size": 8, "buckets": (4, 8)}, [8, 4]),
+    ],
+)
+async def test_columns_are_padded_where_batches_are(make, engine, count, options, seen):
+    sizes, batches = [], []
+    model = make(engine, on_batch=lambda rows, *_: batches.append(rows), **options)
     whole = engine.run
     model._engine = type("Seen", (), {"run": staticmethod(lambda b, x: sizes.append(len(x[0])) or whole(b, x))})()
-    outputs, _ = await model.forward_columns([np.ones((6, 3), np.float32)])
-    assert sizes == [8]
-    assert len(outputs[0]) == 6
+    x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    outputs, _ = await model.forward_columns([x])
+    assert sizes == seen
+    np.testing.assert_array_equal(outputs[1], x)
+    assert sum(batches) == count, "metrics count what was asked for"
 
 
 async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
