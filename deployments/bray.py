@@ -48,7 +48,7 @@ def _one_of(**values: Any) -> Callable[[Any], Any]:
     return lambda value: values[str(value).lower() if isinstance(value, bool) or value is None else value]
 
 
-_ONLY_TRAINING = Same(("kind",), lambda value: {"train": DEFAULT}[value])
+_ONLY_TRAINING = Same(("kind",), lambda value: {"train": DEFAULT, True: DEFAULT, None: DEFAULT}[value])
 _ENABLE = "components are used where they are needed: actors to train and to serve, the others to train"
 
 OPTIONS: dict[str, dict[str, Same | Instead]] = {
@@ -73,6 +73,7 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
     },
     "source": {
         "epoch": Same(("epochs",)),
+        "num_workers": Same(("num_workers",), _null_is_default),
         "enable": _ONLY_TRAINING,
     },
     "agent": {},
@@ -105,6 +106,13 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
 """By kind of component ("": the top of the file) and Bray's name, which may be a name here too."""
 
 
+def _gradients_of(algorithm: Any) -> Any:
+    """Where an algorithm has the options of its gradients: mixed has those of its reinforcement."""
+    if isinstance(algorithm, dict) and algorithm.get("name") == "mixed":
+        return algorithm.setdefault("reinforcement", {})
+    return algorithm
+
+
 def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tuple[str, str]]:
     """Renames Bray's options in ``values``; gives ``(key, what is wrong)`` for each that cannot be taken.
 
@@ -135,7 +143,10 @@ def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tu
         target = values
         for parent in parents:
             target = target.setdefault(parent, {})
-        if last in target:
+            target = _gradients_of(target) if parent == "algorithm" else target
+        if not isinstance(target, dict):
+            yield name, f"is here {path}: write `{parents[-1]}` as {{name: ..., {last}: ...}}, it is {target!r}"
+        elif last in target:
             yield name, f"is Bray's name of {path}, which is given too"
         else:
             target[last] = value

@@ -59,9 +59,29 @@ def test_a_nested_one_is_put_where_it_is_here(folder: Path) -> None:
     assert trainer.algorithm.max_grad_norm == 2.5
 
 
+def test_of_a_mixed_one_it_is_the_reinforcements(folder: Path) -> None:
+    trainer = load(folder, "trainer", algorithm={"name": "mixed"}, clip_grad_max_norm=2.5).trainers["trainer"]
+    assert trainer.algorithm.reinforcement.max_grad_norm == 2.5
+
+
+@pytest.mark.parametrize("enable", [True, None, "train"])
+def test_what_trains_may_be_enabled_as_bray_does(folder: Path, enable: bool | str | None) -> None:
+    assert load(folder, "trainer", enable=enable).trainers["trainer"] == load(folder, "trainer").trainers["trainer"]
+
+
+def test_a_sources_workers_may_be_null(folder: Path) -> None:
+    source = {"kind": "source", "buffer": "games", "module": "json", "func": "loads", "num_workers": None}
+    assert load(folder, "recorded", **source).sources["recorded"].num_workers == 1
+
+
 @pytest.mark.parametrize(
     ("component", "options", "message"),
     [
+        (
+            "trainer",
+            {"algorithm": "ppo", "clip_grad_max_norm": 1.0},
+            r"trainer.clip_grad_max_norm: is here algorithm.max_grad_norm: write `algorithm` as \{name: .* it is 'ppo'",
+        ),
         ("", {"dump_state": True}, "dump_state: is an option of Bray; here games are kept by a `kind: render`"),
         ("model", {"checkpoint": 100}, "model.checkpoint: is an option of Bray; here a trial of the same name"),
         ("model", {"use_onnx": "tensor"}, "model.use_onnx: is 'tensor', which Bray has no meaning for either"),
