@@ -82,6 +82,21 @@ def build(
     return PPO(module, optimizer, config, across)
 
 
+def measuring(config: AlgorithmConfig, module: nn.Module) -> Algorithm:
+    """The algorithm of ``config`` for its numbers alone: its updates change no parameter, and nothing is only kept.
+
+    Args:
+        config: its options.
+        module: not wrapped; its gradients are changed.
+    """
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    if isinstance(config, MixedConfig):
+        return Mixed(
+            module, optimizer, config.model_copy(update={"reinforcement": _once(config.reinforcement)}), keep=False
+        )
+    return build(_once(config), module, optimizer)
+
+
 def check_space(config: AlgorithmConfig, kind: str) -> None:
     """Refuses an algorithm for an action space it cannot learn to act in.
 
@@ -140,6 +155,10 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
             f"algorithm {config.name!r} needs an output {missing[0]!r}; the model's are {sorted(given)}",
             key="algorithm",
         )
+
+
+def _once(config: Any) -> Any:
+    return config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
 
 
 def algorithm_options(name: str) -> type[BaseModel]:

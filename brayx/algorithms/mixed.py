@@ -95,10 +95,16 @@ class Mixed:
         optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
         config: options.
         across: the ranks that learn together. The imitation loss is a mean of each rank's own columns.
+        keep: keep demonstrations; False: they are learned from alone whenever they come, as measuring them needs.
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: MixedConfig, across: Across = ALONE
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: MixedConfig,
+        across: Across = ALONE,
+        keep: bool = True,
     ) -> None:
         self.module = module
         self.config = config
@@ -121,6 +127,7 @@ class Mixed:
         self._errors: list[Tensor] = []
         self.priorities: Tensor | None = None
         self.learned = True
+        self._keep = keep
         self._played = False
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
@@ -138,12 +145,13 @@ class Mixed:
         config = self.config
         self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
         self.priorities = None
-        self.learned = not (self._played and DEMONSTRATION in batch)
+        self.learned = not (DEMONSTRATION in batch and self._played and self._keep)
         if DEMONSTRATION in batch:
             columns.check(batch)
-            kept = {key: batch[key] for key in _KEYS}
-            state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
-            self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
+            if self._keep:
+                kept = {key: batch[key] for key in _KEYS}
+                state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
+                self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
             if not self.learned:
                 return {"imitation_coef": self._coef}
             self._errors.clear()

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from brayx.algorithms.base import Algorithm
-from brayx.algorithms.build import build
+from brayx.algorithms.build import measuring
 from brayx.replay.packing import Batch
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
 from brayx.trainer.prefetch import Prefetch, Ready
 
-_NOT_MEASURED = ("learning_rate", "grad_norm")
+_NOT_MEASURED = ("learning_rate", "grad_norm", "imitation_learning_rate", "imitation_grad_norm")
 
 
 class Evaluation:
@@ -99,9 +99,7 @@ class Evaluation:
         with torch.random.fork_rng(devices=[] if device is None else [device]):
             # Ranks that share the model do not take part, so the copy is alone.
             module = copy.deepcopy(self._module).eval()
-            config = self._config.algorithm
-            once = config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
-            algorithm = build(once, module, torch.optim.SGD(module.parameters(), lr=0.0))
+            algorithm = measuring(self._config.algorithm, module)
             for ready in batches:
                 algorithm.load_state_dict(copy.deepcopy(dict(state)))
                 measured.append(algorithm.update(ready.tensors, progress))

@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
+import torch
 
+from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.nets.mlp import ActorCritic
 from tests.unit.trainer.parts import batches
-from tests.unit.trainer.test_loop import run
+from tests.unit.trainer.test_loop import demonstrated, run
 
 
 class Held:
@@ -70,3 +75,31 @@ def test_the_newest_batches_are_kept_until_others_come(tmp_path):
         tmp_path, stream=held.then(batches(6)), eval_interval=2, eval_batches=2, evaluate=held.streams
     )
     assert len(numbers.samples["eval/loss"]) == 3
+
+
+def test_demonstrations_are_measured_as_cloning_them_would_be_whether_the_agent_has_played_or_not(tmp_path):
+    (shown,) = demonstrated(batches(1, seed=5))
+    measured = {}
+    for name, learned in {"cloned": demonstrated(batches(4)), "played": batches(4)}.items():
+        held = Held(shown=[shown])
+        _, weights, numbers, *_ = run(
+            tmp_path / name,
+            stream=held.then(learned),
+            algorithm=MixedConfig(reinforcement=PPOConfig(epochs=2, minibatch_size=16)),
+            learning_rate=1e-2,
+            eval_interval=1,
+            evaluate=held.streams,
+        )
+        taken = shown["action"][:, :-1][shown["mask"][:, :-1] > 0]
+        for evaluated, (_, _, arrays) in zip(
+            numbers.samples["eval/imitation_loss"], weights.published[1:], strict=True
+        ):
+            with torch.no_grad():
+                module = ActorCritic(3, 2, hidden=(16,))
+                module.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
+                logits = module(torch.ones(1, 3))["logits"].log_softmax(-1)[0]
+            assert evaluated == pytest.approx(-logits[taken].mean().item(), rel=1e-5)
+        assert "eval/imitation_accuracy" in numbers.samples
+        assert not [each for each in numbers.samples if each.startswith("eval/") and each.endswith("_rate")]
+        measured[name] = numbers.samples["eval/imitation_loss"]
+    assert np.ptp(measured["played"]) > 1e-3
