@@ -156,7 +156,11 @@ class BC:
             discrete = torch.full_like(loss, float("logits" in outputs))
             numbers = [(learned * x).sum() for x in (mistakes, entropy)]
             held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
-        return loss, torch.stack([loss.detach(), *numbers, *held, discrete])
+        measured = torch.stack([loss.detach(), *numbers, *held, discrete])
+        if self._across.size > 1:
+            # Ranks wait for a gradient of every parameter, and nothing here is learned by a value's.
+            loss = loss + 0 * torch.stack([parameter.sum() for parameter in self._optimise.parameters]).sum()
+        return loss, measured
 
     def state_dict(self) -> dict[str, Any]:
         """The gradient step's scales."""
