@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError
 from brayx.rollout.envs import check_env
+from pipelines.ending import end_within
 from pipelines.presets import PRESETS, preset_for
 
 if TYPE_CHECKING:
@@ -189,8 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """In this process."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    _on_interrupt(stop.set)
     began = _process_began()
     from brayx.tracking.store import tracking_uri
     from pipelines.books import Clerk
@@ -203,7 +203,22 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     finally:
         clerk.end()
     _write_course(chosen["course"], result)
-    return _told_of(result, began), trial.run_id
+    told = _told_of(result, began)
+    return {**told, "reason": "stopped"} if stop.is_set() else told, trial.run_id
+
+
+def _on_interrupt(stop: Callable[[], None]) -> None:
+    """Has an interrupt end training in order, once: what still hangs when the command's time is over is killed."""
+
+    def interrupted(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        end_within()
+        stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        signal.signal(number, interrupted)
 
 
 def _train(chosen: Mapping[str, Any], clerk: Any, stop: threading.Event) -> Result:

@@ -83,7 +83,7 @@ class Result:
         forward_args: example arguments of it.
         normaliser: what the collector's normalisers had seen.
         curve: after each run's updates, once an episode has ended.
-        evaluation: of the greedy policy, where asked for.
+        evaluation: of the greedy policy, where asked for; None if it was stopped.
     """
 
     reason: str
@@ -121,13 +121,14 @@ def train_local(
             space.
         on_update: called after each run's updates with their number, env steps and the newest numbers.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
-        stop: once set, training ends after the next update.
+        stop: once set, training ends after the next update, and an evaluation is given up.
 
     Raises:
         ConfigError: options that do not fit each other, or the environment.
         BadWeights: training diverged.
     """
     algorithm, training = algorithm or PPOConfig(), training or Training()
+    stop = stop or threading.Event()
     torch.manual_seed(training.seed)
     torch.set_num_threads(training.threads)
     envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
@@ -149,7 +150,7 @@ def train_local(
             sde_steps=training.sde_steps,
         )
         table = None if training.sampler == "fifo" else _table(training)
-        run = _Run(collector, table, training.total_steps, on_update, clerk, stop or threading.Event())
+        run = _Run(collector, table, training.total_steps, on_update, clerk, stop)
         stream = run.turns() if training.blocking else run.beside()
         # The stream ends after `total_steps`, which the loop counts otherwise where transitions are sampled: it is told
         # of somewhat more than will come, so that it is always the stream that ends it.
@@ -186,16 +187,18 @@ def train_local(
         seconds = run.seconds
         normaliser = collector.state_dict()
         evaluation = None
-        if training.evaluation_episodes:
+        if training.evaluation_episodes and not stop.is_set():
             collector.load(*run.newest_weights())
-            evaluation = evaluate(
+            played = evaluate(
                 envs,
                 collector.policy,
                 training.evaluation_episodes,
                 seed=training.seed + 10_000,
                 scale_actions=training.scale_actions,
                 normaliser=collector.obs_normaliser,
+                stop=stop,
             )
+            evaluation = None if stop.is_set() else played
     reached = summary.reason == "target_return"
     return Result(
         reason="target_return" if reached else "num_steps" if run.env_steps >= training.total_steps else "stopped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ class Evaluation:
     """What episodes came to.
 
     Attributes:
-        episodes: as many as were asked for, in no order.
+        episodes: as many as were asked for, in no order; of one that was stopped fewer, and short ones first.
     """
 
     episodes: tuple[Episode, ...]
@@ -46,6 +47,7 @@ def evaluate(
     scale_actions: bool = True,
     normaliser: ObsNormaliser | None = None,
     max_steps: int = 1_000_000,
+    stop: threading.Event | None = None,
 ) -> Evaluation:
     """Plays ``episodes`` whole episodes, equally many in each environment: short ones do not count more often.
 
@@ -58,6 +60,7 @@ def evaluate(
         scale_actions: as the policy was trained.
         normaliser: of observations, as trained; stays as it is.
         max_steps: of each environment, then it is given up: fewer episodes come back, one at least is needed.
+        stop: once set, those that ended until then come back, and there may be none.
 
     Raises:
         ConfigError: the policy is of other environments.
@@ -75,13 +78,16 @@ def evaluate(
     )
     finished: list[list[Episode]] = [[] for _ in range(collector.num_envs)]
     for _ in range(-(-max_steps // _STEPS)):
+        if stop is not None and stop.is_set():
+            break
         collector.collect()
         for episode in collector.episodes():
             if len(finished[episode.env]) < each:
                 finished[episode.env].append(episode)
         if all(len(found) == each for found in finished):
             break
-    found = [found[turn] for turn in range(each) for found in finished if len(found) > turn][:episodes]
-    if not found:
+    turns = range(max(map(len, finished)))
+    found = [found[turn] for turn in turns for found in finished if len(found) > turn][:episodes]
+    if not found and (stop is None or not stop.is_set()):
         raise ValueError(f"no episode ended within {max_steps} steps")
     return Evaluation(tuple(found))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from brayx.errors import ConfigError
 from brayx.tracking import Trial
 from pipelines.ppo import algorithm_of, options
 from pipelines.presets import PRESETS
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,3 +91,60 @@ def test_a_preset_that_there_is_none_of_is_one_line():
     assert done.returncode == 2
     assert done.stderr.startswith("ppo: no preset for 'Acrobot-v1'")
     assert len(done.stderr.splitlines()) == 1
+
+
+HANGING = """
+import sys, time
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Hanging(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        Hanging.steps += 1
+        if Hanging.steps > 1_000:
+            print("hangs", file=sys.stderr, flush=True)
+            while True:
+                time.sleep(60)
+        return super().step(action)
+
+gymnasium.register("Hanging-v0", Hanging)
+"""
+
+
+@pytest.mark.slow  # the command, whole, and the seconds that it has to end
+def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    command = [sys.executable, "-m", "pipelines.ppo", *words]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any(line == "hangs\n" for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=WAIT_S)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "ending took too long: 1 processes were killed" in said, "the one that keeps the books"
+
+
+@pytest.mark.slow  # the command, whole
+def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking_db):
+    words = ["--env", "CartPole-v1", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    words += ["--timesteps", "1", "--log-interval", "1", "--eval-episodes", str(10**9)]
+    command = [sys.executable, "-m", "pipelines.ppo", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            assert any(line.startswith("update 1: ") for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130, said
+    result = json.loads(out.splitlines()[-1])
+    assert "eval_return_mean" not in result
+    assert Trial.attach(tracking_db, result["trial"]).latest_checkpoint() is not None

@@ -178,3 +178,20 @@ def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         seen.append((result.reason, round(result.env_steps, -2)))
     assert [reason for reason, _ in seen] == ["stopped", "stopped", *["num_steps"] * 3], seen
     assert [steps for _, steps in seen] == [500, 1000, 1500, 1500, 1500]
+
+
+def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:
+    """It would play a thousand million episodes; what was learned stays."""
+    stop, steps = threading.Event(), 0
+
+    class Stopping(Counting):
+        def step(self, action):
+            nonlocal steps
+            steps += 1
+            if steps > 2_000:
+                stop.set()
+            return super().step(action)
+
+    result = train_local(Stopping, training=Training(**QUICK, evaluation_episodes=10**9), stop=stop)
+    assert (result.reason, result.evaluation) == ("num_steps", None)
+    assert result.updates > 0
