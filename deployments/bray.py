@@ -140,7 +140,7 @@ def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tu
         if value is DEFAULT:
             continue
         *parents, last = option.path
-        target = values
+        target: Any = values
         for parent in parents:
             target = target.setdefault(parent, {})
             target = _gradients_of(target) if parent == "algorithm" else target
