@@ -50,6 +50,31 @@ def test_a_copy_has_the_weights_and_the_optimiser_of_the_one_ahead(ray_cluster: 
     assert {"tuning.json", "tuning.png"} <= artifacts
 
 
+def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Path) -> None:
+    """Those whose rate learns nothing do not get the env steps of the one that learns."""
+    found = tune(
+        "CartPole-v1",
+        {"learning_rate": Domain("choice", (1e-9, 1e-3)), **SMALL},
+        num_trials=4,
+        total_steps=16_000,
+        interval_steps=4_000,
+        seed=4,
+        tracking=str(tmp_path),
+        say=lambda line: None,
+    )
+    rates = {outcome.options["learning_rate"] for outcome in found.trials}
+    assert rates == {1e-9, 1e-3}, "the draws of this seed"
+    steps = {outcome.number: outcome.curve[-1][0] for outcome in found.trials}
+    assert found.best.options["learning_rate"] == 1e-3
+    assert steps[found.best.number] >= 16_000
+    behind = [outcome for outcome in found.trials if steps[outcome.number] < 16_000]
+    assert behind
+    assert {outcome.error for outcome in found.trials} == {""}
+    client = mlflow.MlflowClient(found.trial.uri)
+    runs = client.search_runs([client.get_experiment_by_name("tuning").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
+
+
 def test_what_cannot_be_copied_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"every trial has the same network: network.hidden"):
         tune("CartPole-v1", {"network.hidden": Domain("choice", ([8], [16]))}, method="pbt", tracking=str(tmp_path))
