@@ -57,7 +57,8 @@ class TrainerConfig(BaseModel):
     """``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. ``process``: a thread of the job itself, fed
     by the buffer directly; for small jobs, it starts at once."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number."""
+    """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. ``mixed`` takes
+    one."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for a rank."""
     use_gpu: bool = False
@@ -74,4 +75,8 @@ class TrainerConfig(BaseModel):
         names = [*self.buffers, *self.eval_buffers]
         if len(set(names)) < len(names):
             raise ValueError("a buffer stands more than once in buffers and eval_buffers")
+        if self.num_workers > 1 and self.algorithm.name == "mixed":
+            # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no
+            # gradient, while another waits for the ranks' gradients of its own play.
+            raise ValueError(f"num_workers is {self.num_workers}, and algorithm 'mixed' learns in one rank")
         return self

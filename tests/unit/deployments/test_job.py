@@ -212,6 +212,11 @@ class TestWrong:
             ),
             ("buffers: [buffer]", "buffers: [buffer]\n  weights: [1, 2]", "weights has 2 numbers for 1 buffers"),
             ("buffers: [buffer]", "buffers: [buffer]\n  eval_buffers: [buffer]", "a buffer stands more than once"),
+            (
+                "buffers: [buffer]",
+                "buffers: [buffer]\n  num_workers: 2\n  algorithm: {name: mixed}",
+                "num_workers is 2, and algorithm 'mixed' learns in one rank",
+            ),
             ("buffers: [buffer]", "buffers: [buffer]\n  hooks: no_such", "trainer.hooks: module 'no_such' is neither"),
             ("buffers: [buffer]", "buffers: [buffer]\n  x_axis: steps", 'trainer.x_axis: is "steps", expected'),
             ("buffer:\n", "buffer: &b\n  <<: 3\n", "job.yaml"),
