@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import onnxruntime as ort
 import torch
 
 from brayx.engines.base import Engine, check_weights, layout_of
 from brayx.engines.export import to_onnx, verify
+from brayx.engines.onnx import open_session
 from brayx.engines.torch import module_weights
 from brayx.errors import ModelError, WeightsFrozen
 from brayx.types import NestedArray, Weights
@@ -28,15 +28,13 @@ class Session:
         inputs: graph names of the input leaves.
         outputs: graph names of the output leaves.
         threads: of one run.
+
+    Raises:
+        ModelError: ONNX Runtime cannot load it.
     """
 
     def __init__(self, model: bytes | Path, inputs: Sequence[str], outputs: Sequence[str], threads: int = 1) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # warnings of the graph optimiser are not for users
-        source = model if isinstance(model, bytes) else str(model)
-        self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(model, threads)
         used = {value.name for value in self._session.get_inputs()}
         self._fed = [(index, name) for index, name in enumerate(inputs) if name in used]
         self._outputs = list(outputs)
@@ -46,7 +44,7 @@ class Session:
         try:
             outputs: list[np.ndarray] = self._session.run(self._outputs, {name: inputs[i] for i, name in self._fed})
             return outputs
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # ONNX Runtime's own share no other base
             raise ModelError(f"ONNX Runtime failed on a batch of {len(inputs[0])}: {error}") from error
 
 

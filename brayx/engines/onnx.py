@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,25 @@ import torch
 from brayx.engines.base import Engine, check_weights, layout_of
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.torch import module_weights
-from brayx.errors import ModelError
+from brayx.errors import ModelError, first_line
 from brayx.types import NestedArray, Weights
+
+
+def open_session(model: bytes | Path, threads: int) -> ort.InferenceSession:
+    """A session on the CPU with ``threads`` for one run, of a serialised model or its file.
+
+    Raises:
+        ModelError: ONNX Runtime cannot load it.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # warnings of the graph optimiser are not for users
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own share no other base
+        raise ModelError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
 
 class _Bound:
@@ -64,11 +82,7 @@ class OnnxEngine(Engine):
         self.initial = module_weights(module)
         self.layout = layout_of(self.initial)
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # warnings of the graph optimiser are not for users
-        self._session = ort.InferenceSession(graph.proto, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(graph.proto, threads)
         # Inputs that the graph does not use are optimised away and must not be bound.
         used = {value.name for value in self._session.get_inputs()}
         self._fed = [(index, name) for index, name in enumerate(self._inputs) if name in used]
@@ -103,6 +117,6 @@ class OnnxEngine(Engine):
                 self._session.run_with_iobinding(binding)
                 outputs: list[np.ndarray] = binding.copy_outputs_to_cpu()
                 return outputs
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:  # ONNX Runtime's own share no other base
                 bound.batch_size = -1
                 raise ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}") from error

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import nature_cnn
-from brayx.engines import build_engine
+from brayx.engines import ENGINES, build_engine
 from brayx.engines.export import to_onnx, verify
+from brayx.engines.frozen import Session
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
@@ -112,13 +113,37 @@ def test_run_from_many_threads(kind, onnx, reference):
         assert all(pool.map(work, range(16)))
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind, onnx, reference):
-    engine = onnx if kind == "onnx" else reference
+class Chooses(torch.nn.Module):
+    """Takes one of five by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 8)
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, obs, choice):
+        return self.head(self.embed(choice)) + obs
+
+
+HERE = [kind for kind in ENGINES if kind != "tensorrt"]
+
+
+@pytest.mark.parametrize("kind", HERE)
+@pytest.mark.parametrize(("width", "choice"), [(3, 0), (2, 5)], ids=["shape", "index"])
+def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind, width, choice):
+    engine = build_engine(kind, Chooses(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
     bound = engine.bind(engine.initial)
     with pytest.raises(ModelError, match="batch of 2"):
-        engine.run(bound, [np.zeros((2, 5), np.float32)])
-    assert len(engine.run(bound, observations(2))[0]) == 2
+        engine.run(bound, [np.zeros((2, width), np.float32), np.array([0, choice])])
+    assert len(engine.run(bound, [np.zeros((2, 2), np.float32), np.array([0, 4])])[0]) == 2
+
+
+def test_a_file_that_is_no_model_is_a_model_error(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"no graph")
+    for model in (b"no graph", path, tmp_path / "nowhere"):
+        with pytest.raises(ModelError, match="cannot load the model"):
+            Session(model, ["obs"], ["logits"])
 
 
 def test_awkward_model_is_exported_right_and_in_silence(capfd):
