@@ -24,8 +24,11 @@ from brayx.types import Forward, Fragment, NestedArray
 class ModelHandle(Protocol):
     """The one method an agent needs of a model."""
 
-    async def forward(self, *args: NestedArray) -> Forward:
-        """One observation in, its outputs and the policy version that computed them out."""
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        """One observation in, its outputs and the policy version that computed them out.
+
+        ``deadline_s`` is given where the agent asks for less than the model's own.
+        """
 
 
 class PinnedHandle(ModelHandle, Protocol):
@@ -97,12 +100,13 @@ def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
         raise ConfigError(f"no {kind} is named {name!r}; this job has: {', '.join(known) or 'none'}") from None
 
 
-async def forward(model: str, *args: NestedArray) -> Forward:
+async def forward(model: str, *args: NestedArray, deadline_s: float | None = None) -> Forward:
     """Runs one observation through a model.
 
     Args:
         model: name of a model component.
         *args: the module's arguments, nested arrays without a batch axis.
+        deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
 
     Returns:
         ``outputs`` (nested arrays without a batch axis) and the ``policy_version`` that computed them; the pair
@@ -112,8 +116,10 @@ async def forward(model: str, *args: NestedArray) -> Forward:
         ShapeMismatch: the arguments do not fit the model; shows expected and got for each leaf.
         QueueFull, DeadlineExceeded: the model has no room, or took too long.
     """
-    result: Forward = await _named("model", model, _current().models).forward(*args)
-    return result
+    handle: ModelHandle = _named("model", model, _current().models)
+    if deadline_s is None:
+        return await handle.forward(*args)
+    return await handle.forward(*args, deadline_s=deadline_s)
 
 
 def pinned(model: str, version: int | None = None) -> PinnedHandle:

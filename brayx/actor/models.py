@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from brayx.actor.agent import PinnedHandle, Services
 from brayx.engines.state import Recurrence
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.metrics import Kind, Metric, Part, Sink
 from brayx.types import Forward, NestedArray
 
@@ -139,9 +139,9 @@ class _ArmModel:
     def version(self) -> int:
         return self._pinned.version
 
-    async def forward(self, *args: NestedArray) -> Forward:
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
         try:
-            return await self._pinned.forward(*args)
+            return await self._pinned.forward(*args, deadline_s=deadline_s)
         except BrayxError:
             self._recorder.add("arm_refusals", 1.0, label=self._label)
             raise
@@ -153,8 +153,8 @@ class _ArmModel:
 class _RecurrentModel:
     """A recurrent model with one agent's state, whatever version it asks for: it leaves the argument ``state`` out.
 
-    Forwards of one agent wait for each other, since each begins where the one before ended. One that fails leaves the
-    state as it was.
+    Forwards of one agent wait for each other, since each begins where the one before ended; a deadline holds for that
+    wait, too. One that fails leaves the state as it was.
     """
 
     def __init__(self, model: Any, spec: Any, memory: Recurrence, turn: asyncio.Lock) -> None:
@@ -169,14 +169,31 @@ class _RecurrentModel:
         version: int = self._model.version
         return version
 
-    async def forward(self, *args: NestedArray) -> Forward:
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
         if len(args) == self._takes:  # the agent knows better
-            given: Forward = await self._model.forward(*args)
+            given: Forward = await self._model.forward(*args, deadline_s=deadline_s)
             return given
-        async with self._turn:
+        left_s = await self._take_turn(deadline_s)
+        try:
             before = self._memory.state
-            outputs, version = await self._model.forward(*self._memory.args(*args))
+            outputs, version = await self._model.forward(*self._memory.args(*args), deadline_s=left_s)
             return Forward({**self._memory.keep(outputs), "state": before}, version)
+        finally:
+            self._turn.release()
+
+    async def _take_turn(self, deadline_s: float | None) -> float | None:
+        """Waits for the agent's forward before; the seconds that are left."""
+        if deadline_s is None or not self._turn.locked():
+            await self._turn.acquire()
+            return deadline_s
+        loop = asyncio.get_running_loop()
+        until = loop.time() + deadline_s
+        try:
+            async with asyncio.timeout_at(until):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"a forward waited {deadline_s:.3g} s for the same agent's one before") from None
+        return max(until - loop.time(), 0.0)
 
     def pinned(self, version: int | None = None) -> _RecurrentModel:
         return _RecurrentModel(self._model.pinned(version), self.spec, self._memory, self._turn)

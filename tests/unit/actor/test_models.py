@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -197,6 +198,40 @@ async def test_a_pinned_version_has_the_same_state(model):
     np.testing.assert_allclose(await ticks(actor, GAME), expected(GAME), rtol=1e-4, atol=1e-5)
 
 
+class Soon(Agent):
+    """Asks with a deadline, in each way there is; says how each ended."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.mine = pinned("policy")
+
+    async def on_tick(self, state):
+        obs, given = np.zeros(state.input["width"], np.float32), self.config["state"]
+        asked = [forward("policy", obs, deadline_s=state.input["deadline_s"])]
+        asked += [self.mine.forward(obs, deadline_s=state.input["deadline_s"])]
+        asked += [forward("policy", obs, own, deadline_s=state.input["deadline_s"]) for own in given]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        state.output = [type(result).__name__ for result in results]
+
+
+async def ask_soon(model, width, *, arms=None, given=()):
+    """What forwards with a deadline come to while the engine is held up, and then while it is not."""
+    free, run = threading.Event(), model._engine.run
+    model._engine.run = lambda bound, inputs: (free.wait(30), run(bound, inputs))[1]
+    make = AgentActorFactory({"a": Soon}, {"state": given}, Services(models={"policy": model}), arms=arms)
+    actor = make()
+    await actor.start("s", b"")
+    held_up = json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 0.05}).encode()))
+    free.set()
+    return held_up, json.loads(await actor.tick(json.dumps({"width": width, "deadline_s": 30.0}).encode()))
+
+
+async def test_a_recurrent_models_forward_may_be_asked_for_sooner(model):
+    """One of the first two waits for its turn: that is of its deadline, too."""
+    zero = np.zeros(4, np.float32)
+    assert await ask_soon(model, 2, given=[(zero, zero)]) == (["DeadlineExceeded"] * 3, ["Forward"] * 3)
+
+
 async def test_a_stateless_call_begins_anew_each_time(model):
     actor = factory(model)()
     for _ in range(2):
@@ -287,6 +322,11 @@ async def test_a_session_keeps_the_version_of_its_arm_wherever_it_goes_and_is_co
         "arm_return.policy/champion/1": 7, "arm_return.policy/candidate/2": 7,
         "arm_refusals.policy/candidate/2": 1, "arm_errors.policy/candidate/2": 1,
     }  # fmt: skip
+
+
+async def test_a_forward_of_an_arm_may_be_asked_for_sooner(arms):
+    await arms.model.pin(1)
+    assert await ask_soon(arms.model, 1, arms=arms) == (["DeadlineExceeded"] * 2, ["Forward"] * 2)
 
 
 async def test_sessions_that_meet_in_a_game_get_one_arm(arms):
