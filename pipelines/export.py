@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from brayx.engines.base import Tolerance, load_weights
-from brayx.engines.bundle import Samples, write_bundle
+from brayx.engines.bundle import Samples, bundle_files, write_bundle
 from brayx.engines.torch import with_weights
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model, recorded_samples
@@ -81,9 +81,8 @@ def export(
     )
     if origin.run_id:
         trial = Trial.attach(uri, origin.run_id)
-        for path in sorted(path for path in out.rglob("*") if path.is_file()):
-            below = path.relative_to(out).parent
-            trial.log_file(path, (Path("export") / origin.name / below).as_posix())
+        for name in bundle_files(out):  # the folder may be anybody's, the user's home say
+            trial.log_file(out / name, (Path("export") / origin.name / name).parent.as_posix())
     return report
 
 
@@ -94,7 +93,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     for runtime, of in report["runtimes"].items():
         for output, sizes in of["errors"].items():
             for size, error in sizes.items():
-                numbers = f"{error['absolute']:.2e}", f"{error['relative']:.2e}"
+                numbers = f"{float(error['absolute']):.2e}", f"{float(error['relative']):.2e}"
                 errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
     times = Table("runtime", "file", "bytes", "batch", "p50, µs", "p99, µs", title="latency of a forward")
     for runtime, by_size in report["latency_us"].items():

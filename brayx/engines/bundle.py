@@ -5,12 +5,14 @@
     model.onnx           float32; model.int8.onnx: quantised; model.plan: TensorRT's, for one kind of GPU
     samples/*.bin        little-endian, in C order
 
-Every language can read that. Knows nothing of MLflow or of where a model comes from.
+Every language can read that; numbers that JSON has not are the strings ``Infinity``, ``-Infinity`` and ``NaN``, which
+`float` takes, as JavaScript's `Number` does. Knows nothing of MLflow or of where a model comes from.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,8 @@ from brayx.types import NestedArray
 
 RUNTIMES = ("onnx", "int8", "tensorrt")
 _FILES = {"onnx": "model.onnx", "int8": "model.int8.onnx", "tensorrt": "model.plan"}
+_DOCUMENTS = ("bundle.json", "report.json")
+_SAMPLE_FILE = re.compile(r"samples/(in|out)-[0-9]+-[A-Za-z0-9-]*[.]bin")
 _SAMPLES = 16
 """Rows that a bundle shows."""
 _ROWS = 256
@@ -81,7 +85,7 @@ def write_bundle(
     What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared.
 
     Args:
-        folder: made if it is not there; a bundle in it is replaced.
+        folder: made if it is not there; a bundle in it is replaced as a whole, and what else is there stays.
         module: the model with its weights.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         runtimes: of `RUNTIMES`.
@@ -98,6 +102,7 @@ def write_bundle(
     if unknown := [runtime for runtime in runtimes if runtime not in RUNTIMES]:
         raise ConfigError(f"there is no export to {unknown[0]!r}, expected one of {', '.join(RUNTIMES)}")
     folder.mkdir(parents=True, exist_ok=True)
+    former = bundle_files(folder)
     reference = TorchEngine(module, example_args)
     bound = reference.bind(reference.initial)
     inputs = samples.half(1)
@@ -134,9 +139,35 @@ def write_bundle(
         "runtimes": reports,
         "latency_us": timed,
     }
-    for name, document in (("bundle.json", described), ("report.json", report)):
-        (folder / name).write_text(json.dumps(document, indent=1) + "\n")
+    report = _as_json(report)
+    for name, document in zip(_DOCUMENTS, (_as_json(described), report), strict=True):
+        (folder / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    for name in set(former) - set(bundle_files(folder)):
+        (folder / name).unlink(missing_ok=True)
     return report
+
+
+def bundle_files(folder: Path) -> list[str]:
+    """The files of the bundle in ``folder``, by their paths in it; none where there is no bundle."""
+    try:
+        about = json.loads((folder / _DOCUMENTS[0]).read_text())
+        named = {*about["files"].values(), *(leaf["samples"] for leaf in (*about["inputs"], *about["outputs"]))}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    # What the document says may be anybody's: only names that a bundle has are its files.
+    ours = (name for name in named if name in _FILES.values() or _SAMPLE_FILE.fullmatch(str(name)))
+    return sorted(name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file())
+
+
+def _as_json(value: Any) -> Any:
+    """With strings for the numbers that JSON has not."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _write(

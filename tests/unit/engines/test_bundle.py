@@ -9,7 +9,8 @@ import onnxruntime as ort
 import pytest
 
 from brayx.engines.base import Tolerance
-from brayx.engines.bundle import Samples, write_bundle
+from brayx.engines.bundle import Samples, bundle_files, write_bundle
+from brayx.engines.frozen import Session
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError
 from tests.unit.engines.models import cartpole, observations, recurrent
@@ -92,6 +93,72 @@ def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):
         {"input": "state/ticks", "output": "state/ticks_out", "initial": [0]},
     ]
     assert about["samples"]["source"] == "the model's example arguments with noise"
+
+
+def strictly(path):
+    """What a parser gives that knows JSON only."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_an_infinite_error_leaves_the_report_json(tmp_path, monkeypatch):
+    def run_infinite(self, inputs):
+        return [np.full(leaf.shape, np.inf, np.float32) for leaf in run(self, inputs)]
+
+    run = Session.run
+    monkeypatch.setattr(Session, "run", run_infinite)
+    report = write_bundle(tmp_path, *cartpole(), ["onnx"], Samples(observations(8), ""), batch_sizes=(1,))
+    assert not report["within"]
+    assert strictly(tmp_path / "report.json") == report
+    assert report["runtimes"]["onnx"]["errors"]["logits"]["1"] == {"absolute": "Infinity", "relative": "Infinity"}
+
+
+def test_a_state_that_begins_infinite_can_be_read(tmp_path):
+    module, (obs, state, scale) = recurrent()
+    example = (obs, {**state, "h": np.array([[-np.inf, 0, np.inf, 1]], np.float32)}, scale)
+    write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
+    [h, _] = strictly(tmp_path / "bundle.json")["state"]
+    assert np.array(h["initial"], np.float32).tolist() == [-np.inf, 0, np.inf, 1]
+
+
+def test_a_former_bundle_is_replaced_as_a_whole_and_what_else_is_there_stays(tmp_path):
+    samples = Samples(observations(8), "")
+    (tmp_path / "model.plan").write_text("the user's")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "mine.bin").write_text("the user's")
+    module, example = recurrent()
+    write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
+    write_bundle(tmp_path, *cartpole(), ["onnx", "int8"], samples, batch_sizes=(1,))
+    assert "model.int8.onnx" in bundle_files(tmp_path)
+    write_bundle(tmp_path, *cartpole(), ["onnx"], samples, batch_sizes=(1,))
+    ours = ["bundle.json", "model.onnx", "report.json"]
+    ours += [f"samples/{name}.bin" for name in ("in-0-obs", "out-0-logits", "out-1-value")]
+    assert bundle_files(tmp_path) == ours
+    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == {*ours, "model.plan", "samples/mine.bin"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "no JSON",
+        "[]",
+        '{"files": {"app": "app.js"}}',
+        '{"files": {"onnx": "../mine.txt"}, "inputs": [{"samples": "samples/../../mine.txt"}], "outputs": []}',
+    ],
+)
+def test_a_bundle_json_of_something_else_costs_nobody_a_file(tmp_path, document):
+    mine, out = tmp_path / "mine.txt", tmp_path / "out"
+    out.mkdir()
+    for path in (mine, out / "app.js"):
+        path.write_text("mine")
+    (out / "bundle.json").write_text(document)
+    assert set(bundle_files(out)) <= {"bundle.json"}
+    write_bundle(out, *cartpole(), ["onnx"], Samples(observations(2), ""), batch_sizes=(1,))
+    assert mine.read_text() == (out / "app.js").read_text() == "mine"
 
 
 def test_an_unknown_runtime_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from brayx.engines.base import Tolerance
+from brayx.engines.frozen import Session
 from brayx.model.build import build_model
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
@@ -45,6 +46,8 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     saved = make_checkpoint(tmp_path / "saved", samples={"obs": SEEN})
     register(trial, trial.save_checkpoint(saved, 1000, {}), "cartpole", alias="champion")
     out = tmp_path / "out"
+    out.mkdir()
+    (out / "secrets.env").write_text("not the bundle's")
     assert run("models:/cartpole@champion", "--to", "onnx", "int8", "--out", out, "--tracking", tracking_db) == 0
     report = report_of(out)
     assert (report["model"], report["version"], report["policy_version"]) == ("cartpole", 1, 7)
@@ -55,9 +58,9 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     from mlflow.artifacts import download_artifacts
 
     kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/cartpole-1", tracking_uri=tracking_db))
-    assert {path.relative_to(kept) for path in kept.rglob("*.*")} == {
-        path.relative_to(out) for path in out.rglob("*.*")
-    }
+    ours = {path.relative_to(out) for path in out.rglob("*.*")} - {Path("secrets.env")}
+    assert {path.relative_to(kept) for path in kept.rglob("*.*")} == ours
+    assert Path("samples/in-0-obs.bin") in ours
     assert (kept / "report.json").read_bytes() == (out / "report.json").read_bytes()
 
 
@@ -78,6 +81,14 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert "beyond the tolerance: int8;" in said.err
     assert "NO" in said.out
+
+
+def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
+    folder = make_checkpoint(tmp_path / "saved")
+    run_finite = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, inputs: [leaf + np.inf for leaf in run_finite(self, inputs)])
+    assert run(folder, "--to", "onnx", "--out", tmp_path / "out") == 1
+    assert "inf" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
