@@ -139,12 +139,12 @@ def write_bundle(
         "runtimes": reports,
         "latency_us": timed,
     }
-    report = _as_json(report)
-    for name, document in zip(_DOCUMENTS, (_as_json(described), report), strict=True):
+    told: dict[str, Any] = _as_json(report)
+    for name, document in zip(_DOCUMENTS, (_as_json(described), told), strict=True):
         (folder / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     for name in set(former) - set(bundle_files(folder)):
         (folder / name).unlink(missing_ok=True)
-    return report
+    return told
 
 
 def bundle_files(folder: Path) -> list[str]:
