@@ -184,6 +184,8 @@ def train_local(
             normaliser=collector,
             feedback=run.feedback,
         )
+        stream.close()
+        run.settle()
         seconds = run.seconds
         normaliser = collector.state_dict()
         evaluation = None
@@ -285,6 +287,7 @@ class _Run:
         self._clerk = clerk
         self._stop = stop
         self._runs = 0
+        self._thread: threading.Thread | None = None
         self._weights: tuple[Weights, int] = ({}, 0)
         self._recorder = Recorder()
         self._books = Books()
@@ -368,7 +371,7 @@ class _Run:
             except BaseException as error:  # told to whoever waits for the next run
                 _put(runs, error, stopped)
 
-        thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
+        self._thread = thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
         thread.start()
         try:
             while self._goes_on():
@@ -380,6 +383,12 @@ class _Run:
         finally:
             stopped.set()
             thread.join(_END_S)
+
+    def settle(self) -> None:
+        """Waits until nobody steps the environments any more, once the stream is closed: a run that was begun is
+        finished, however slow the environments are."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _goes_on(self) -> bool:
         if self._clerk is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +39,7 @@ class Right(gymnasium.Env):
 
     def step(self, action):
         self._at += 1
-        return self._at % 5, float(action), self._at == 5, False, {}
+        return self._at % 5, float(action), self._at >= 5, False, {}
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -59,6 +61,24 @@ def test_it_learns_and_stops_at_the_target(blocking):
     steps = [point.env_steps for point in result.curve]
     assert steps == sorted(set(steps))
     assert steps[-1] <= result.env_steps < 20_000
+
+
+def test_who_evaluates_has_the_environments_to_itself():
+    """What collects beside the learner is in the middle of a run when the target is reached."""
+    steppers = []
+
+    class Slow(Right):
+        def step(self, action):
+            steppers.append(threading.current_thread().name)
+            time.sleep(0.001)
+            return super().step(action)
+
+    training = Training(
+        total_steps=20_000, num_envs=4, unroll_length=64, target_return=0.0, target_games=5, blocking=False,
+        evaluation_episodes=20,
+    )  # fmt: skip
+    assert train_local(Slow, PPOConfig(epochs=1), training).reason == "target_return"
+    assert [name for name, _ in itertools.groupby(steppers)] == ["brayx-collector", threading.current_thread().name]
 
 
 def test_the_same_seed_is_the_same_training():
