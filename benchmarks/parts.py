@@ -65,12 +65,13 @@ def updating(seconds: float) -> Table:
     from brayx.algorithms.build import build
     from brayx.algorithms.impala import ImpalaConfig
     from brayx.algorithms.mappo import MAPPOConfig
-    from brayx.algorithms.mixed import DEMONSTRATION, MixedConfig
+    from brayx.algorithms.mixed import MixedConfig
     from brayx.algorithms.ppo import PPOConfig
     from brayx.algorithms.sac import SACConfig
     from brayx.nets.central import central_policy_for
     from brayx.nets.policy import NetworkConfig, policy_for
     from brayx.nets.soft import soft_policy_for
+    from brayx.types import DEMONSTRATION
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -20,6 +20,9 @@ NestedArray: TypeAlias = Any
 Weights: TypeAlias = dict[str, np.ndarray]
 """Parameters and buffers of a model by their `state_dict` name."""
 
+DEMONSTRATION = "demonstration"
+"""Extra of a fragment, and so key of a batch, that is to be imitated; whatever it holds."""
+
 
 def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
     """Leaves of ``tree`` by path: ``flatten({"a": {"b": x}}, "obs")`` has ``obs/a/b``; a bare array has ``prefix``."""

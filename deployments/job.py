@@ -44,6 +44,9 @@ class SourceConfig(BaseModel):
     """What the files are; null: what their ending says."""
     fields: dict[str, str] = {}
     """Names that the files have for brayx's own: ``obs: observations``, say."""
+    demonstration: bool = False
+    """Files are what ``mixed`` imitates; else they are taken for the agent's own play. A module marks its fragments by
+    the extra of this name."""
     buffer: str
     """Name of the buffer component it feeds."""
     epochs: Annotated[int, Field(ge=1)] = 1
@@ -55,6 +58,8 @@ class SourceConfig(BaseModel):
     def _one_origin(self) -> Self:
         if (self.module is None) == (self.path is None):
             raise ValueError("either a `module` or a `path`")
+        if self.demonstration and self.path is None:
+            raise ValueError("a `path` beside `demonstration`: a module marks its fragments by the extra of that name")
         return self
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brayx.algorithms.build import check_recorded
 from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
 from brayx.replay.feed import Feed, Part
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 def check_sources(job: JobConfig, layout: Layout | None = None) -> None:
-    """Looks at the first episode of each source that is files, before anything is read.
+    """Looks at the first episode of each source that is files, before anything is read: whether it is what the model
+    observes, and has what the algorithm learns from.
 
     Args:
         job: whose sources.
@@ -38,7 +40,10 @@ def check_sources(job: JobConfig, layout: Layout | None = None) -> None:
     for name, source in job.sources.items():
         if source.path is not None:
             try:
-                _dataset(source, job).check(layout)
+                fields = _dataset(source, job).check(layout)
+                for trainer in job.trainers.values():
+                    if source.buffer in trainer.buffers:
+                        check_recorded(trainer.algorithm, fields)
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
 
@@ -124,4 +129,4 @@ def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
 
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
     assert source.path is not None
-    return Dataset(Path(job.folder, source.path), source.format, source.fields)
+    return Dataset(Path(job.folder, source.path), source.format, source.fields, source.demonstration)

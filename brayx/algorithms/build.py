@@ -17,6 +17,7 @@ from brayx.algorithms.mixed import Mixed, MixedConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.algorithms.sac import SAC, SACConfig
 from brayx.errors import ConfigError
+from brayx.types import DEMONSTRATION
 
 
 def _name(options: Any) -> Any:
@@ -46,6 +47,8 @@ _LEARNS = {
 """The policies that each algorithm learns."""
 _NEEDS = {"ppo": ("value",), "impala": ("value",), "sac": (), "bc": (), "mixed": ("value",), "mappo": ()}
 """What a model must give beside its policy."""
+_OF_ITS_OWN = ("ppo", "impala", "mixed", "mappo")
+"""Those that learn from play whose log-probabilities are known; `mixed` beside demonstrations."""
 _OUTPUTS = {
     "categorical": ("logits",),
     "gaussian": ("mean", "log_std"),
@@ -159,6 +162,30 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
 
 def _once(config: Any) -> Any:
     return config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
+
+
+def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
+    """Refuses an algorithm for recorded steps that it would take for the agent's own play.
+
+    Args:
+        config: its options.
+        fields: what the record has of each step; `DEMONSTRATION` says that it is to be imitated.
+
+    Raises:
+        ConfigError: names what is missing, and what learns without it.
+    """
+    if config.name not in _OF_ITS_OWN or "log_prob" in fields:
+        return
+    mixed = config.name == "mixed"
+    if mixed and DEMONSTRATION in fields:
+        return
+    others = ", ".join(name for name in _LEARNS if name not in _OF_ITS_OWN)
+    raise ConfigError(
+        f"has no log_prob, how likely each action was to whoever took it, which {config.name!r} learns from; "
+        + ("what it is to imitate" if mixed else f"without it {others} learn, or mixed, which imitates what")
+        + " is marked by `demonstration: true`",
+        key="algorithm",
+    )
 
 
 def algorithm_options(name: str) -> type[BaseModel]:

@@ -34,9 +34,8 @@ from brayx.algorithms.impala import Impala, ImpalaConfig
 from brayx.algorithms.optimise import share
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.distributions import log_prob_entropy
+from brayx.types import DEMONSTRATION
 
-DEMONSTRATION = "demonstration"
-"""Key of a batch that is demonstrations."""
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
 
 

@@ -8,7 +8,8 @@ only bootstrapped from.
 
 Minari's ``main_data.hdf5`` has a group for each episode, whose ``observations`` have one entry more than its
 ``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"); it needs
-the extra ``minari``, which is h5py. Actions at rest have no log-probability: it is 0 where the data has none.
+the extra ``minari``, which is h5py. Actions at rest have no log-probability: it is 0 where the data has none, which an
+algorithm that asks for it must not learn from (`brayx.algorithms.build.check_recorded`).
 
 Knows nothing of buffers.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import functools
 import glob
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +27,7 @@ import numpy as np
 
 from brayx.errors import BadFragment, ConfigError
 from brayx.replay.packing import Layout, check
-from brayx.types import Fragment, NestedArray
+from brayx.types import DEMONSTRATION, Fragment, NestedArray
 
 Format: TypeAlias = Literal["npz", "parquet", "minari"]
 
@@ -41,6 +43,7 @@ class Dataset:
         path: a file, or a pattern with ``*`` of several; for Minari also the dataset's folder.
         format: None: by the files' ending.
         fields: the name that the data has for one of ours, where it is another: ``{"obs": "observations"}``.
+        demonstration: every episode has the extra of that name, so that who learns of both imitates it.
 
     Attributes:
         files: that were found, in order of their names.
@@ -49,7 +52,13 @@ class Dataset:
         ConfigError: there is no such file, or nothing says what is in it.
     """
 
-    def __init__(self, path: str | Path, format: Format | None = None, fields: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        format: Format | None = None,
+        fields: Mapping[str, str] | None = None,
+        demonstration: bool = False,
+    ) -> None:
         path = str(Path(path).expanduser())
         if Path(path, "data", "main_data.hdf5").is_file():
             path = str(Path(path, "data", "main_data.hdf5"))
@@ -66,6 +75,8 @@ class Dataset:
             "minari": self._minari,
         }[found]
         self._fields = dict(fields or {})
+        self._demonstration = demonstration
+        self._has: set[str] = set()
 
     def __iter__(self) -> Iterator[Fragment]:
         return self._of(self.files)
@@ -77,13 +88,21 @@ class Dataset:
 
     def _of(self, files: list[Path]) -> Iterator[Fragment]:
         for file in files:
-            yield from self._read(file)
+            for episode in self._read(file):
+                yield self._marked(episode) if self._demonstration else episode
 
-    def check(self, layout: Layout | None = None) -> None:
+    @staticmethod
+    def _marked(episode: Fragment) -> Fragment:
+        return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
+
+    def check(self, layout: Layout | None = None) -> set[str]:
         """Looks at the first episode.
 
         Args:
             layout: what its fragments must be like, as far as it is known.
+
+        Returns:
+            What the data has of each step, by our names; the rest of a fragment is made up.
 
         Raises:
             ConfigError: it does not fit, or there is none; names what is there and what would fit.
@@ -100,6 +119,7 @@ class Dataset:
                 f"{self.files[0]}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
                 path=str(self.files[0]),
             ) from error
+        return self._has | set(first.extras)
 
     def _npz(self, file: Path) -> Iterator[Fragment]:
         try:
@@ -191,6 +211,7 @@ class Dataset:
         )
 
     def _need(self, file: Path, has: Mapping[str, Any], there: list[str]) -> None:
+        self._has = set(has)
         missing = [name for name in _NEEDED if name not in has]
         if not any(name == "obs" or name.startswith("obs/") for name in has):
             missing = ["obs", *missing]

@@ -19,7 +19,7 @@ from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.build import build
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mappo import MAPPOConfig
-from brayx.algorithms.mixed import DEMONSTRATION, MixedConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.torch import module_weights
@@ -30,6 +30,7 @@ from brayx.rollout.evaluate import evaluate
 from brayx.rollout.multi import AgentsAsRows
 from brayx.rollout.policy import Policy
 from brayx.trainer.prefetch import Prepare
+from brayx.types import DEMONSTRATION
 from pipelines.rollouts import Result, observation_of, ready_made, train_local
 from pipelines.training import Training
 from tests.learning.rows import Rows, printed

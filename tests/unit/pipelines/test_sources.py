@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from brayx.errors import ConfigError
-from brayx.replay.packing import Layout
+from brayx.replay.packing import Layout, Packer
+from brayx.types import DEMONSTRATION, Fragment
 from deployments.job import JobConfig
 from pipelines.sources import Sources, check_sources
 
@@ -42,8 +43,10 @@ def raises(name, config):
 class Buffer:
     def __init__(self) -> None:
         self.taken: list[float] = []
+        self.fragments: list[Fragment] = []
 
     def offer(self, *replays: object, timeout_s: float) -> list[object]:
+        self.fragments += replays  # type: ignore[arg-type]
         self.taken += [float(replay.reward[0]) for replay in replays]  # type: ignore[attr-defined]
         return []
 
@@ -111,3 +114,61 @@ def test_a_source_is_a_module_or_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_function_that_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="source 'data' raised OSError: no such place"):
         Sources(job(tmp_path, "module: given_data, func: raises", monkeypatch), {"buffer": Buffer()})  # type: ignore[dict-item]
+
+
+LEARNS = """
+model: {kind: model, module: given_data}
+trainer: {kind: trainer, model: model, buffers: [buffer], algorithm: {name: ALGORITHM}}
+"""
+BESIDE = "fields: {obs: observations}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "source", "message"),
+    [
+        ("ppo", "", r"source 'data': .*has no log_prob.* 'ppo' .* without it sac, bc learn, or mixed"),
+        ("impala", "", "has no log_prob"),
+        ("mappo", "", "has no log_prob"),
+        ("ppo", ", demonstration: true", "has no log_prob"),
+        ("mixed", "", "what it is to imitate is marked by `demonstration: true`"),
+        ("mixed", ", demonstration: true", ""),
+        ("bc", "", ""),
+        ("sac", "", ""),
+    ],
+)
+def test_records_are_no_play_of_the_agents_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, source: str, message: str
+) -> None:
+    """Nobody knows how likely their actions were to whoever took them, unless they say so."""
+    monkeypatch.setattr(f"{__name__}.JOB", JOB + LEARNS.replace("ALGORITHM", algorithm))
+    save(tmp_path / "set.npz")
+    made = job(tmp_path, f"path: set.npz, {BESIDE}{source}", monkeypatch)
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            check_sources(made)
+    else:
+        check_sources(made)
+    with np.load(tmp_path / "set.npz") as rows:
+        np.savez(tmp_path / "told.npz", chance=np.full(2, -0.5), **rows)
+    check_sources(job(tmp_path, "path: told.npz, fields: {obs: observations, log_prob: chance}", monkeypatch))
+
+
+def test_only_what_is_learned_from_must_fit_the_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learns = LEARNS.replace("[buffer]", "[other], eval_buffers: [buffer]").replace("ALGORITHM", "ppo")
+    monkeypatch.setattr(f"{__name__}.JOB", JOB + "other: {kind: buffer}\n" + learns)
+    save(tmp_path / "set.npz")
+    check_sources(job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch))
+
+
+def test_files_are_marked_as_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "set.npz")
+    for source, marked in [("", False), (", demonstration: true", True)]:
+        buffer = Buffer()
+        with Sources(job(tmp_path, f"path: set.npz, {BESIDE}{source}", monkeypatch), {"buffer": buffer}) as sources:  # type: ignore[dict-item]
+            assert sources.join(10.0)
+        (fragment,) = buffer.fragments
+        assert (DEMONSTRATION in fragment.extras) is marked
+        (batch,) = Packer(1, 2).add(fragment)
+        assert (DEMONSTRATION in batch) is marked
+    with pytest.raises(ConfigError, match="a module marks its fragments"):
+        job(tmp_path, "module: given_data, demonstration: true", monkeypatch)

@@ -92,11 +92,14 @@ def test_minari(tmp_path, as_groups):
     episodes = list(dataset)
     assert [episode.reward[0] for episode in episodes] == list(range(11))
     assert [episode.terminated for episode in episodes] == [bool(number % 2) for number in range(11)]
-    dataset.check(
+    has = dataset.check(
         Layout.of_example(
             {"position": np.zeros(2, np.float32)} if as_groups else np.zeros(2, np.float32), np.zeros(1, np.float32)
         )
     )
+    assert has == {"obs", "action", "reward", "terminated", "truncated"}, "nobody says how likely an action was"
+    (first, *_) = Dataset(tmp_path / "set", demonstration=True)
+    assert first.extras["demonstration"].tolist() == [True] * 3
     with pytest.raises(ConfigError, match=r"expected shape|missing"):
         dataset.check(Layout.of_example(np.zeros(3, np.float32), np.zeros(1, np.float32)))
 

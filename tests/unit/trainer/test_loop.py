@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.algorithms.mixed import DEMONSTRATION, MixedConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import load_weights
@@ -25,6 +25,7 @@ from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import learn, record_waiting
 from brayx.trainer.prefetch import Ready
 from brayx.trainer.ranks import Alone
+from brayx.types import DEMONSTRATION
 from tests.unit.trainer.parts import BATCH_STEPS, Folders, Numbers, Weights, batches
 
 
