@@ -90,6 +90,11 @@ class Results:
         else:
             self._sum(RESULTS[metric], total)
 
+    def join(self, other: Results) -> None:
+        """Adds another's."""
+        for name, value in other.totals.items():
+            self._sum(name, value)
+
     def numbers(self) -> dict[str, float]:
         """As the books have them."""
         games = self.totals.get("games", 0.0)

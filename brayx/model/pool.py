@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +33,7 @@ from brayx.errors import (
 )
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Arm, Followed, Results, results_of
+from brayx.model.versions import version_unknown
 from brayx.model.weights import unwrap
 from brayx.tracking import Trial, aliases, resolve, tag
 from brayx.types import Weights
@@ -51,6 +55,11 @@ Aliases = dict[str, dict[str, int]]
 class Pool:
     """Looks where the aliases of some models point, gives their weights, and books results by arm.
 
+    `write` and `finish` are for threads, any number of them; the rest is for the event loop.
+
+    Attributes:
+        failures: bookings of an arm that failed so far.
+
     Args:
         uri: tracking URI.
         project: MLflow experiment of the results; empty: they are not booked.
@@ -65,17 +74,21 @@ class Pool:
         self._generation = 0
         self._changed = asyncio.Event()
         self._failing = False
+        self._counting = threading.Lock()  # for what `add` has on the event loop: never held for long
         self._results: dict[Arm, Results] = {}
         self._fresh: set[Arm] = set()
+        self._writing = threading.Lock()
         self._trials: dict[Arm, Trial] = {}
+        self._begun: set[Arm] = set()
+        self.failures = 0
 
     async def look(self) -> None:
         """Looks once; a registry that cannot be read leaves things as they were."""
         try:
             found = {model: await asyncio.to_thread(self._aliases, of) for model, of in self._followed.items()}
-        except BrayxError as error:
+        except Exception as error:  # what ended the task that looks would end following without a word
             if not self._failing:
-                _log.warning("the aliases stay as they are: %s", error)
+                _log.warning("the aliases stay as they are: %s: %s", type(error).__name__, error)
             self._failing = True
             return
         self._failing = False
@@ -99,41 +112,51 @@ class Pool:
         """The weights of a version.
 
         Raises:
-            VersionUnknown: the registry does not have it.
+            VersionUnknown: the registry does not have it; names the nearest that it has.
             BadWeights, TrackingError: its files cannot be read.
         """
         name = self._followed[model].name
         try:
             folder = await asyncio.to_thread(resolve, f"models:/{name}/{version}", self._uri)
         except ModelNotFound as error:
-            raise VersionUnknown(error.message, version=version) from None
+            if known := error.details.get("known"):
+                raise version_unknown(version, known) from None
+            raise VersionUnknown(error.message, version=version, known=[]) from None
         return await asyncio.to_thread(load_weights, folder / "weights.npz")
 
     def add(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what a replica counted."""
-        for arm, results in results_of(part).items():
-            if arm.model in self._followed:
-                self._fresh.add(arm)
-                mine = self._results.setdefault(arm, Results())
-                for name, value in results.totals.items():
-                    mine.totals[name] = mine.totals.get(name, 0.0) + value
+        with self._counting:
+            for arm, results in results_of(part).items():
+                if arm.model in self._followed:
+                    self._fresh.add(arm)
+                    self._results.setdefault(arm, Results()).join(results)
 
     def write(self) -> None:
-        """Books what has come: a run for each arm's version, and the numbers as tags of the version. Blocking."""
-        fresh, self._fresh = self._fresh, set()
-        for arm in fresh if self._project else ():
-            try:
-                self._write(arm)
-            except TrackingError as error:
-                self._fresh.add(arm)  # its numbers are totals: the next write has all of them
-                _log.warning("results of %s are not written for now: %s", arm.label, error)
+        """Books what has come: a run for each arm's version, and the numbers as tags of the version. Blocking.
+
+        What cannot be booked is logged, counted in `failures`, and tried again with the next.
+        """
+        with self._writing:
+            with self._counting:
+                fresh, self._fresh = self._fresh, set()
+            for arm in fresh if self._project else ():
+                try:
+                    self._write(arm)
+                except Exception as error:  # whatever it is: one arm's must end neither the others nor the task
+                    with self._counting:
+                        self._fresh.add(arm)  # its numbers are totals: the next write has all of them
+                    self.failures += 1
+                    why = f"{type(error).__name__}: {first_line(error)}"
+                    _log.warning("results of %s are not written for now: %s", arm.label, why)
 
     def finish(self) -> None:
         """Books the last, and that the runs have ended. Blocking."""
         self.write()
-        for trial in self._trials.values():
-            with contextlib.suppress(TrackingError):
-                trial.finish()
+        with self._writing:
+            for trial in self._trials.values():
+                with contextlib.suppress(TrackingError):
+                    trial.finish()
 
     def _aliases(self, of: Followed) -> dict[str, int]:
         return {alias: v for alias, v in aliases(of.name, self._uri).items() if alias in (of.alias, of.canary)}
@@ -141,21 +164,29 @@ class Pool:
     def _write(self, arm: Arm) -> None:
         name = self._followed[arm.model].name
         if arm not in self._trials:
-            title = f"serving {name} {arm.version} as {arm.alias}"
+            title = f"serving {_searchable(name)} {arm.version} as {arm.alias}"
             try:
-                trial = Trial.open(self._project, title, self._uri)
+                self._trials[arm] = Trial.open(self._project, title, self._uri)
             except TrackingError:  # another service has it at work
-                trial = Trial.open(self._project, title, self._uri, resume=False)
-            before = Results.of(trial.metrics()) if trial.resumed else Results()
-            for total, value in before.totals.items():
-                mine = self._results[arm].totals
-                mine[total] = mine.get(total, 0.0) + value
+                self._trials[arm] = Trial.open(self._project, title, self._uri, resume=False)
+        trial = self._trials[arm]
+        if arm not in self._begun:
             trial.log_params({"serving": {"model": name, "version": arm.version, "alias": arm.alias}})
-            self._trials[arm] = trial
-        numbers = self._results[arm].numbers()
-        self._trials[arm].log_metrics(numbers, int(numbers["sessions"]))
+            before = Results.of(trial.metrics()) if trial.resumed else Results()
+            with self._counting:
+                self._results[arm].join(before)
+            self._begun.add(arm)  # last: however often this is tried, what was there before is added once
+        with self._counting:
+            numbers = self._results[arm].numbers()
+        trial.log_metrics(numbers, int(numbers["sessions"]))
         if arm.version:
             tag(name, arm.version, {f"serving.{key}": f"{value:g}" for key, value in numbers.items()}, self._uri)
+
+
+def _searchable(name: str) -> str:
+    """A registered model's name for a run's, which may have fewer characters: with a digest where it is another."""
+    plain = re.sub(r"[^\w .:+@=,-]", "_", name)[:100]
+    return name if plain == name else f"{plain} {hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 class _PoolActor:

@@ -107,7 +107,8 @@ def find(reference: str, uri: str) -> PoolEntry:
 
     Raises:
         ConfigError: ``reference`` has another form.
-        ModelNotFound: no such model, alias or version; the message names the nearest, or what to run.
+        ModelNotFound: no such model, alias or version; the message names the nearest, or what to run, and for a number
+            ``details["known"]`` are those that there are.
         TrackingError: the registry could not be read.
     """
     match = re.fullmatch(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))?", reference)
@@ -122,9 +123,9 @@ def find(reference: str, uri: str) -> PoolEntry:
         model = _registered(client, name)
         if model is None:
             # Only a hint, so one page of names will do.
-            known = {other.name: other for other in client.search_registered_models()}
+            names = {other.name: other for other in client.search_registered_models()}
             raise ModelNotFound(
-                f"no model {name!r} in the registry of {uri}{_nearest(name, known)}; {_ADVICE}", reference=reference
+                f"no model {name!r} in the registry of {uri}{_nearest(name, names)}; {_ADVICE}", reference=reference
             )
         versions = sorted(client.search_model_versions(f"name = '{name}'"), key=lambda v: int(v.version))
         if alias is not None:
@@ -136,9 +137,9 @@ def find(reference: str, uri: str) -> PoolEntry:
             number = aliases[alias]
         chosen = [version for version in versions if number is None or str(version.version) == number]
         if not chosen:
+            known = [int(v.version) for v in versions]
             raise ModelNotFound(
-                f"model {name!r} has no version {number or ''}: it has {[int(v.version) for v in versions]}",
-                reference=reference,
+                f"model {name!r} has no version {number or ''}: it has {known}", reference=reference, known=known
             )
         return _entry(chosen[-1])
 

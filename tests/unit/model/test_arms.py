@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -89,8 +90,11 @@ async def test_the_pool_tells_when_an_alias_moves(versions):
     await pool.look()
     assert (await waiting)[1]["model"] == {"champion": 2, "candidate": 2}
     assert (await pool.weights("model", 1))["factor"] == 1, "any version can be had"
-    with pytest.raises(VersionUnknown, match="no version 7"):
+    with pytest.raises(VersionUnknown, match="no policy version 7, nearest is 2; there are 1, 2") as raised:
         await pool.weights("model", 7)
+    assert raised.value.details == {"version": 7, "nearest": 2, "known": [1, 2]}
+    with pytest.raises(VersionUnknown, match="no model 'none'"):
+        await pool.weights("other", 1)
 
 
 async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_path, caplog):
@@ -139,3 +143,80 @@ def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
     serve(1)
     [experiment] = [e for e in client.search_experiments() if e.name == "p"]
     assert len(client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")) == 4
+
+
+def counted(arms, sessions=1.0):
+    """What a replica counted of some arms."""
+    recorder = Recorder()
+    for label in arms:
+        recorder.add("arm_sessions", sessions, label=label)
+    return recorder.drain()
+
+
+def serving_runs(client, project):
+    [experiment] = [e for e in client.search_experiments() if e.name == project]
+    return client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
+
+
+def test_results_of_a_model_whose_name_no_run_may_have_are_booked(tracking_db, tmp_path):
+    trial = Trial.open("p", "t", tracking_db)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"factor": np.zeros(1, np.float32)})
+    for name in ("policy (v2)", "policy [v2]"):
+        register(trial, trial.save_checkpoint(folder, 1), name)
+    pool = Pool(tracking_db, "p", {"one": Followed("policy (v2)"), "other": Followed("policy [v2]")})
+    for _ in range(2):
+        pool.add(counted(["one/champion/1", "other/champion/1"]))
+        pool.write()
+    assert pool.failures == 0
+    client = MlflowClient(tracking_db)
+    found = {run.data.params["serving.model"]: run.data.metrics["sessions"] for run in serving_runs(client, "p")}
+    assert found == {"policy (v2)": 2, "policy [v2]": 2}
+    assert client.get_model_version("policy (v2)", "1").tags["serving.sessions"] == "2"
+
+
+def test_what_cannot_be_booked_is_told_and_counted_and_keeps_nobody_else_from_it(versions, caplog, monkeypatch):
+    """Whatever it is: the task that books goes on, and what was there before is added once."""
+    followed = {"model": Followed("policy", canary="candidate")}
+    first = Pool(versions, "p", followed)
+    first.add(counted(["model/champion/1"], 5))
+    first.write()
+    pool = Pool(versions, "p", followed)
+    pool.add(counted(["model/champion/1", "model/candidate/2"]))
+    whole = Trial.log_params
+
+    def fails(trial, params):
+        if params["serving"]["alias"] == "champion":
+            raise RuntimeError("nobody thought of this")
+        whole(trial, params)
+
+    monkeypatch.setattr(Trial, "log_params", fails)
+    pool.write()
+    pool.write()
+    assert pool.failures == 2
+    assert "model/champion/1 are not written for now: RuntimeError: nobody thought of this" in caplog.text
+    monkeypatch.undo()
+    pool.write()
+    found = {run.data.params["serving.alias"]: run.data.metrics["sessions"]
+             for run in serving_runs(MlflowClient(versions), "p")}  # fmt: skip
+    assert found == {"champion": 6, "candidate": 1}
+
+
+def test_results_come_in_while_others_are_written(versions):
+    """Two that write and one that adds, as the actor's tasks and a replica that flushes do."""
+    pool = Pool(versions, "p", {"model": Followed("policy", canary="candidate")})
+    labels = ["model/champion/1", "model/candidate/2"]
+    pool.add(counted(labels))
+    with ThreadPoolExecutor(2) as threads:
+        writing = [threads.submit(lambda: [pool.write() for _ in range(5)]) for _ in range(2)]
+        added = 1
+        while not all(future.done() for future in writing):
+            pool.add(counted(labels))
+            added += 1
+        for future in writing:
+            future.result()
+    pool.write()
+    runs = serving_runs(MlflowClient(versions), "p")
+    assert sorted(run.data.metrics["sessions"] for run in runs) == [added, added], "a run of each, and nothing lost"
+    assert pool.failures == 0
