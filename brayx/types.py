@@ -8,7 +8,7 @@ stable path names (``obs/image``), which is how fragments look inside the replay
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -100,6 +100,18 @@ class Fragment:
         """Number of transitions, ``T``."""
         return len(self.reward)
 
+    def after(self, steps: int) -> Fragment:
+        """What is left without the first ``steps`` transitions."""
+        return replace(
+            self,
+            obs=optree.tree_map(lambda leaf: np.asarray(leaf)[steps:], self.obs),
+            action=self.action[steps:],
+            log_prob=self.log_prob[steps:],
+            reward=self.reward[steps:],
+            policy_version=self.policy_version[steps:],
+            extras={name: extra[steps:] for name, extra in self.extras.items()},
+        )
+
     @staticmethod
     def from_steps(
         steps: Sequence[Step],
@@ -139,3 +151,7 @@ class Columns:
     def __len__(self) -> int:
         """Number of transitions: steps with a mask."""
         return int(np.count_nonzero(self.arrays.get("mask", ())))
+
+    def after(self, columns: int) -> Columns:
+        """What is left without the first ``columns``."""
+        return Columns({key: array[columns:] for key, array in self.arrays.items()})

@@ -52,7 +52,7 @@ class Taken(NamedTuple):
         refused: how many of the replays were refused, and
         why: what the first was refused for.
         whole: so many of the first replays are done with: taken, refused, or dropped.
-        columns: so many columns of the next one were taken, which then waits for room.
+        part: so much of the next one was taken, whose rest then waits for room: columns, or transitions of a fragment.
         room: whether there is some now.
         ended: the buffer takes no more.
     """
@@ -60,7 +60,7 @@ class Taken(NamedTuple):
     refused: int
     why: str
     whole: int
-    columns: int
+    part: int
     room: bool
     ended: bool
 
@@ -125,9 +125,9 @@ class BufferActor:
             timeout_s: how long to wait for room; at most 5 s.
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        refused, why, whole, columns = 0, "", 0, 0
+        refused, why, whole, part = 0, "", 0, 0
         for replay in replays:
-            columns = 0
+            part = 0
             if self._is_over():
                 self._buffer.dropped_elsewhere("ended", _size(replay))
                 whole += 1
@@ -140,10 +140,16 @@ class BufferActor:
                         self._buffer.push(rest)
                         rest = None
                     else:
-                        held = _rows(rest)
+                        held = _parts(rest)
                         rest = self._buffer.push_what_fits(rest)
-                        columns += held - _rows(rest)
-                        if rest is not None and not await self._wait(deadline):
+                        taken = held - _parts(rest)
+                        part += taken
+                        if rest is None:
+                            break
+                        if taken:
+                            self._look()
+                            await self._notify()  # who waits for a batch makes the room that this waits for
+                        if not await self._wait(deadline):
                             break
                 if rest is not None:
                     if not self._is_over():
@@ -153,7 +159,7 @@ class BufferActor:
                 refused, why = refused + 1, why or error.message
             whole += 1
         else:
-            columns = 0
+            part = 0
         if refused:
             logger.warning("replay refused a fragment: %s", why)
         # Counted from what was told, since another push may have been taken while this one waited.
@@ -166,7 +172,7 @@ class BufferActor:
         self._told = self._buffer.dropped.copy()
         self._look()
         await self._notify()
-        return Taken(refused, why, whole, columns, self._buffer.has_room, self._ended)
+        return Taken(refused, why, whole, part, self._buffer.has_room, self._ended)
 
     async def attach(self) -> int:
         """Makes the caller the one reader, and gives it the number to read with."""
@@ -307,8 +313,11 @@ def _size(replay: Any) -> int:
     return len(replay) if isinstance(replay, Fragment | Columns) else 1
 
 
-def _rows(replay: Fragment | Columns | None) -> int:
-    return len(np.atleast_1d(replay.arrays.get("mask", ()))) if isinstance(replay, Columns) else 0
+def _parts(replay: Fragment | Columns | None) -> int:
+    """As `Taken.part` counts them."""
+    if isinstance(replay, Columns):
+        return len(np.atleast_1d(replay.arrays.get("mask", ())))
+    return len(replay) if isinstance(replay, Fragment) else 0
 
 
 def _claimed(replay: Any) -> int | None:

@@ -81,37 +81,33 @@ class ReplayBuffer:
         Raises:
             BadFragment: names the field. Counted, and nothing is packed.
         """
-        try:
-            made = self._pack(replay)
-        except BadFragment as error:
-            self._dropped["bad_fragment"] += len(replay) if isinstance(replay, Fragment | Columns) else 1
-            self.last_refusal = error.message
-            raise
-        self.pushed += len(replay)
-        for batch in made:
-            if self.table is None:
-                self._append(batch)
-            else:
-                self.table.insert(batch)
+        self._push(replay, None)
 
     def push_what_fits(self, replay: Fragment | Columns) -> Fragment | Columns | None:
         """As `push`, but takes only what no other has to be dropped for, and gives back the rest; None: all is taken.
 
-        A fragment is taken whole or not at all; one larger than the buffer only when that is empty.
+        A fragment that fills up more columns than there is room for is taken up to a column's end, so that one of any
+        length gets in, however few columns the rate allows at a time.
         """
+        room = self._room()
         if isinstance(replay, Columns):
-            rows, room = len(np.atleast_1d(replay.arrays.get("mask", ()))), self._room()
+            rows = len(np.atleast_1d(replay.arrays.get("mask", ())))
             if rows <= room:
                 self.push(replay)
                 return None
-            if room:
-                self.push(Columns({key: array[:room] for key, array in replay.arrays.items()}))
-            return Columns({key: array[room:] for key, array in replay.arrays.items()})
-        steps = len(replay) if isinstance(replay, Fragment) else 1
-        if self._packer.closes(steps) > self._room() and len(self):
+            if not room:
+                return replay
+            self.push(Columns({key: array[:room] for key, array in replay.arrays.items()}))
+            return replay.after(room)
+        size = len(replay) if isinstance(replay, Fragment) else 1
+        steps = self._packer.fitting(size, room)
+        if steps == size:
+            self.push(replay)
+            return None
+        if not steps:
             return replay
-        self.push(replay)
-        return None
+        self._push(replay, steps)
+        return replay.after(steps)
 
     def pop(self, *, reuse: bool = True) -> Batch | None:
         """The next batch, or None when the learner has to wait.
@@ -176,12 +172,27 @@ class ReplayBuffer:
             **{f"dropped.{reason}": count for reason, count in self.dropped.items()},
         }
 
-    def _pack(self, replay: Fragment | Columns) -> Iterable[Batch]:
+    def _push(self, replay: Fragment | Columns, steps: int | None) -> None:
+        """Takes in ``steps`` transitions of a fragment, or all of ``replay``; as `push`."""
+        try:
+            made = self._pack(replay, steps)
+        except BadFragment as error:
+            self._dropped["bad_fragment"] += len(replay) if isinstance(replay, Fragment | Columns) else 1
+            self.last_refusal = error.message
+            raise
+        self.pushed += len(replay) if steps is None else steps
+        for batch in made:
+            if self.table is None:
+                self._append(batch)
+            else:
+                self.table.insert(batch)
+
+    def _pack(self, replay: Fragment | Columns, steps: int | None) -> Iterable[Batch]:
         if self.table is None:
-            made: Iterable[Batch] = self._packer.add(replay)
+            made: Iterable[Batch] = self._packer.add(replay, steps)
         else:
             _check_priority(replay)
-            made = [self._packer.checked(replay)] if isinstance(replay, Columns) else self._packer.add(replay)
+            made = [self._packer.checked(replay)] if isinstance(replay, Columns) else self._packer.add(replay, steps)
         if self._config.max_policy_lag is not None:
             self._newest = max(self._newest, _newest(replay))
         return made

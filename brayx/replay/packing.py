@@ -289,10 +289,15 @@ class Packer:
         """Transitions in the batch that is not full yet."""
         return 0 if self._batch is None else int(self._batch["mask"].sum())
 
-    def add(self, pushed: Fragment | Columns) -> Iterator[Batch]:
+    def add(self, pushed: Fragment | Columns, steps: int | None = None) -> Iterator[Batch]:
         """Packs a fragment, or columns, and gives the batches that became full, usually none.
 
         Columns of exactly a batch's size are given as they are, ahead of what waits.
+
+        Args:
+            pushed: what to pack.
+            steps: of a fragment, pack the first so many transitions, which is what `fitting` gave; when the rest
+                (`Fragment.after`) comes next, its columns are those of the whole.
 
         Raises:
             BadFragment: at the call, before anything is packed.
@@ -303,7 +308,7 @@ class Packer:
             return iter([columns] if rows == self._size else self._copy(columns, rows))
         arrays = check(pushed, self.layout, self.newest_version)
         self.layout = Layout.of(pushed) if self.layout is None else self.layout.completed(pushed)
-        return iter(self._pack(arrays, pushed))
+        return iter(self._pack(arrays, pushed, len(pushed) if steps is None else steps))
 
     def checked(self, columns: Columns) -> Batch:
         """The arrays of ``columns`` as they would be packed; like `add` it learns the layout from them.
@@ -318,7 +323,13 @@ class Packer:
 
     def closes(self, steps: int) -> int:
         """How many columns a fragment of so many transitions fills up, the one that is begun included; at most."""
-        return (self._step + steps + 1) // self._length
+        # What is bootstrapped from takes a step behind the last transition; of a column that this fills it is the last.
+        return (self._step + steps + (self._length > 1)) // self._length
+
+    def fitting(self, steps: int, room: int) -> int:
+        """How many of so many transitions may be packed so that no more than ``room`` columns are filled up: all, or
+        what ends at a column's end."""
+        return steps if self.closes(steps) <= room else max(0, room * self._length - self._step)
 
     @property
     def columns(self) -> int:
@@ -331,9 +342,9 @@ class Packer:
         self._column = self._step = 0
         return batch if batch is not None and batch["mask"].any() else None
 
-    def _pack(self, arrays: dict[str, np.ndarray], fragment: Fragment) -> list[Batch]:
+    def _pack(self, arrays: dict[str, np.ndarray], fragment: Fragment, total: int) -> list[Batch]:
         full: list[Batch] = []
-        total, done = len(fragment), 0
+        end, done = len(fragment), 0
         while done < total:
             batch = self._open()
             count = min(self._length - self._step, total - done)
@@ -342,10 +353,10 @@ class Packer:
                 batch[key][self._column, target] = array[source]
             batch["mask"][self._column, target] = 1.0
             done, self._step = done + count, self._step + count
-            if done == total:
+            if done == end:
                 batch["terminated"][self._column, self._step - 1] = fragment.terminated
                 batch["truncated"][self._column, self._step - 1] = not fragment.terminated
-            if done < total or not fragment.terminated:  # somebody bootstraps from the observation after this step
+            if done < end or not fragment.terminated:  # somebody bootstraps from the observation after this step
                 for key in arrays:
                     if _is_observed(key):
                         batch[key][self._column, self._step] = arrays[key][done]

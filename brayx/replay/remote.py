@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
 import ray
 
 from brayx.errors import BadFragment, DeadlineExceeded, ReplayError, first_line
@@ -312,8 +311,8 @@ class RemoteBuffer:
             lane.room = answer.room
             refused, why = refused + answer.refused, why or answer.why
             left = left[answer.whole :]
-            if left and answer.columns:
-                left[0] = Columns({key: array[answer.columns :] for key, array in _arrays(left[0]).items()})
+            if left and answer.part:
+                left[0] = left[0].after(answer.part)
             if answer.ended:
                 said = f"buffer {self.name!r} takes no more: its stream has ended"
                 raise ReplayError(said, buffer=self.name, ended=True)
@@ -419,8 +418,3 @@ def _nearest_first(shards: Shards) -> list[_Lane]:
     lanes = [_Lane(shard) for shard in shards]
     random.shuffle(lanes)
     return sorted(lanes, key=lambda lane: lane.shard.node_id != here)
-
-
-def _arrays(replay: Replay) -> dict[str, np.ndarray]:
-    assert isinstance(replay, Columns)  # nothing else is taken in part
-    return dict(replay.arrays)

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from brayx.replay.actor import BufferActor, Next
 from brayx.replay.packing import READY_KEY
@@ -95,8 +96,26 @@ async def test_a_push_that_may_not_drop_waits_until_a_batch_is_taken():
     await asyncio.sleep(0.01)
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
     taken = await asyncio.wait_for(waiting, 6.0)
-    assert (taken.whole, taken.columns, taken.refused) == (1, 2, 0), "one more would fill a second batch"
+    assert (taken.whole, taken.part, taken.refused) == (1, 2, 0), "one more would fill a second batch"
     assert "dropped.full" not in await actor.stats()
+
+
+@pytest.mark.parametrize("replay", [columns(6), fragment(3 * WHOLE)])
+async def test_a_reader_that_waits_makes_room_for_the_push_that_waits_for_it(replay):
+    actor = BufferActor(changed(size=1))
+    reader = await actor.attach()
+
+    async def read() -> list[float]:
+        answers = []
+        for _ in range(3):
+            answers.append(await actor.next_batch(reader, 2.0))
+            await actor.ack()
+        return [answer.batch["mask"].sum() for answer in answers]
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.01)
+    assert (await actor.push([replay], False, 2.0)).whole == 1
+    assert await reading == [WHOLE] * 3
 
 
 async def test_end_tells_a_push_that_waits():

@@ -134,6 +134,32 @@ def test_waiting_for_the_rate_is_waiting_for_room():
     assert not buffer.dropped
 
 
+@pytest.mark.parametrize("options", [{"sampler": "uniform", "samples_per_insert": 2.0}, {}])
+def test_a_fragment_longer_than_there_is_ever_room_for_gets_in_by_and_by(options):
+    buffer, numbers = ReplayBuffer(changed(**options), seed=0), np.arange(101, dtype=np.float32)
+    rest = dataclasses.replace(fragment(100), obs=np.stack([numbers, numbers], 1), reward=numbers[:-1])
+    seen, batch = set(), None
+    for _ in range(200):
+        if rest is not None:
+            rest = buffer.push_what_fits(rest)
+        batch = buffer.pop()
+        seen |= set() if batch is None else set(batch["reward"][batch["mask"] > 0].tolist())
+    assert rest is None
+    assert buffer.pushed == 100
+    assert not buffer.dropped
+    if not options:
+        assert seen == set(range(100 - 100 % WHOLE))
+
+
+def test_a_bad_fragment_is_refused_before_any_of_it_is_taken():
+    buffer, numbers = ReplayBuffer(changed(sampler="uniform", samples_per_insert=2.0)), np.zeros(100, np.float32)
+    numbers[-1] = np.inf
+    with pytest.raises(BadFragment, match="reward: holds NaN or infinity"):
+        buffer.push_what_fits(dataclasses.replace(fragment(100), reward=numbers))
+    assert buffer.dropped == {"bad_fragment": 100}
+    assert (buffer.pushed, buffer.stats()["columns"]) == (0, 0)
+
+
 def test_a_sampled_buffer_gives_fragments_and_columns_alike():
     buffer = ReplayBuffer(changed(sampler="uniform", batch_size=64), seed=0)
     buffer.push(fragment(6, 1))

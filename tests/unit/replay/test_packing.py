@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -72,6 +73,33 @@ def test_keys_and_dtypes():
 
 
 ENDS = st.sampled_from(["terminated", "truncated", "neither"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), ENDS), min_size=1, max_size=5),
+    unroll_length=st.integers(1, 9),
+    rooms=st.lists(st.integers(0, 4), min_size=1).filter(any),
+)
+def test_a_fragment_packed_in_parts_is_the_same_as_whole_and_fills_no_more_columns_than_asked_for(
+    lengths, unroll_length, rooms
+):
+    fragments = [fragment(100 * number, length, end) for number, (length, end) in enumerate(lengths)]
+    packer, batches, turns = Packer(1, unroll_length), [], itertools.cycle(rooms)
+    for rest in fragments:
+        while rest is not None:
+            room = next(turns)
+            fitting = packer.fitting(len(rest), room)
+            made = list(packer.add(rest, fitting)) if fitting else []
+            assert len(made) <= room
+            batches += made
+            rest = rest.after(fitting) if fitting < len(rest) else None
+    last = packer.flush()
+    batches += [last] if last is not None else []
+    whole = pack(fragments, 1, unroll_length)
+    assert len(batches) == len(whole)
+    for part, expected in zip(batches, whole, strict=True):
+        assert all((part[key] == expected[key]).all() for key in expected)
 
 
 @settings(max_examples=200, deadline=None)

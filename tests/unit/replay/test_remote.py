@@ -31,8 +31,8 @@ class Calls:
         return SimpleNamespace(future=lambda: future, replays=replays)
 
 
-def taken(whole=0, columns=0, *, room=True, refused=0, why="", ended=False):
-    return Taken(refused, why, whole, columns, room, ended)
+def taken(whole=0, part=0, *, room=True, refused=0, why="", ended=False):
+    return Taken(refused, why, whole, part, room, ended)
 
 
 def buffer(*lanes, config=CONFIG, **arguments):
@@ -154,8 +154,10 @@ def drive(steps, *answers):
 def test_a_push_that_waits_goes_on_where_the_buffer_stopped(calls):
     remote = buffer((calls, ""))
     replays = [fragment(3), columns(6), fragment(5)]
-    asked, left = drive(remote._offer(replays, 9.0), taken(1, 4, room=False), taken(0, 0, room=False), taken(2))
-    assert asked == [[3, 24, 5], [8, 5], [8, 5]]
+    asked, left = drive(
+        remote._offer(replays, 9.0), taken(1, 4, room=False), taken(room=False), taken(1, 2, room=False), taken(1)
+    )
+    assert asked == [[3, 24, 5], [8, 5], [8, 5], [3]]
     assert left == []
     assert calls.asked[0] is False
 
