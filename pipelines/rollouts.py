@@ -43,7 +43,7 @@ from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
 from brayx.trainer.ranks import Alone
-from brayx.types import NestedArray, Weights
+from brayx.types import Columns, NestedArray, Weights
 from pipelines.books import Books as TrialBooks
 from pipelines.training import Training
 
@@ -415,10 +415,22 @@ class _Run:
         if self._table is None:
             yield arrays
         else:
-            self._table.insert(arrays)
-            while (batch := self._table.sample()) is not None:
-                yield batch
+            yield from self._sampled(self._table, Columns(arrays))
         self._ended = time.monotonic()
+
+    def _sampled(self, table: Table, left: Columns | None) -> Iterator[Batch]:
+        """Inserts columns as far as the rate allows, samples as often as it asks, and so on until all are in: nobody
+        else samples, so what had no room would be gone, and always of the same environments."""
+        while left is not None:
+            room, rows = table.room, len(left.arrays["mask"])
+            if room is None or room >= rows:
+                table.insert(dict(left.arrays))
+                left = None
+            elif room:
+                table.insert({key: array[:room] for key, array in left.arrays.items()})
+                left = left.after(room)
+            while (batch := table.sample()) is not None:
+                yield batch
 
     def _after_update(self) -> None:
         numbers = self.newest()

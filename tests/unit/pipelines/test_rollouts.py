@@ -113,6 +113,16 @@ def test_a_table_is_sampled_as_often_as_it_is_told(sampler, blocking):
     assert result.updates == pytest.approx((columns - 8) * 3 / 4, abs=8)
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_columns_of_all_environments_are_sampled_however_many_there_are(blocking):
+    training = Training(
+        num_envs=64, unroll_length=1, total_steps=640, sampler="uniform", min_columns=100, blocking=blocking,
+        engine="torch",
+    )  # fmt: skip
+    result = train_local("Pendulum-v1", ImpalaConfig(), training)
+    assert result.updates == pytest.approx((640 - 100) * training.samples_per_insert / training.batch_size, abs=3)
+
+
 def test_what_happens_in_the_collectors_thread_is_told():
     class Breaking(Counting):
         def step(self, action):
