@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 _PARTS = ("hub", "weights", "moments")
 
 
-def check_rollouts(job: JobConfig) -> None:
+def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
     """Acts once in an environment of each rollout, and looks whether its options fit the trainer's.
+
+    Returns:
+        Kind of actions and keys of batches, by component.
 
     Raises:
         BrayxError: names the file and the component: the environment is not there, cannot be made or raises, the model
             does not fit it, or the workers would wait for each other.
     """
+    found = {}
     for name, config in job.rollouts.items():
         place = f"{job.file}: {name}"
         (trainer,) = job.trainers.values()
@@ -35,9 +39,10 @@ def check_rollouts(job: JobConfig) -> None:
         if config.buffer not in trainer.buffers:
             raise ConfigError(f"{place}.buffer: is {config.buffer!r}, but the trainer reads {trainer.buffers}")
         try:
-            check_rollout(spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), ""))
+            found[name] = check_rollout(spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), ""))
         except BrayxError as error:
             raise type(error)(f"{job.file}: {error.message}", **error.details) from error
+    return found
 
 
 def normalises(config: RolloutComponent) -> bool:

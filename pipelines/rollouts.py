@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
-from brayx.algorithms.build import AlgorithmConfig, check_space
+from brayx.algorithms.build import AlgorithmConfig, check_fits
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
@@ -43,7 +43,7 @@ from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
 from brayx.trainer.ranks import Alone
-from brayx.types import Columns, NestedArray, Weights
+from brayx.types import Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks
 from pipelines.training import Training
 
@@ -135,7 +135,8 @@ def train_local(
     with contextlib.ExitStack() as stack:
         stack.callback(envs.close)
         spec = ActionSpec.of(envs.single_action_space)
-        check_space(algorithm, spec.kind)
+        gives = set(flatten(observation_of(envs), "obs"))
+        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=gives)
         module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
         collector = Collector(
             envs,

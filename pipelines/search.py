@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -135,17 +136,25 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
         raise ConfigError(f"{name} is {first['input']!r}: {first['msg']}", key=name) from None
 
 
-def check(algorithm: str, space: Space) -> None:
-    """Makes sure that any draw can be trained with: every choice and both ends of every range.
+def check(
+    algorithm: str, space: Space, fits: Callable[[AlgorithmConfig, Training], None] = lambda algorithm, training: None
+) -> None:
+    """Makes sure that any draw can be trained with: every choice and both ends of every range, each with each other's.
+
+    Args:
+        algorithm: its name.
+        space: that is drawn from.
+        fits: raises where the options of a draw do not go together.
 
     Raises:
-        ConfigError: as `arguments`; or nothing is searched.
+        ConfigError: as `arguments` and ``fits``; or nothing is searched.
     """
     if not any(isinstance(value, Domain) for value in space.values()):
         raise ConfigError("nothing is searched: give an option a domain, as learning_rate=loguniform(1e-4, 1e-2)")
     fixed = {name: value for name, value in space.items() if not isinstance(value, Domain)}
     arguments(algorithm, fixed)
-    for name, domain in space.items():
-        if isinstance(domain, Domain):
-            for value in domain.extremes:
-                arguments(algorithm, {**fixed, name: value})
+    extremes = {name: domain.extremes for name, domain in space.items() if isinstance(domain, Domain)}
+    draw = {**fixed, **{name: values[0] for name, values in extremes.items()}}
+    for first, second in itertools.combinations_with_replacement(extremes, 2):
+        for one, other in itertools.product(extremes[first], extremes[second]):
+            fits(*arguments(algorithm, {**draw, first: one, second: other}))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_sources(job: JobConfig, layout: Layout | None = None) -> None:
+def check_sources(job: JobConfig, layout: Layout | None = None) -> dict[str, set[str]]:
     """Looks at the first episode of each source that is files, before anything is read: whether it is what the model
     observes, and has what the algorithm learns from.
 
@@ -34,18 +34,23 @@ def check_sources(job: JobConfig, layout: Layout | None = None) -> None:
         job: whose sources.
         layout: what the model that learns observes; None: not known yet.
 
+    Returns:
+        What the data has of each step, by source.
+
     Raises:
         ConfigError: names the source, what its data has and what would fit.
     """
+    found = {}
     for name, source in job.sources.items():
         if source.path is not None:
             try:
-                fields = _dataset(source, job).check(layout)
+                fields = found[name] = _dataset(source, job).check(layout)
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
+    return found
 
 
 class Sources:

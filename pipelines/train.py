@@ -36,6 +36,7 @@ from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
 from pipelines.environments import Rollouts, check_rollouts, normalises
 from pipelines.evaluate import draw_curve
+from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
 from pipelines.sources import Sources, check_sources
@@ -158,13 +159,13 @@ def check_job(job: JobConfig) -> str:
     Empty for a job without one, whose data come from rollouts or sources alone.
 
     Raises:
-        ConfigError: names what is missing.
+        ConfigError: names what is missing, or what fits what is there.
     """
     name = _actor_of(job)
     only("trainer", job.trainers)
     check_code(job, [name] if name else [], mode="train")
-    check_rollouts(job)
-    check_sources(job)
+    played = check_rollouts(job)
+    check_algorithm(job, played, check_sources(job))
     return name
 
 

@@ -33,7 +33,9 @@ from pipelines.search import Domain, Space
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from brayx.algorithms.build import AlgorithmConfig
     from brayx.tracking import Trial
+    from pipelines.training import Training
 
 Method = Literal["asha", "pbt"]
 Say = Callable[[str], None]
@@ -145,6 +147,7 @@ def tune(
         gymnasium.spec(env)
     except gymnasium.error.Error as error:
         raise ConfigError(f"there is no environment {env!r}: {first_line(error)}", key="env") from None
+    search.check(algorithm, space, _fits(env, space))
     interval = interval_steps or max(1, total_steps // 12)
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
@@ -170,6 +173,25 @@ def tune(
         if started:
             ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]:
+    """What refuses an algorithm for ``env``, as `train_local` would, but before there is a trial."""
+    from brayx.actions import ActionSpec
+    from brayx.algorithms.build import check_fits
+    from brayx.rollout.envs import make_envs
+    from brayx.types import flatten
+    from pipelines.rollouts import observation_of
+
+    options = space.get("env_options", {})
+    envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
+    try:
+        kind, gives = ActionSpec.of(envs.single_action_space).kind, set(flatten(observation_of(envs), "obs"))
+    finally:
+        envs.close()
+    return lambda algorithm, training: check_fits(
+        algorithm, kind=kind, unroll_length=training.unroll_length, gives=gives
+    )
 
 
 @dataclass(frozen=True)

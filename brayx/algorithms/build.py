@@ -12,7 +12,7 @@ from torch import nn
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.bc import BC, BCConfig
 from brayx.algorithms.impala import Impala, ImpalaConfig
-from brayx.algorithms.mappo import MAPPO, MAPPOConfig
+from brayx.algorithms.mappo import MAPPO, STATE, MAPPOConfig
 from brayx.algorithms.mixed import Mixed, MixedConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.algorithms.sac import SAC, SACConfig
@@ -49,6 +49,12 @@ _NEEDS = {"ppo": ("value",), "impala": ("value",), "sac": (), "bc": (), "mixed":
 """What a model must give beside its policy."""
 _OF_ITS_OWN = ("ppo", "impala", "mixed", "mappo")
 """Those that learn from play whose log-probabilities are known; `mixed` beside demonstrations."""
+_ASKS = {
+    "bc": (DEMONSTRATION, "imitates what was recorded, and there is no such data, as a `source` of a job has"),
+    "mixed": (DEMONSTRATION, "imitates demonstrations, and nothing marks any, as a `source` of a job does"),
+    "mappo": (STATE, f"needs {STATE}, what the whole game is like, and observations have no leaf of that name"),
+}
+"""What batches must have for an algorithm, beside what any play gives."""
 _OUTPUTS = {
     "categorical": ("logits",),
     "gaussian": ("mean", "log_std"),
@@ -117,6 +123,53 @@ def check_space(config: AlgorithmConfig, kind: str) -> None:
             f"algorithm {config.name!r} does not learn actions that are {kind}; these do: {', '.join(fits)}",
             key="algorithm",
             fits=fits,
+        )
+
+
+def check_fits(
+    config: AlgorithmConfig,
+    *,
+    kind: str | None = None,
+    unroll_length: int | None = None,
+    gives: Collection[str] | None = None,
+) -> None:
+    """Refuses an algorithm for what it would act in and learn from, as far as that is known.
+
+    Args:
+        config: its options.
+        kind: of the actions, as `check_space` has it; None: not known.
+        unroll_length: transitions of a column; None: not known.
+        gives: keys of the batches, `DEMONSTRATION` where there is something to imitate; None: not known.
+
+    Raises:
+        ConfigError: names what is missing, and the algorithms or options that fit.
+    """
+    if kind is not None:
+        check_space(config, kind)
+    n_step = getattr(config, "n_step", 1)
+    if unroll_length is not None and n_step > unroll_length:
+        raise ConfigError(
+            f"algorithm {config.name!r} has n_step {n_step}, and columns have unroll_length {unroll_length}: expected "
+            "one of as many transitions at least",
+            key="n_step",
+        )
+    if gives is None:
+        return
+    asks = _ASKS.get(config.name)
+    if asks is not None and asks[0] not in gives:
+        fits = [
+            name
+            for name, learns in _LEARNS.items()
+            if name not in _ASKS and (kind is None or set(_SPACES[kind]) & set(learns))
+        ]
+        raise ConfigError(
+            f"algorithm {config.name!r} {asks[1]}; these learn without: {', '.join(fits)}", key="algorithm", fits=fits
+        )
+    if getattr(getattr(config, "reinforcement", config), "reward_heads", None) and "reward_heads" not in gives:
+        raise ConfigError(
+            f"algorithm {config.name!r} has reward_heads, and nothing here gives a reward of several parts: expected "
+            "the extra reward_heads [T, K] of an agent's fragments or of a source, or reward_heads []",
+            key="reward_heads",
         )
 
 

@@ -213,8 +213,11 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     return spec.update_columns // of_all
 
 
-def check_rollout(spec: RolloutSpec) -> None:
+def check_rollout(spec: RolloutSpec) -> tuple[str, set[str]]:
     """Makes one environment, acts in it once and closes it, so that what cannot work is told before anything starts.
+
+    Returns:
+        The kind of its actions, as `ActionSpec` names it, and the keys that batches of it will have.
 
     Raises:
         ConfigError, ModelError: as `make_collector`; names the environment.
@@ -225,7 +228,7 @@ def check_rollout(spec: RolloutSpec) -> None:
             rounds(spec, spec.config.num_workers)
         collector = make_collector(spec, num_envs=_made_at_once(spec), unroll_length=1)
         try:
-            collector.collect()
+            return collector.action_spec.kind, set(collector.collect().arrays)
         finally:
             collector.close()
 

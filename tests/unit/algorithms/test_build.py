@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from brayx.algorithms.build import AlgorithmConfig, build, check_outputs, check_space
+from brayx.algorithms.build import AlgorithmConfig, build, check_fits, check_outputs, check_space
 from brayx.errors import ConfigError
 from brayx.nets.encoders import Numbers
 from brayx.nets.soft import Critics
@@ -73,3 +73,23 @@ def test_a_space_that_does_not_fit_is_told_what_would():
     check_space(sac, "box")
     with pytest.raises(ConfigError, match="actions that are multi_discrete; these do: ppo, impala, bc"):
         check_space(sac, "multi_discrete")
+
+
+@pytest.mark.parametrize(
+    ("options", "known", "message"),
+    [
+        ({"name": "sac"}, {"kind": "discrete"}, "does not learn actions that are discrete"),
+        ({"name": "sac", "n_step": 3}, {"unroll_length": 2}, "n_step 3, and columns have unroll_length 2"),
+        ({"name": "mappo"}, {"gives": {"obs"}}, "needs obs/state"),
+        ({"name": "bc"}, {"gives": {"obs"}}, "learn without: ppo, impala, sac"),
+        ({"name": "bc"}, {"gives": {"obs"}, "kind": "discrete"}, "learn without: ppo, impala$"),
+        ({"name": "mixed"}, {"gives": {"obs"}}, "nothing marks any"),
+        ({"reward_heads": [{}]}, {"gives": {"obs"}}, r"expected the extra reward_heads \[T, K\]"),
+    ],
+)
+def test_what_there_is_to_learn_from_must_do(options, known, message):
+    config = CONFIGS.validate_python(options)
+    with pytest.raises(ConfigError, match=message):
+        check_fits(config, **known)
+    check_fits(config, kind="box", unroll_length=3, gives={"obs", "obs/state", "demonstration", "reward_heads"})
+    check_fits(config)

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -64,6 +65,44 @@ def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
     assert "that must be a multiple" in told("rollout.num_workers=3").message
     check_job(job("rollout.num_envs=7", "rollout.mode=non_blocking"))
     check_job(job("rollout.num_envs=4"))  # two rounds with each version
+
+
+HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "message"),
+    [
+        ("CartPole-v1", "{name: sac}", "'sac' does not learn actions that are discrete; these do: ppo, impala"),
+        ("Pendulum-v1", "{name: sac, n_step: 500}", "n_step 500, and columns have unroll_length 32"),
+        ("CartPole-v1", "{name: mappo}", "'mappo' needs obs/state"),
+        ("CartPole-v1", "{name: bc}", "'bc' imitates what was recorded, .* without: ppo, impala$"),
+        ("Pendulum-v1", "{name: bc}", "'bc' imitates what was recorded, .* without: ppo, impala, sac$"),
+        ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, and nothing marks any"),
+        ("CartPole-v1", f"{{name: ppo, {HEADS}}}", "has reward_heads, and nothing here gives"),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
+    env: str, algorithm: str, message: str
+) -> None:
+    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}")
+    assert isinstance(error, ConfigError)
+    assert error.message.startswith(str(TEMPLATE))
+    assert re.search(message, error.message), error.message
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [("{name: bc}", ""), ("{name: mixed}", "demonstration: true"), (f"{{name: ppo, {HEADS}}}", "")],
+)
+def test_what_a_source_gives_beside_the_play_counts(tmp_path: Path, algorithm: str, more: str) -> None:
+    rows = {"reward": np.ones(3), "terminated": np.arange(3) == 2, "log_prob": np.zeros(3)}
+    obs, heads = np.zeros((3, 4), np.float32), np.ones((3, 2), np.float32)
+    np.savez(tmp_path / "games.npz", obs=obs, action=np.zeros(3, np.int64), reward_heads=heads, **rows)
+    file = tmp_path / "job.yaml"
+    source = f"\nrecorded:\n  kind: source\n  path: games.npz\n  buffer: buffer\n  {more}\n"
+    file.write_text(TEMPLATE.read_text() + source)
+    check_job(JobConfig.load(file, [f"trainer.algorithm={algorithm}"]))
 
 
 def test_workers_are_told_what_an_update_takes() -> None:

@@ -15,7 +15,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError
@@ -174,6 +177,20 @@ def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> N
     assert result.module.get_submodule("critic") is not None
     with pytest.raises(ConfigError, match="actions that are discrete; these do: ppo"):
         train_local("CartPole-v1", SACConfig(), training)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "message"),
+    [
+        ("CartPole-v1", BCConfig(), "'bc' imitates what was recorded"),
+        ("CartPole-v1", MixedConfig(), "nothing marks any"),
+        ("CartPole-v1", MAPPOConfig(), "needs obs/state"),
+        ("Pendulum-v1", SACConfig(n_step=9), "n_step 9, and columns have unroll_length 8"),
+    ],
+)
+def test_what_cannot_learn_from_its_own_play_is_refused(env, algorithm, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_local(env, algorithm, Training(**QUICK))
 
 
 class Kept:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from brayx.algorithms.build import check_fits
 from brayx.errors import ConfigError
 from pipelines.search import Domain, arguments, check, parse
-from pipelines.tune import Outcome, perturbed, table
+from pipelines.tune import Outcome, perturbed, table, tune
 
 
 def test_lines_are_domains_or_values() -> None:
@@ -61,6 +63,37 @@ def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
 def test_what_cannot_be_trained_with_is_refused(lines: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check("ppo", parse(lines))
+
+
+def fits_unroll(algorithm, training) -> None:  # type: ignore[no-untyped-def]
+    check_fits(algorithm, unroll_length=training.unroll_length)
+
+
+def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
+    lines = ["n_step=choice(1, 8)", "unroll_length=choice(16, 4)", "gamma=uniform(0.9, 0.99)"]
+    with pytest.raises(ConfigError, match="n_step 8, and columns have unroll_length 4"):
+        check("sac", parse(lines), fits_unroll)
+    check("sac", parse([lines[0], "unroll_length=choice(16, 8)", lines[2]]), fits_unroll)
+    check("sac", parse(["n_step=choice(1, 500)", "unroll_length=500"]), fits_unroll)
+    check("sac", parse(["n_step=500", "unroll_length=choice(500, 600)", lines[2]]), fits_unroll)
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "more", "message"),
+    [
+        ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        ("Pendulum-v1", "bc", "", "'bc' imitates what was recorded"),
+        ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
+        ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
+    ],
+)
+def test_a_search_that_no_trial_could_begin_starts_nothing(
+    tmp_path: Path, env: str, algorithm: str, more: str, message: str
+) -> None:
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *filter(None, more.split(";"))])
+    with pytest.raises(ConfigError, match=message):
+        tune(env, space, algorithm=algorithm, tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
