@@ -35,7 +35,7 @@ def train_distributed(
     num_workers: int = 2,
     max_policy_lag: int | None = None,
     ranks: int = 1,
-    where: Literal["train", "process"] = "process",
+    where: Literal["train", "process"] | None = None,
     cpus_per_worker: float = 0.0,
     checkpoint_interval_s: float = 15.0,
     project: str | None = None,
@@ -55,7 +55,8 @@ def train_distributed(
         training: what `pipelines.rollouts.train_local` takes as well; None: its defaults.
         num_workers: rollout workers.
         max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
-        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``).
+        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, which
+            is one alone); None: a thread, unless there are several.
         cpus_per_worker: CPUs that Ray reserves for each rollout worker.
         checkpoint_interval_s: seconds between two checkpoints.
         project: MLflow experiment; None: named after ``env``.
@@ -116,7 +117,8 @@ def train_distributed(
         },
         "trainer": {
             "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
-            "num_workers": ranks, "where": where, "checkpoint_interval_s": checkpoint_interval_s,
+            "num_workers": ranks, "where": where or ("process" if ranks == 1 else "train"),
+            "checkpoint_interval_s": checkpoint_interval_s,
             **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
             **({} if algorithm is None else {"algorithm": algorithm.model_dump(mode="json")}),
         },

@@ -55,7 +55,7 @@ class TrainerConfig(BaseModel):
     """What metrics are written over in MLflow: ``env_steps``, ``updates`` or ``seconds``; the others are metrics."""
     where: Literal["train", "process"] = "train"
     """``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. ``process``: a thread of the job itself, fed
-    by the buffer directly; for small jobs, it starts at once."""
+    by the buffer directly; for small jobs of one rank, it starts at once."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. ``mixed`` takes
     one."""
@@ -79,4 +79,6 @@ class TrainerConfig(BaseModel):
             # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no
             # gradient, while another waits for the ranks' gradients of its own play.
             raise ValueError(f"num_workers is {self.num_workers}, and algorithm 'mixed' learns in one rank")
+        if self.where == "process" and self.num_workers > 1:
+            raise ValueError(f"num_workers 1, since where is process; {self.num_workers} ranks need where: train")
         return self

@@ -211,6 +211,7 @@ class TestWrong:
                 "trainer.eval_buffers.0: there is no buffer 'held'",
             ),
             ("buffers: [buffer]", "buffers: [buffer]\n  weights: [1, 2]", "weights has 2 numbers for 1 buffers"),
+            ("buffers: [buffer]", "buffers: [buffer]\n  where: process\n  num_workers: 2", "2 ranks need where: train"),
             ("buffers: [buffer]", "buffers: [buffer]\n  eval_buffers: [buffer]", "a buffer stands more than once"),
             (
                 "buffers: [buffer]",
