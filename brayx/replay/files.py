@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from brayx.errors import BadFragment, ConfigError
+from brayx.errors import BadFragment, ConfigError, first_line
 from brayx.replay.packing import Layout, check
 from brayx.types import DEMONSTRATION, Fragment, NestedArray
 
@@ -33,6 +33,7 @@ Format: TypeAlias = Literal["npz", "parquet", "minari"]
 
 _SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "minari", ".h5": "minari"}
 _NEEDED = ("action", "reward", "terminated")
+_PLAIN = ("reward", "terminated", "truncated", "log_prob", "policy_version")
 _OWN = (*_NEEDED, "truncated", "log_prob", "policy_version")
 
 
@@ -125,8 +126,8 @@ class Dataset:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+        except Exception as error:  # zipfile, zlib and NumPy each have their own for a file that is no archive
+            raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
         yield from self._episodes(file, arrays)
 
     def _parquet(self, file: Path) -> Iterator[Fragment]:
@@ -137,7 +138,7 @@ class Dataset:
             table = pyarrow.parquet.read_table(file)
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
-        yield from self._episodes(file, {name: _column(table[name]) for name in table.column_names})
+        yield from self._episodes(file, {name: _column(file, name, table[name]) for name in table.column_names})
 
     def _minari(self, file: Path) -> Iterator[Fragment]:
         try:
@@ -172,6 +173,14 @@ class Dataset:
         self._need(file, arrays, list(arrays))
         observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
         following = {name for name in arrays if name == "next_obs" or name.startswith("next_obs/")}
+        for name, array in arrays.items():
+            if array.ndim == 0:
+                raise ConfigError(f"{file}: {name} is one value, expected one for each step", path=str(file))
+            if name in _PLAIN and (array.ndim > 1 or array.dtype.kind not in "biuf"):
+                raise ConfigError(
+                    f"{file}: {name} has {array.dtype} of shape {array.shape}, expected a number for each step",
+                    path=str(file),
+                )
         rows = len(arrays["reward"])
         for name, array in arrays.items():
             if len(array) != rows:
@@ -223,18 +232,32 @@ class Dataset:
             )
 
 
-def _column(column: Any) -> np.ndarray:
-    """A Parquet column ``[rows, ...]``; lists of one length become axes."""
+def _column(file: Path, name: str, column: Any) -> np.ndarray:
+    """A Parquet column ``[rows, ...]``; lists of one length become axes. Raises ConfigError for others, and for nulls."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     array = column.combine_chunks()
     shape: list[int] = [len(array)]
-    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        inner = array.flatten()
-        if len(array) and len(inner) % len(array):
-            raise ConfigError("a Parquet column has lists of several lengths, expected one")
-        shape.append(len(inner) // max(1, len(array)))
-        array = inner
+    each = 1  # entries of a row, as deep as this is
+
+    def refuse(found: np.ndarray, what: str) -> None:
+        if found.any():
+            row = int(found.argmax()) // max(1, each)
+            raise ConfigError(f"{file}: {name}: row {row} (the first is 0) {what}", path=str(file), row=row)
+
+    while True:
+        refuse(array.is_null().to_numpy(zero_copy_only=False), "holds null")
+        if not (
+            pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
+        ):
+            break
+        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+        length = int(lengths[0]) if len(lengths) else 0
+        refuse(lengths != length, f"has a list of another length than the first one, {length}")
+        shape.append(length)
+        each *= length
+        array = array.flatten()
     flat: np.ndarray = array.to_numpy(zero_copy_only=False)
     return flat.reshape(shape)
 

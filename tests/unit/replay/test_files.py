@@ -139,6 +139,83 @@ def test_other_things_that_are_wrong_with_a_file(tmp_path):
         Dataset(tmp_path / "pickled.npz").check()
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_that_is_cut_anywhere_is_told_as_one_that_cannot_be_read(tmp_path, save):
+    save(tmp_path / "whole.npz", **steps("--T" * 20))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    for length in range(0, len(whole), 11):
+        (tmp_path / "cut.npz").write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=r"cut\.npz: cannot be read"):
+            Dataset(tmp_path / "cut.npz").check()
+
+
+def test_a_broken_byte_is_told_so_too(tmp_path):
+    np.savez_compressed(tmp_path / "whole.npz", **steps("--T" * 20))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    told = 0
+    for place in range(0, len(whole), 5):
+        (tmp_path / "bad.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            Dataset(tmp_path / "bad.npz").check()  # a date may be broken, for one
+        except ConfigError:
+            told += 1
+    assert told > len(whole) / 10
+
+
+@pytest.mark.parametrize("kind", SAVE)
+@pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "log_prob", "policy_version"])
+@pytest.mark.parametrize("value", [np.zeros((3, 2)), np.array(["a"] * 3)])
+def test_what_is_one_number_for_each_step_is_nothing_else(tmp_path, kind, name, value):
+    SAVE[kind](tmp_path / f"data.{kind}", {**steps("--T"), name: value})
+    with pytest.raises(ConfigError, match=rf"{name} has .*, expected a number for each step"):
+        Dataset(tmp_path / f"data.{kind}").check()
+
+
+@pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated"])
+def test_one_value_for_all_steps_is_refused(tmp_path, name):
+    np.savez(tmp_path / "data.npz", **{**steps("--T"), name: np.float32(1)})
+    with pytest.raises(ConfigError, match=f"{name} is one value, expected one for each step"):
+        Dataset(tmp_path / "data.npz").check()
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ([[1], [2, 3, 4]], r"row 1 \(the first is 0\) has a list of another length than the first one, 1"),
+        ([[1, 2], [3, 4], [5]], "row 2"),
+        ([[[1, 2], [3, 4]], [[5, 6], [7]]], "row 1"),
+        ([[[1], [2]], [[3], [4, 5]]], "row 1"),
+        ([[], [1, 2]], "row 1"),
+        ([[1, 2], None], "row 1 .*holds null"),
+        ([[1, 2], [3, None]], "row 1 .*holds null"),
+        ([1, None], "row 1 .*holds null"),
+    ],
+)
+def test_lists_in_a_column_are_of_one_length_and_whole(tmp_path, column, told):
+    """Else their values would be shared out among other rows."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = {name: array.tolist()[: len(column)] for name, array in steps("---").items()}
+    pyarrow.parquet.write_table(pa.table({**rows, "obs": column}), tmp_path / "data.parquet")
+    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {told}"):
+        Dataset(tmp_path / "data.parquet").check()
+
+
+def test_lists_in_lists_are_axes_however_the_file_is_cut_into_groups(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = steps("----T")
+    obs = np.arange(5 * 2 * 3, dtype=np.float32).reshape(5, 2, 3)
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(10)), 2)
+    table = pa.table({**{name: a.tolist() for name, a in rows.items()}, "obs": obs.tolist(), "bonus": fixed})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet", row_group_size=2)
+    (only,) = Dataset(tmp_path / "data.parquet")
+    assert (only.obs[:5] == obs).all()
+    assert (only.extras["bonus"] == np.arange(10).reshape(5, 2)).all()
+
+
 def test_parts_are_all_files_once(tmp_path):
     for number in range(5):
         save_npz(tmp_path / f"{number}.npz", {**steps("-T"), "reward": np.full(2, number)})
