@@ -55,8 +55,8 @@ def train_distributed(
         training: what `pipelines.rollouts.train_local` takes as well; None: its defaults.
         num_workers: rollout workers.
         max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
-        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, which
-            is one alone); None: a thread, unless there are several.
+        ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, for
+            one); None: a thread, unless there are several.
         cpus_per_worker: CPUs that Ray reserves for each rollout worker.
         checkpoint_interval_s: seconds between two checkpoints.
         project: MLflow experiment; None: named after ``env``.

@@ -21,7 +21,7 @@ from brayx.errors import BadFragment, BrayxError
 from brayx.hub import HubClient, get_hub
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
-from brayx.replay.packing import READY_KEY, Batch, Layout
+from brayx.replay.packing import READY_KEY, Batch, Layout, rows, transitions
 from brayx.types import Columns, Fragment
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class BufferActor:
         for replay in replays:
             part = 0
             if self._is_over():
-                self._buffer.dropped_elsewhere("ended", _size(replay))
+                self._buffer.dropped_elsewhere("ended", transitions(replay))
                 whole += 1
                 continue
             await self._learn_of(replay)
@@ -154,7 +154,7 @@ class BufferActor:
                 if rest is not None:
                     if not self._is_over():
                         break
-                    self._buffer.dropped_elsewhere("ended", _size(rest))
+                    self._buffer.dropped_elsewhere("ended", transitions(rest))
             except BadFragment as error:
                 refused, why = refused + 1, why or error.message
             whole += 1
@@ -309,15 +309,11 @@ class BufferActor:
             self._buffer.published(found[0])
 
 
-def _size(replay: Any) -> int:
-    return len(replay) if isinstance(replay, Fragment | Columns) else 1
-
-
 def _parts(replay: Fragment | Columns | None) -> int:
     """As `Taken.part` counts them."""
     if isinstance(replay, Columns):
-        return len(np.atleast_1d(replay.arrays.get("mask", ())))
-    return len(replay) if isinstance(replay, Fragment) else 0
+        return rows(replay)
+    return transitions(replay) if isinstance(replay, Fragment) else 0
 
 
 def _claimed(replay: Any) -> int | None:

@@ -7,13 +7,14 @@ Knows nothing of Ray, of models, or of what the learner does with a batch.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from brayx.errors import BadFragment
 from brayx.replay.config import BufferConfig
-from brayx.replay.packing import Batch, Layout, Packer
+from brayx.replay.packing import Batch, Layout, Packer, rows, transitions
 from brayx.replay.table import MAX_CAPACITY, PRIORITY, Table
 from brayx.types import Columns, Fragment
 
@@ -91,15 +92,14 @@ class ReplayBuffer:
         """
         room = self._room()
         if isinstance(replay, Columns):
-            rows = len(np.atleast_1d(replay.arrays.get("mask", ())))
-            if rows <= room:
+            parts = _cut(replay, room) if rows(replay) > room else None
+            if parts is None:
                 self.push(replay)
                 return None
-            if not room:
-                return replay
-            self.push(Columns({key: array[:room] for key, array in replay.arrays.items()}))
-            return replay.after(room)
-        size = len(replay) if isinstance(replay, Fragment) else 1
+            if room:
+                self.push(parts[0])
+            return parts[1]
+        size = transitions(replay)
         steps = self._packer.fitting(size, room)
         if steps == size:
             self.push(replay)
@@ -177,7 +177,7 @@ class ReplayBuffer:
         try:
             made = self._pack(replay, steps)
         except BadFragment as error:
-            self._dropped["bad_fragment"] += len(replay) if isinstance(replay, Fragment | Columns) else 1
+            self._dropped["bad_fragment"] += transitions(replay)
             self.last_refusal = error.message
             raise
         self.pushed += len(replay) if steps is None else steps
@@ -243,11 +243,32 @@ def _newest(replay: Fragment | Columns) -> int:
     return int(np.max(replay.arrays["policy_version"], where=np.asarray(replay.arrays["mask"]) > 0, initial=-1))
 
 
+def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:
+    """The first ``at`` columns and the rest; None where something is no array, which packing refuses."""
+    try:
+        first = {key: array[:at] for key, array in columns.arrays.items()}
+        return Columns(first), columns.after(at)
+    except (IndexError, TypeError):
+        return None
+
+
 def _check_priority(replay: Fragment | Columns) -> None:
-    named = replay.arrays if isinstance(replay, Columns) else replay.extras if isinstance(replay, Fragment) else {}
+    named: Any = replay.arrays if isinstance(replay, Columns) else getattr(replay, "extras", {})
+    if not isinstance(named, Mapping):
+        return  # which packing refuses
     for name in ("weight", "index"):
         if name in named:
             raise BadFragment(f"{name}: is the buffer's own name for what it samples", field=name)
-    given = named.get(PRIORITY)
-    if isinstance(given, np.ndarray) and given.dtype.kind in "if" and given.min(initial=0) < 0:
+    if PRIORITY not in named:
+        return
+    try:
+        given = np.asarray(named[PRIORITY])
+    except ValueError as error:  # of lists that are not all of one length
+        raise BadFragment(f"{PRIORITY}: is no array: {error}", field=PRIORITY) from None
+    axes = 2 if isinstance(replay, Columns) else 1
+    if given.ndim != axes or given.dtype.kind not in "biuf":
+        raise BadFragment(
+            f"{PRIORITY}: expected a number for each step, got {given.dtype} of shape {given.shape}", field=PRIORITY
+        )
+    if given.min(initial=0) < 0:
         raise BadFragment(f"{PRIORITY}: is negative", field=PRIORITY)

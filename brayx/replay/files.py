@@ -233,7 +233,7 @@ class Dataset:
 
 
 def _column(file: Path, name: str, column: Any) -> np.ndarray:
-    """A Parquet column ``[rows, ...]``; lists of one length become axes. Raises ConfigError for others, and for nulls."""
+    """A Parquet column ``[rows, ...]``; lists of one length become axes; raises ConfigError for others and nulls."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -249,7 +249,9 @@ def _column(file: Path, name: str, column: Any) -> np.ndarray:
     while True:
         refuse(array.is_null().to_numpy(zero_copy_only=False), "holds null")
         if not (
-            pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
+            pa.types.is_list(array.type)
+            or pa.types.is_large_list(array.type)
+            or pa.types.is_fixed_size_list(array.type)
         ):
             break
         lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)

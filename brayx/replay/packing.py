@@ -23,8 +23,9 @@ Knows nothing of queues, Ray or torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,13 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
     """
     if not isinstance(fragment, Fragment):
         raise BadFragment(f"expected a Fragment or Columns, got {type(fragment).__name__}")
-    length = len(np.atleast_1d(fragment.reward))
+    if not isinstance(fragment.extras, Mapping):
+        raise BadFragment(f"extras: expected arrays by name, got {type(fragment.extras).__name__}", field="extras")
+    for name in ("terminated", "truncated"):
+        flag = _array(name, getattr(fragment, name))
+        if flag.ndim or flag.dtype.kind not in "biuf":
+            raise BadFragment(f"{name}: expected true or false, got {flag.dtype} of shape {flag.shape}", field=name)
+    length = len(np.atleast_1d(_array("reward", fragment.reward)))
     if length == 0:
         raise BadFragment("reward: a fragment needs at least one transition, got none")
     arrays = {
@@ -187,6 +194,8 @@ def check_columns(
     Raises:
         BadFragment: names the field, what it holds and what was expected.
     """
+    if not isinstance(columns.arrays, Mapping):
+        raise BadFragment(f"arrays: expected arrays by name, got {type(columns.arrays).__name__}", field="arrays")
     arrays = {key: _array(key, array) for key, array in columns.arrays.items()}
     for key in sorted({"action", *_FIXED} - arrays.keys()):
         raise BadFragment(f"{key}: missing; these columns have {sorted(arrays)}", field=key)
@@ -214,6 +223,26 @@ def check_columns(
     if newest_version is not None:
         _check_version(arrays["policy_version"][mask > 0], newest_version)
     return arrays
+
+
+def transitions(pushed: Any) -> int:
+    """How many transitions a push says it has, however it looks; 1 where that cannot be told."""
+    try:
+        return len(pushed) if isinstance(pushed, Fragment | Columns) else 1
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # a reward that is one number, a mask whose lists are of several lengths
+        return 1
+
+
+def rows(columns: Columns) -> int:
+    """How many columns there are by their mask, however that looks; 0 where that cannot be told, and is refused."""
+    try:
+        return len(np.atleast_1d(np.asarray(columns.arrays.get("mask", ()))))
+    except (AttributeError, ValueError):
+        return 0
 
 
 def _check_version(versions: np.ndarray, newest: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from brayx.replay.actor import BufferActor, Next
 from brayx.replay.packing import READY_KEY
+from brayx.types import Columns, Fragment
 from tests.unit.replay.made import CONFIG, WHOLE, changed, columns, fragment
 
 
@@ -231,3 +233,54 @@ async def test_pushes_that_wait_at_once_are_counted_once_each():
     assert (await actor.next_batch(reader, 0.1)).batch is not None
     await asyncio.gather(*waiting)
     assert actor._books.summary()["env_steps"] == (await actor.stats())["pushed"] == 2 * WHOLE
+
+
+ODD = [
+    None, 3, "x", b"x", [[1], [2, 3]], [[None]], {}, {"a": np.zeros(3)}, np.zeros(()), np.zeros(0), np.zeros((2, 5, 2)),
+    np.array(["a"]), np.array([object()]), np.zeros((2, 5), complex), np.zeros((2, 5), "M8[s]"),
+    np.full((2, 5), np.nan),
+]  # fmt: skip
+"""What somebody may push where an array belongs."""
+
+
+def bad_pushes() -> list[object]:
+    good, whole = dict(columns(2).arrays), fragment(4)
+    pushes: list[object] = [*ODD, *(Columns(odd) for odd in ODD)]
+    for key in (*good, "priority", "weight"):
+        pushes += [Columns({**good, key: odd}) for odd in ODD]
+    for name in (field.name for field in dataclasses.fields(Fragment)):
+        pushes += [dataclasses.replace(whole, **{name: odd}) for odd in ODD]
+    return [*pushes, *(dataclasses.replace(whole, extras={"priority": odd}) for odd in ODD)]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("options", [{}, {"max_policy_lag": 0}, {"sampler": "uniform"}, {"sampler": "prioritised"}])
+async def test_whatever_is_pushed_its_neighbours_are_taken_and_what_is_refused_shapes_nothing(options, drop):
+    refusals = 0
+    for bad in bad_pushes():
+        actor = BufferActor(changed(**options))
+        taken = await actor.push([bad], drop)
+        assert (taken.whole, taken.refused) in ((1, 0), (1, 1)), bad
+        if not taken.refused:  # an empty mapping of extras, and the like
+            continue
+        refusals += 1
+        taken = await actor.push([columns(1), bad, columns(1)], drop)
+        assert (taken.whole, taken.refused) == (3, 1), bad
+        assert (await actor.stats())["pushed"] == WHOLE, bad
+    assert refusals > 300
+
+
+async def test_a_push_that_is_cut_for_want_of_room_is_refused_as_a_whole_one_is():
+    for bad in (Columns({**columns(9).arrays, "action": 5}), Columns({**columns(9).arrays, "mask": [[1], [1, 1]]})):
+        actor = BufferActor(CONFIG)
+        taken = await actor.push([columns(2), bad, columns(2)], drop=False)
+        assert (taken.whole, taken.refused) == (3, 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 2), (1, 5, 1), (1,)])
+async def test_a_priority_that_is_refused_is_not_asked_of_those_after_it(shape):
+    actor = BufferActor(changed(sampler="prioritised"))
+    bad = Columns({**columns(1).arrays, "priority": np.ones(shape, np.float32)})
+    assert "priority: expected a number for each step" in (await actor.push([bad])).why
+    good = Columns({**columns(2).arrays, "priority": np.ones((2, 5), np.float32)})
+    assert (await actor.push([good])).refused == 0
