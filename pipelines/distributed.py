@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pipelines.rollouts import Point, Result
     from pipelines.training import Training
 
+_DROPPED = ("replay_dropped.", "fragments_dropped.")
+"""Transitions by the reason why they were not learned from."""
+
 
 def train_distributed(
     env: str,
@@ -171,6 +174,7 @@ def _result(job: JobConfig, done: Any, episodes: int) -> Result:
         normaliser=normaliser,
         curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
         evaluation=_evaluated(job, module, forward_args, normaliser, episodes) if episodes else None,
+        dropped=round(sum(n for name, n in done.numbers.items() if name.startswith(_DROPPED))),
     )
 
 

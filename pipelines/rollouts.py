@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
 import threading
 import time
@@ -28,13 +29,13 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import check_finite
-from brayx.errors import ConfigError
+from brayx.errors import BadFragment, ConfigError
 from brayx.hub import Books
 from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
-from brayx.replay.packing import Batch
+from brayx.replay.packing import Batch, check_columns
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode
 from brayx.rollout.envs import EnvSource, make_envs
@@ -46,6 +47,8 @@ from brayx.trainer.ranks import Alone
 from brayx.types import Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks
 from pipelines.training import Training
+
+logger = logging.getLogger(__name__)
 
 Model = tuple[nn.Module, tuple[NestedArray, ...]]
 """A module and example arguments."""
@@ -74,6 +77,8 @@ class Result:
         reason: ``num_steps``, ``target_return``, or ``stopped``.
         began: when the first step was taken, on the monotonic clock.
         env_steps: transitions collected, those before a resume included.
+        dropped: of those of this process, how many were not learned from, because something in them was not finite, or
+            for whatever ``replay_dropped`` says.
         updates: batches learned from.
         seconds: collecting and learning, from the first step on; of this process alone, where a trial was resumed.
         steps_per_s: env steps collected and learned from, each of those seconds.
@@ -99,6 +104,7 @@ class Result:
     normaliser: Mapping[str, np.ndarray] = field(default_factory=dict)
     curve: tuple[Point, ...] = ()
     evaluation: Evaluation | None = None
+    dropped: int = 0
 
 
 def train_local(
@@ -217,6 +223,7 @@ def train_local(
         normaliser=normaliser,
         curve=tuple(run.curve),
         evaluation=evaluation,
+        dropped=run.dropped,
     )
 
 
@@ -278,6 +285,7 @@ class _Run:
         stop: threading.Event,
     ) -> None:
         self.env_steps = 0
+        self.dropped = 0
         self.about: dict[str, Any] = {}
         self._steps_before = 0
         self.curve: list[Point] = []
@@ -413,11 +421,42 @@ class _Run:
             self._recorder.add_all("episode_return", [episode.ret for episode in episodes])
             self._recorder.add_all("episode_length", [episode.length for episode in episodes])
         self._ended = time.monotonic()
+        good = self._fit_to_learn_from(arrays)
+        if good is None:
+            return
         if self._table is None:
-            yield arrays
+            yield good
         else:
-            yield from self._sampled(self._table, Columns(arrays))
+            yield from self._sampled(self._table, Columns(good))
         self._ended = time.monotonic()
+
+    def _fit_to_learn_from(self, arrays: Batch) -> Batch | None:
+        """A run without the columns that a buffer would refuse for a number that is none; None: there is no other.
+
+        Without a table the batch keeps its shape: what is dropped is masked out.
+        """
+        try:
+            check_columns(Columns(arrays), arrays["mask"].shape[1] - 1, None)
+            return arrays
+        except BadFragment as error:
+            bad = np.zeros(len(arrays["mask"]), np.bool_)
+            for array in arrays.values():
+                if array.dtype.kind == "f":
+                    bad |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            if not bad.any():
+                raise
+            if not self.dropped:
+                logger.warning("of %d of %d environments a run is not learned from: %s", bad.sum(), len(bad), error)
+        lost = int(arrays["mask"][bad].sum())
+        self.dropped += lost
+        self._recorder.add("replay_dropped", lost, label="bad_fragment")
+        if bad.all():
+            return None
+        if self._table is not None:
+            return {key: array[~bad] for key, array in arrays.items()}
+        for array in arrays.values():
+            array[bad] = 0
+        return arrays
 
     def _sampled(self, table: Table, left: Columns | None) -> Iterator[Batch]:
         """Inserts columns as far as the rate allows, samples as often as it asks, and so on until all are in: nobody

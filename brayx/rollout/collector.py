@@ -270,6 +270,7 @@ class Collector:
         return found
 
     def _count_episodes(self, reward: np.ndarray, done: np.ndarray, resetting: np.ndarray) -> None:
+        reward = np.where(np.isfinite(reward), reward, 0.0)  # else no later return of its environment is a number
         returns = self._return[:, None] + reward[:, :-1].cumsum(1, dtype=np.float64)
         lengths = self._length[:, None] + (~resetting[:, :-1]).cumsum(1)
         return_before, length_before = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)

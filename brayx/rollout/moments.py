@@ -25,10 +25,15 @@ class Moments:
 
     Args:
         shape: of one sample.
+
+    Attributes:
+        skipped: samples that held NaN or infinity and were left out: one of them in the sums would make everything NaN
+            that is ever normalised by them.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.count = 0
+        self.skipped = 0
         self.mean = np.zeros(shape)
         self.m2 = np.zeros(shape)
 
@@ -41,10 +46,15 @@ class Moments:
         return deviation
 
     def add(self, samples: np.ndarray) -> None:
-        """Adds ``[N, *shape]``."""
+        """Adds ``[N, *shape]``, but for samples that are not finite."""
+        part = Moments(self.mean.shape)
+        with np.errstate(all="ignore"):  # a sum needs no second array; only one that is not finite is looked into
+            if not np.isfinite(samples.sum(dtype=np.float64)):
+                finite = np.isfinite(samples).reshape(len(samples), -1).all(axis=1)
+                self.skipped += int(np.count_nonzero(~finite))
+                samples = samples[finite]
         if len(samples) == 0:
             return
-        part = Moments(self.mean.shape)
         part.count = len(samples)
         part.mean = samples.mean(0, dtype=np.float64)
         part.m2 = np.square(samples - part.mean).sum(0)
@@ -91,16 +101,22 @@ class Shared:
 
     Args:
         shape: of one sample.
+
+    Attributes:
+        total: of what was adopted and added.
+        skipped: samples that this process left out, see `Moments`.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.total = Moments(shape)
+        self.skipped = 0
         self._fresh = Moments(shape)
 
     def add(self, samples: np.ndarray) -> None:
         """Adds ``[N, *shape]``."""
         part = Moments(self.total.mean.shape)
         part.add(samples)
+        self.skipped += part.skipped
         self.total.merge(part)
         self._fresh.merge(part)
 
@@ -200,7 +216,7 @@ class RewardNormaliser:
         self._sums = np.zeros(num_envs)
 
     def __call__(self, reward: np.ndarray, done: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Sees and normalises the rewards of a run.
+        """Sees and normalises the rewards of a run; those that are not finite are not seen, and stay as they are.
 
         Args:
             reward: ``[N, T]``.
@@ -210,14 +226,18 @@ class RewardNormaliser:
         Returns:
             ``[N, T]`` float32.
         """
+        finite = np.isfinite(reward)
+        seen = np.where(finite, reward, 0.0)
         sums = np.empty(reward.shape)
         for t in range(reward.shape[1]):
-            self._sums = self._sums * self._gamma + reward[:, t]
+            self._sums = self._sums * self._gamma + seen[:, t]
             sums[:, t] = self._sums
             self._sums[done[:, t]] = 0.0
+        sums[~finite] = np.nan
         self.moments.add(sums[mask > 0])
         scaled: np.ndarray = reward / self.moments.total.std
-        return np.asarray(np.clip(scaled, -self._clip, self._clip), np.float32)
+        # What has no bound is not clipped to one: it is to be refused where it is learned from.
+        return np.where(finite, np.clip(scaled, -self._clip, self._clip), reward).astype(np.float32)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The moments; sums begin anew with the environments."""

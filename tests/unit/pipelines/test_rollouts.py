@@ -126,6 +126,51 @@ def test_the_columns_of_all_environments_are_sampled_however_many_there_are(bloc
     assert result.updates == pytest.approx((640 - 100) * training.samples_per_insert / training.batch_size, abs=3)
 
 
+class Flawed(Right):
+    """One in sixteen of its episodes sees or gives something that is no number."""
+
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (1,), np.float32)
+    made = 0
+
+    def __init__(self):
+        self.number, Flawed.made = Flawed.made, Flawed.made + 1
+        self.episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset()
+        self.episode += 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        at, reward, *rest = super().step(action)
+        flawed = (self.episode + self.number) % 16 == 3 and at == 2
+        obs = np.full(1, np.nan if flawed and self.number % 2 else at, np.float32)
+        return obs, np.inf if flawed and not self.number % 2 else reward, *rest
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "uniform", "batch_size": 8, "min_columns": 8}])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_is_no_number_is_dropped_and_counted_and_the_rest_is_learned_from(options, blocking, caplog):
+    numbers = {}
+    result = train_local(
+        Flawed,
+        PPOConfig(epochs=1) if not options else ImpalaConfig(),
+        Training(
+            total_steps=2_000, num_envs=4, unroll_length=8, normalise_obs=True, normalise_reward=True, engine="torch",
+            samples_per_insert=2.0, blocking=blocking, **options,
+        ),
+        on_update=lambda runs, steps, newest: numbers.update(newest),
+    )  # fmt: skip
+    assert result.reason == "num_steps"
+    assert 0 < result.dropped < 800
+    assert numbers["replay_dropped.bad_fragment"] == result.dropped
+    assert result.updates > 50
+    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+    assert all(np.isfinite(array).all() for array in result.normaliser.values())
+    assert result.return_mean > 0
+    assert "holds NaN or infinity" in caplog.text
+
+
 def test_what_happens_in_the_collectors_thread_is_told():
     class Breaking(Counting):
         def step(self, action):

@@ -200,3 +200,16 @@ def test_a_model_of_other_observations_is_refused_by_what_differs():
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     with pytest.raises(ConfigError, match=r"obs: the environments give \[4\] float32, the model takes \[2\] float32"):
         Collector(envs, Policy(Linear(), OBS, engine="torch"), 4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_reward_that_is_no_number_spoils_the_return_of_no_later_episode(bad):
+    class Once(Counting):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, bad if (self._episode, self._at) == (1, 2) else reward, *rest
+
+    made = collector(Once, num=1, length=7)
+    for _ in range(4):
+        made.collect()
+    assert [episode.ret for episode in made.episodes()] == [6, 4, 6, 6, 6, 6, 6]

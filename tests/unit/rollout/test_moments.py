@@ -86,3 +86,31 @@ def test_a_discounted_sum_ends_with_its_episode():
     scaled = normaliser(reward * mask, done, mask)
     sums = [1, 1.5, 1, 2, 3, 3.5, 3.75]  # of the steps with a mask
     np.testing.assert_allclose(scaled, reward * mask / np.std(sums), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_sample_that_is_no_number_is_left_out_and_counted(bad):
+    samples = np.random.default_rng(0).normal(3, 2, (50, 2)).astype(np.float32)
+    whole, shared = Moments((2,)), Shared((2,))
+    whole.add(np.delete(samples, [3, 20], axis=0))
+    samples[3, 1], samples[20] = bad, bad
+    shared.add(samples)
+    shared.add(np.full((4, 2), bad, np.float32))
+    for moments in (shared.total, shared.drain()):
+        assert moments.count == 48
+        np.testing.assert_allclose(moments.mean, whole.mean)
+        np.testing.assert_allclose(moments.m2, whole.m2)
+    assert shared.skipped == 6
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_reward_that_is_no_number_stays_what_it_is_and_spoils_no_other(bad):
+    clean, spoilt = RewardNormaliser(2, gamma=0.5), RewardNormaliser(2, gamma=0.5)
+    reward, done, mask = np.ones((2, 6), np.float32), np.zeros((2, 6), bool), np.ones((2, 6), np.float32)
+    worse = reward.copy()
+    worse[1, 2] = bad
+    for _ in range(3):
+        expected, got = clean(reward, done, mask), spoilt(worse, done, mask)
+    assert np.flatnonzero(~np.isfinite(got)).tolist() == [8]
+    assert spoilt.moments.skipped == 3
+    np.testing.assert_allclose(got[0], expected[0], rtol=0.3)
