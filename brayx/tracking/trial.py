@@ -233,7 +233,13 @@ class Trial:
                     self._delete_artifacts(path)
                 raise
             # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
-            client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
+            try:
+                client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
+            except Exception:
+                with contextlib.suppress(Exception):  # nobody would ever delete it: the disk may be full of these soon
+                    if path not in [checkpoint.artifact_path for checkpoint in self.checkpoints()]:
+                        self._delete_artifacts(path)
+                raise
             if replaced is not None:
                 self._delete_artifacts(replaced.artifact_path)
         return checkpoint

@@ -223,6 +223,21 @@ class TestCheckpoints:
             trial.save_checkpoint(again, 5)
         assert text_of(trial.latest_checkpoint()) == "one"
 
+    @pytest.mark.parametrize("step", [5, 6])  # in place of the one that is there, and beside it
+    def test_one_whose_record_finds_no_room_leaves_no_files(self, tracking_db: str, tmp_path: Path, step: int) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        trial.save_checkpoint(folder_with(tmp_path, "one"), 5)
+        again = folder_with(tmp_path, "two")
+        with sqlite3.connect(tracking_db.removeprefix("sqlite:///")) as database:
+            for change in ("INSERT", "UPDATE"):
+                full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+                database.execute(f"CREATE TRIGGER full_{change} BEFORE {change} ON tags {full}")
+        for _ in range(3):
+            with pytest.raises(TrackingError, match="database or disk is full"):
+                trial.save_checkpoint(again, step)
+        assert len(list(tmp_path.glob("mlartifacts/**/weights.npz"))) == 1
+        assert text_of(trial.latest_checkpoint()) == "one"
+
     def test_the_one_before_is_taken_when_the_newest_has_lost_files(self, tracking_db: str, tmp_path: Path) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         saved = [trial.save_checkpoint(folder_with(tmp_path, str(n)), n) for n in range(3)]
