@@ -8,13 +8,15 @@ A trial is an id, as the last line of `pipelines.ppo` has it, or a name: the new
 from __future__ import annotations
 
 import argparse
+import bisect
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from brayx.errors import BrayxError, ConfigError
+from brayx.metrics import XAxis
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, sqlite_path, telling
 
@@ -52,21 +54,33 @@ def find_trial(reference: str, uri: str) -> Trial:
 
 
 def curve(trial: Trial, metric: str, against: str) -> Curve:
-    """Points of a metric over ``env_steps`` or ``seconds``, in order.
+    """Points of a metric over ``env_steps``, ``updates`` or ``seconds``, in order, whatever the trial's ``x_axis`` is.
 
     Raises:
         ConfigError: the trial has none of them.
         TrackingError: the store could not be read.
     """
-    values = trial.history(metric)
-    if against == "env_steps":
-        points: Curve = [(float(step), value) for step, value in values]
-    else:
-        seconds = dict(trial.history("seconds"))  # written beside every metric, at the same steps
-        points = sorted((seconds[step], value) for step, value in values if step in seconds)
-    if not points:
+    values = _history(trial, metric)
+    if not values:
         raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
-    return points
+    # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
+    passed = _history(trial, against)
+    if not passed and against == "env_steps":  # of somebody who wrote it without brayx's hub
+        passed = [(at, step, float(step)) for at, step, _ in values]
+    written = [at for at, _, _ in passed]
+    places = [bisect.bisect_right(written, at) for at, _, _ in values]
+    points = [(passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place]
+    if not points:
+        raise ConfigError(f"trial {trial.name!r} has no metric {against!r}", trial=trial.name, metric=against)
+    return sorted(points)
+
+
+def _history(trial: Trial, metric: str) -> list[tuple[int, int, float]]:
+    """When each value was written (Unix time in ms: those that were written together have one), at which step, and
+    the value; in order."""
+    with telling(f"cannot read metric {metric!r} of trial {trial.name!r}"):
+        points = client_of(trial.uri).get_metric_history(trial.run_id, metric)
+    return sorted((point.timestamp, point.step, point.value) for point in points)
 
 
 def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> Figure:
@@ -77,7 +91,7 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
     axes = figure.subplots()
     for label, points in curves:
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.5)
-    axes.set_xlabel("seconds" if against == "seconds" else "env steps")
+    axes.set_xlabel(against.replace("_", " "))
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -90,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
     parser.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
     parser.add_argument("--metric", default=DEFAULT_METRIC, help="as MLflow has it (default: %(default)s)")
-    parser.add_argument("--x", choices=["env_steps", "seconds"], default="env_steps", help="(default: %(default)s)")
+    parser.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
     parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     options = parser.parse_args(argv)
     uri = tracking_uri(options.tracking)

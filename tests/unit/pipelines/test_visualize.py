@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from brayx.errors import ConfigError
+from brayx.hub import Hub
+from brayx.metrics import Recorder
 from brayx.tracking import Trial
 from pipelines.visualize import curve, draw, find_trial, main
 
@@ -36,6 +38,34 @@ def test_a_curve_is_over_steps_or_seconds(trials):
     assert curve(trials[1], "episode_return.last100", "seconds") == [(10, 101), (20, 201)]
     with pytest.raises(ConfigError, match="has no metric 'nothing'"):
         curve(trials[1], "nothing", "env_steps")
+
+
+@pytest.mark.parametrize("x_axis", ["env_steps", "updates", "seconds"])
+def test_a_curve_is_over_what_was_asked_for_whatever_its_trial_is_written_over(tracking_db, x_axis):
+    trial = Trial.open("project", x_axis, tracking_db)
+    hub = Hub(trial, interval_s=3600, x_axis=x_axis)
+    recorder = Recorder()
+    for number in range(3):
+        for name, value in (("env_steps", 500), ("updates", 2), ("episode_return", number)):
+            recorder.add(name, value)
+        hub.push(recorder.drain())
+        hub.flush()
+    hub.close()
+    metric = "episode_return.last100"
+    assert curve(trial, metric, "env_steps") == [(500, 0), (1000, 0.5), (1500, 1)]
+    assert curve(trial, metric, "updates") == [(2, 0), (4, 0.5), (6, 1)]
+    assert [value for _, value in curve(trial, metric, "seconds")] == [0, 0.5, 1]
+    assert max(seconds for seconds, _ in curve(trial, metric, "seconds")) < 500, "no steps"
+
+
+def test_a_number_that_is_written_while_no_steps_come_is_at_those_that_had(tracking_db):
+    trial = Trial.open("project", "waiting", tracking_db)
+    trial.log_metrics({"loss": 3, "env_steps": 500}, 1)
+    trial.log_metrics({"loss": 2}, 2)
+    trial.log_metrics({"loss": 1, "env_steps": 700}, 3)
+    assert curve(trial, "loss", "env_steps") == [(500, 2), (500, 3), (700, 1)]
+    with pytest.raises(ConfigError, match="has no metric 'updates'"):
+        curve(trial, "loss", "updates")
 
 
 def test_every_curve_is_drawn_with_its_label():
