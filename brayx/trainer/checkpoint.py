@@ -147,10 +147,12 @@ class Restored:
         self._state = state
         self._device = device
 
-    def go_on(self, algorithm: Algorithm) -> None:
+    def go_on(self, algorithm: Algorithm, rank: int = 0) -> None:
         """Gives the algorithm its state, then the random generators theirs, since making things draws from them.
 
-        The module may be on another device than the one that was saved: the generator of a GPU is then left as it is.
+        They are those of rank 0, which saved: another rank's are seeded from them and its number, as two that drew the
+        same would learn from the same dice. The module may be on another device than the one that was saved: the
+        generator of a GPU is then left as it is.
         """
         state = self._state
         if state.get("algorithm"):
@@ -162,6 +164,11 @@ class Restored:
         random.setstate((version, tuple(numbers), gauss))
         if self._device.type == "cuda" and "cuda_rng" in state:
             torch.cuda.set_rng_state(state["cuda_rng"], self._device)
+        if rank:
+            own = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(3)
+            torch.manual_seed(int(own[0]))
+            np.random.seed(int(own[1]))
+            random.seed(int(own[2]))
 
 
 def restore(

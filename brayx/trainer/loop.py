@@ -150,7 +150,7 @@ def learn(
         config.algorithm, WithLoss(wrapped, hooks) if hooks.loss is not None else wrapped, optimizer, ranks
     )
     if restored is not None:
-        restored.go_on(algorithm)
+        restored.go_on(algorithm, ranks.rank)
 
     publish: Publisher | None = None
     if ranks.rank == 0:

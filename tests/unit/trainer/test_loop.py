@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -530,6 +531,21 @@ def test_random_state_of_the_device_is_restored(tmp_path, device):
     drawn = torch.rand(8, device=device)
     checkpoint.restore(tmp_path, module, optimizer).go_on(None)
     assert torch.equal(torch.rand(8, device=device), drawn)
+
+
+def test_ranks_that_go_on_draw_each_its_own_and_the_same_when_they_go_on_once_more(tmp_path):
+    """One checkpoint, of rank 0, is restored by all."""
+    module = ActorCritic(3, 2, hidden=(16,))
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    checkpoint.save(tmp_path, module, optimizer, checkpoint.Counters(), {})
+
+    def drawn(rank):
+        checkpoint.restore(tmp_path, module, optimizer).go_on(None, rank)
+        return float(torch.rand(())), np.random.random(), random.random()
+
+    first = [drawn(rank) for rank in range(3)]
+    assert all(len(set(numbers)) == 3 for numbers in zip(*first, strict=True))
+    assert [drawn(rank) for rank in range(3)] == first
 
 
 @pytest.mark.gpu
