@@ -7,6 +7,7 @@ learner saves the moments with its checkpoint and brings them back (`StoredMomen
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -175,6 +176,14 @@ class Exchange:
         self._call: Any = None
         self._known = 0
         self._adopt(ray.get(self._store.get.remote(), timeout=_ANSWER_S))
+
+    def catch_up(self) -> None:
+        """Waits for what the store has now and takes that in, unless it does not answer: it is being restarted, and the
+        next turns make up for it."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._adopt(ray.get(self._store.get.remote(), timeout=_ANSWER_S))
 
     def turn(self) -> None:
         """Takes in what has come back, and hands over what was seen since."""

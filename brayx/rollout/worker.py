@@ -3,13 +3,15 @@
 It collects on leases (`RolloutWorker.collect`), so that whoever owns it knows how it does. Weights come in from the
 weight store in a thread of its own and are swapped between two fragments. How close to them it stays is the mode:
 ``blocking`` collects what one update takes and waits for the weights that come of it; ``non_blocking`` goes on, and
-waits only while the buffer has no room. What it pushes it forgets. Knows nothing of other workers.
+waits only while the buffer has no room. What the buffer does not take at once it holds until there is room for that,
+so that nothing is lost for coming at the same time as another worker's, or all at once. Knows nothing of other workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from brayx.components import load, load_module
-from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line
+from brayx.errors import BadFragment, BrayxError, ConfigError, EnvironmentFailed, ReplayError, first_line
 from brayx.hub import HubClient, get_hub
 from brayx.model.build import build_model
 from brayx.model.config import ModelConfig
@@ -32,12 +34,16 @@ from brayx.rollout.component import RolloutComponent
 from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.policy import Policy
 from brayx.rollout.statistics import Exchange, get_moments
-from brayx.types import Columns, Weights
+from brayx.types import Columns, Fragment, Weights
+
+log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
 _ANSWER_S = 30.0
 _PUSHES = 2
-"""Fragments that may wait for a push that is on its way."""
+"""Fragments that may wait for a push that is on its way, once one may drop."""
+_OFFER_S = 0.5
+"""Longest wait for room before a worker looks whether it is to stop."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +341,7 @@ class _Playing:
         self._moments = Exchange(get_moments(spec.moments, spec.namespace), self._collector) if spec.moments else None
         self._version = 0
         self._made = 0  # fragments with this version
+        self._left: list[Fragment | Columns] = []  # collected, and waits for room
         self._waiting_since = time.monotonic()
 
     def turn(self, until: float, workers: int) -> Progress:
@@ -342,6 +349,8 @@ class _Playing:
         began = time.monotonic()
         config = self._spec.config
         overdue = began - self._waiting_since > config.wait_s
+        if self._left:
+            return self._hand_over(began, until, overdue)
         enough = config.mode == "blocking" and self._made >= rounds(self._spec, workers)
         newer = self._newest.get(self._version)
         if newer is None and (self._version == 0 or (enough and not overdue)):
@@ -349,6 +358,8 @@ class _Playing:
             if newer is None:
                 return Progress(waited_s=time.monotonic() - began)
         if newer is not None:
+            if self._version == 0 and self._moments is not None:
+                self._moments.catch_up()  # a learner brings its checkpoint's back before it publishes anything
             self._version = newer[0]
             self._collector.load(newer[1], self._version)
             self._made = 0
@@ -360,21 +371,50 @@ class _Playing:
         waited_s = time.monotonic() - self._waiting_since
         columns = self._collector.collect()
         self._made += 1
-        self._push(columns, overdue, waited_s)
         self._waiting_since = time.monotonic()
+        self._push(columns, overdue, waited_s, until)
         return Progress(1, len(columns), int(overdue), 0.0, self._version)
 
     def close(self) -> None:
-        """Hands over what is left."""
+        """Hands over what is left; what has no room now is counted as dropped."""
         self._newest.close()
+        self._offer(0.0)
+        if self._left:
+            self._books.add("fragments_dropped", sum(map(len, self._left)), label="closed")
         self._buffer.close(1.0)
         if self._moments is not None:
             self._moments.turn()
         self._books.close(1.0)
         self._collector.close()
 
-    def _push(self, columns: Columns, overdue: bool, waited_s: float) -> None:
-        self._buffer.push(columns)
+    def _hand_over(self, began: float, until: float, overdue: bool) -> Progress:
+        """A turn that waits for room for what was collected; with ``overdue`` it is made by dropping."""
+        if overdue:
+            self._buffer.push(*self._left)
+            self._left, self._waiting_since = [], began
+            self._books.add("rollout_waits_overdue", 1)
+        else:
+            self._offer(max(0.0, min(_OFFER_S, until - began)))
+        return Progress(overdue=int(overdue), waited_s=time.monotonic() - began, version=self._version)
+
+    def _offer(self, timeout_s: float) -> None:
+        """Hands over what waits as far as there is room, which it waits for ``timeout_s`` at most."""
+        left, self._left = self._left, []
+        if not left:
+            return
+        try:
+            self._left = self._buffer.offer(*left, timeout_s=timeout_s)
+        except BadFragment:
+            pass  # the buffer counts the transitions and keeps the message
+        except ReplayError as error:  # counted, too; a worker outlives a buffer that is lost, and its job says so
+            log.warning("%s", error.message)
+
+    def _push(self, columns: Columns, overdue: bool, waited_s: float, until: float) -> None:
+        if overdue:  # nobody makes room: whoever comes to learn again is to find the newest
+            self._buffer.push(columns)
+        else:
+            self._left = [columns]
+            self._offer(max(0.0, min(_OFFER_S, until - time.monotonic())))
         if self._moments is not None:
             self._moments.turn()
         episodes = self._collector.episodes()

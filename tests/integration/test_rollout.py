@@ -21,6 +21,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
 from brayx.replay.shards import Shards
 from brayx.rollout.component import RolloutComponent
+from brayx.rollout.moments import Moments
 from brayx.rollout.statistics import create_moments
 from brayx.rollout.worker import RolloutSpec, check_rollout
 from brayx.rollout.workers import Workers
@@ -62,7 +63,9 @@ class Job:
         name = uuid.uuid4().hex[:8]
         module = f"rollout_{name}"
         (folder / f"{module}.py").write_text(textwrap.dedent(FILES))
-        self.buffer_config = BufferConfig(size=options.pop("size", 4), batch_size=8, unroll_length=T, max_in_flight=1)
+        self.buffer_config = BufferConfig(
+            size=options.pop("size", 4), batch_size=8, unroll_length=T, max_in_flight=1, **options.pop("sampling", {})
+        )
         self.buffer = Shards.start(f"buffer-{name}", self.buffer_config, namespace=namespace)[0].actor
         self.store = create_weight_store(f"store-{name}", namespace)
         self.moments = create_moments(f"moments-{name}", namespace)
@@ -165,6 +168,19 @@ def test_a_worker_without_a_learner_waits_for_room(job):
         assert "dropped.full" not in made.stats(), "what has no room is not collected"
 
 
+def test_nothing_is_lost_for_coming_at_once_where_the_rate_allows_less_than_one_worker_brings(job):
+    """A sample makes room for one column, workers bring four each."""
+    made = job(size=64, sampling={"sampler": "uniform", "samples_per_insert": 8.0, "min_columns": 8})
+    made.publish()
+    with made.workers(2) as workers:
+        until(lambda: made.take() is not None and workers.running == 2, "both collect", WAIT_S)
+        for _ in range(20):
+            made.take()
+        stats = made.stats()
+    assert not [name for name in stats if name.startswith("dropped")], stats
+    assert stats["samples"] > 8 * (stats["inserts"] - 8) - 40, "the rate is kept by what waits"
+
+
 def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand(job):
     made = job(size=64)
     made.publish()
@@ -230,6 +246,18 @@ def test_what_cannot_work_is_told_before_anything_starts(job):
     with pytest.raises(ConfigError, match=r"rollout 'games' \(Pendulum-v1\): obs: the environments give \[3\]"):
         check_rollout(job(env="Pendulum-v1").spec)
     check_rollout(job().spec)
+
+
+def test_a_worker_that_was_there_before_a_learner_brought_its_moments_back_collects_with_them(job):
+    made = job(normalise_obs=True)
+    seen = Moments((4,))
+    seen.add(np.random.default_rng(0).normal(100.0, 1.0, (100_000, 4)))
+    with made.workers() as workers:
+        until(lambda: workers.collected.waited_s > 0, "it waits for the first weights", WAIT_S)
+        ray.get(made.moments.restore.remote({"obs": seen}))
+        made.publish()
+        obs = made.take()["obs"]
+    assert (obs == -10.0).all(), "CartPole's observations are far below 100"
 
 
 def test_workers_share_what_they_normalise_by_and_a_store_that_died_has_it_back(job):
