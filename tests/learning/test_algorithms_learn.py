@@ -113,13 +113,13 @@ def test_pendulum_ppo(rows: Rows, seed: int) -> None:
             num_envs=4,
             unroll_length=1024,
             learning_rate=1e-3,
-            network=NetworkConfig(distribution="sde"),
+            network=NetworkConfig(distribution="sde", log_std=0.0),
             sde_steps=4,
             evaluation_episodes=200,
             seed=seed,
         ),
     )  # fmt: skip
-    assert seen(rows, "PPO with state-dependent exploration, Pendulum-v1, 100 k steps", seed, result) >= -230
+    assert seen(rows, "PPO with state-dependent exploration, Pendulum-v1, 100 k steps", seed, result) >= -190
 
 
 @SEEDS
