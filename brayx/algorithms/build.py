@@ -9,8 +9,10 @@ import torch
 from pydantic import BaseModel, Discriminator, Tag
 from torch import nn
 
+from brayx.algorithms import mappo, sac
 from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.bc import BC, BCConfig
+from brayx.algorithms.critic import critic_of
 from brayx.algorithms.impala import Impala, ImpalaConfig
 from brayx.algorithms.mappo import MAPPO, STATE, MAPPOConfig
 from brayx.algorithms.mixed import Mixed, MixedConfig
@@ -55,6 +57,7 @@ _ASKS = {
     "mappo": (STATE, f"needs {STATE}, what the whole game is like, and observations have no leaf of that name"),
 }
 """What batches must have for an algorithm, beside what any play gives."""
+_CRITICS = {"sac": sac.CRITIC, "mappo": mappo.CRITIC}
 _OUTPUTS = {
     "categorical": ("logits",),
     "gaussian": ("mean", "log_std"),
@@ -215,6 +218,24 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
 
 def _once(config: Any) -> Any:
     return config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
+
+
+def check_critic(config: AlgorithmConfig, module: nn.Module) -> None:
+    """Refuses an algorithm for a model that lacks the part that only learning computes.
+
+    Args:
+        config: its options.
+        module: of the model.
+
+    Raises:
+        ConfigError: says what the part is called with.
+    """
+    shown = _CRITICS.get(config.name)
+    if shown is not None:
+        try:
+            critic_of(module, shown)
+        except ValueError as error:
+            raise ConfigError(f"algorithm {config.name!r} needs a critic: {error}", key="algorithm") from error
 
 
 def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:

@@ -23,6 +23,8 @@ from brayx.algorithms.ppo import PPO, PPOConfig
 
 STATE = "obs/state"
 """Key of the game's state in a batch, ``[B, T + 1, ...]``."""
+CRITIC = "states [N, ...] -> values [N]"
+"""What a module's submodule ``critic`` is to MAPPO."""
 
 
 class MAPPOConfig(PPOConfig):
@@ -64,7 +66,7 @@ class _Central(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._policy, self._critic = module, critic_of(module, "states [N, ...] -> values [N]")
+        self._policy, self._critic = module, critic_of(module, CRITIC)
         for name in ("no_sync", "extra_loss"):
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))

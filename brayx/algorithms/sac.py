@@ -35,6 +35,9 @@ from brayx.nets.distributions import sample
 METRICS = ("loss", "critic_loss", "policy_loss", "entropy", "q", "td_error", "alpha", "grad_norm")
 """What `SAC.update` measures, beside ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
 
+CRITIC = "(observation, action) -> [N, critics]"
+"""What a module's submodule ``critic`` is to SAC."""
+
 
 class SACConfig(OptimiseConfig):
     """Options of SAC."""
@@ -118,7 +121,7 @@ class SAC:
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: SACConfig, across: Across = ALONE
     ) -> None:
-        critic = critic_of(module, "(observation, action) -> [N, critics]")
+        critic = critic_of(module, CRITIC)
         self.module = module
         self.config = config
         self.priorities: Tensor | None = None

@@ -18,7 +18,7 @@ import ray
 import torch
 from torch import nn
 
-from brayx.algorithms.build import AlgorithmConfig, check_outputs
+from brayx.algorithms.build import check_critic, check_outputs
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
@@ -206,7 +206,7 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
     module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
     with torch.random.fork_rng(devices=[]):
         # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
-        _check_outputs(spec.model_name, spec.config.algorithm, describe(copy.deepcopy(module).cpu(), forward_args))
+        _check_model(spec, module, describe(copy.deepcopy(module).cpu(), forward_args))
     return module, forward_args
 
 
@@ -217,14 +217,19 @@ def observation(spec: LearnerSpec) -> Layout:
     return Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at))
 
 
-def _check_outputs(model: str, algorithm: AlgorithmConfig, spec: ModelSpec) -> None:
-    shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in spec.outputs}
+def _check_model(spec: LearnerSpec, module: nn.Module, given: ModelSpec) -> None:
+    model, algorithm = spec.model_name, spec.config.algorithm
+    shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
     told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
     try:
         check_outputs(algorithm, told)
     except ConfigError as error:
         gave = ", ".join(told.values())
         raise ModelError(f"model {model!r}: {error.message}; it gave: {gave}", **error.details) from error
+    try:
+        check_critic(algorithm, module)
+    except ConfigError as error:
+        raise ModelError(f"model {model!r}: {error.message}", **error.details) from error
     several = bool(getattr(algorithm, "reward_heads", None))  # a value for each part of the reward
     ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if several else ("[N]", 1)}
     for path, shape in shapes.items():

@@ -181,3 +181,31 @@ def test_one_call_trains_over_a_cluster_and_gives_what_training_in_one_process_g
     assert result["curve"] > 0
     assert result["episodes"] == 4
     assert result["mean"] > 30, "the weights and moments of the checkpoint play"
+
+
+SOFT = """
+import json
+from brayx.algorithms.sac import SACConfig
+from pipelines.distributed import train_distributed
+from pipelines.training import Training
+
+training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,
+    samples_per_insert=8.0, total_steps=2_000, evaluation_episodes=2)
+result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1)
+(obs,) = result.forward_args
+print(json.dumps({
+    "reason": result.reason, "updates": result.updates, "alpha": trial.metrics()["alpha"],
+    "worth": list(result.module.critic(obs, result.module(obs)["tanh_mean"]).shape),
+    "episodes": len(result.evaluation.episodes),
+}))
+"""
+
+
+def test_sac_learns_over_a_cluster_with_the_networks_that_are_made_for_it(tmp_path: Path) -> None:
+    with Command(["python", "-c", SOFT], tmp_path) as command, said_on_failure(command):
+        assert command.ended() == 0
+        result = json.loads(command.out.strip().splitlines()[-1])
+    assert result["reason"] == "num_steps"
+    assert result["updates"] == -(-2_000 * 8 // (64 * 4)), "every sampled transition counts"
+    assert 0.9 < result["alpha"] < 1, "it has begun to fall"
+    assert (result["worth"], result["episodes"]) == ([2, 2], 2)

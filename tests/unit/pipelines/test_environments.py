@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from brayx.algorithms.critic import critic_of
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
@@ -75,7 +77,7 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
     [
         ("CartPole-v1", "{name: sac}", "'sac' does not learn actions that are discrete; these do: ppo, impala"),
         ("Pendulum-v1", "{name: sac, n_step: 500}", "n_step 500, and columns have unroll_length 32"),
-        ("CartPole-v1", "{name: mappo}", "'mappo' needs obs/state"),
+        ("CartPole-v1", "{name: mappo}", "a central value holds 'obs' and 'state', got ndarray"),
         ("CartPole-v1", "{name: bc}", "'bc' imitates what was recorded, .* without: ppo, impala$"),
         ("Pendulum-v1", "{name: bc}", "'bc' imitates what was recorded, .* without: ppo, impala, sac$"),
         ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, and nothing marks any"),
@@ -127,6 +129,21 @@ FUNCTIONS = """
     def make(name, config):
         return gymnasium.make("CartPole-v1", max_episode_steps=config["limits"]["steps"])
 
+    class Game(gymnasium.Env):
+        observation_space = gymnasium.spaces.Dict(
+            obs=gymnasium.spaces.Box(-1, 1, (2,)), state=gymnasium.spaces.Box(-1, 1, (5,))
+        )
+        action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, **_):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 1.0, False, False, {}
+
+    def game(name, config):
+        return Game()
+
     def broken(name, config):
         env = gymnasium.make("CartPole-v1")
         env.reset = lambda **_: 1 / 0
@@ -140,6 +157,8 @@ def own(tmp_path: Path, func: str) -> JobConfig:
     plain: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
     plain["rollout"].update(env=None, module=module, func=func)
     plain["limits"] = {"kind": "config", "steps": 7}
+    if func == "game":
+        plain["trainer"]["algorithm"] = {"name": "mappo"}
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(plain))
     return JobConfig.load(file)
@@ -147,6 +166,10 @@ def own(tmp_path: Path, func: str) -> JobConfig:
 
 def test_a_function_of_the_users_makes_the_environment(tmp_path: Path) -> None:
     check_rollouts(own(tmp_path, "make"))
+
+
+def test_a_game_with_a_state_of_its_own_fits_mappo(tmp_path: Path) -> None:
+    check_job(own(tmp_path, "game"))
 
 
 def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:
@@ -160,6 +183,23 @@ class TestReadyMadeModel:
         assert obs.shape == (2, 6)
         module, _ = build_model("model", job("rollout.env=Pendulum-v1").as_dict())
         assert set(module(*build_model("model", job("rollout.env=Pendulum-v1").as_dict())[1])) >= {"mean", "log_std"}
+
+    def test_sac_has_its_critics_and_the_sizes_that_suit_it(self) -> None:
+        plain = job("rollout.env=Pendulum-v1", "trainer.algorithm={name: sac}").as_dict()
+        module, example = build_model("model", plain)
+        assert set(module(*example)) == {"tanh_mean", "tanh_log_std"}
+        assert critic_of(module, "")(*example, torch.zeros(2, 1)).shape == (2, 2)
+        assert module.trunk(torch.zeros(1, 3)).shape == (1, 64), "as the job says"
+        module, _ = build_model("model", {**plain, "network": {"kind": "config"}})
+        assert module.trunk(torch.zeros(1, 3)).shape == (1, 256)
+        with pytest.raises(ConfigError, match="does not learn actions that are discrete"):
+            build_model("model", job("trainer.algorithm={name: sac}").as_dict())
+
+    def test_mappo_has_a_value_of_the_whole_game(self, tmp_path: Path) -> None:
+        made = own(tmp_path, "game")
+        module, example = build_model("model", made.as_dict())
+        assert set(module(*example)) == {"logits"}
+        assert critic_of(module, "")(torch.zeros(3, 5)).shape == (3,)
 
     def test_an_unknown_option_of_the_network_is_named(self) -> None:
         with pytest.raises(ConfigError, match=r"network\.hiden"):

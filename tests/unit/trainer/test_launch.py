@@ -35,12 +35,12 @@ MODEL = """
 
 @pytest.fixture
 def spec(tmp_path):
-    def make(returns, begin="pass"):
+    def make(returns, begin="pass", algorithm="ppo"):
         module = f"model_{uuid.uuid4().hex}"
         text = textwrap.dedent(MODEL).replace("RETURNS", returns).replace("BEGIN", begin)
         (tmp_path / f"{module}.py").write_text(text)
         return LearnerSpec(
-            config=TrainerConfig(model="model", buffers=["buffer"]),
+            config=TrainerConfig(model="model", buffers=["buffer"], algorithm={"name": algorithm}),
             model_name="model",
             model_module=module,
             model_folder=str(tmp_path),
@@ -106,6 +106,20 @@ def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
 )
 def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
     learned_model(spec(returns))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "returns", "called"),
+    [
+        ("sac", '"tanh_mean": x, "tanh_log_std": x', r"\(observation, action\) -> \[N, critics\]"),
+        ("mappo", '"logits": x', r"states \[N, \.\.\.\] -> values \[N\]"),
+    ],
+)
+def test_a_critic_that_is_not_there_is_told_before_anything_starts(spec, algorithm, returns, called):
+    with pytest.raises(ModelError, match=f"model 'model': algorithm '{algorithm}' needs a critic: .*{called}"):
+        learned_model(spec(returns, algorithm=algorithm))
+    with_one = "made = Model(); made.critic = torch.nn.Linear(2, 1); return made, (torch.zeros(1, 2),)"
+    learned_model(spec(returns, begin=with_one, algorithm=algorithm))
 
 
 def test_what_the_users_function_raises_is_told_in_one_line(spec):
