@@ -209,8 +209,16 @@ class BufferActor:
             if not await self._wait(deadline):
                 return Next(None)
 
-    async def ack(self, count: int = 1) -> None:
-        """The learner took ``count`` batches: as many more may leave."""
+    async def ack(self, count: int = 1, reader: int | None = None) -> None:
+        """The learner took ``count`` batches: as many more may leave.
+
+        Args:
+            count: how many.
+            reader: number of who was given them: one that another has taken over from has no credits to give back.
+                None: whoever reads now.
+        """
+        if reader is not None and reader != self._reader:
+            return
         self._in_flight = max(0, self._in_flight - count)
         await self._notify()
 

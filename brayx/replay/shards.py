@@ -190,9 +190,9 @@ class Shards:
             total.update(answer)
         return {**total, "shards": len(answers)}
 
-    def ack(self, number: int, count: int = 1) -> None:
-        """Tells a shard that the learner took batches of its; does not wait."""
-        self._shards[number].actor.ack.remote(count)
+    def ack(self, number: int, count: int = 1, reader: int | None = None) -> None:
+        """Tells a shard that the learner took batches of its, see `BufferActor.ack`; does not wait."""
+        self._shards[number].actor.ack.remote(count, reader)
 
     def published(self, version: int) -> None:
         """Tells all that the policy has this version; does not wait."""

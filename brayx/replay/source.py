@@ -21,7 +21,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import ray
@@ -45,7 +45,19 @@ _POLL_S = 0.5
 _ANSWER_S = 30.0
 """Past this a shard counts as lost."""
 _ORIGIN = "_origin"
-"""Key of a block that says which shard its batch is from."""
+"""Key of a block that says where its batch is from, as `Origin`."""
+
+
+class Origin(NamedTuple):
+    """Where a batch is from.
+
+    Attributes:
+        shard: its number, over all buffers as `Stream` counts them.
+        reader: number that it was read with, which gives its credit back.
+    """
+
+    shard: int
+    reader: int
 
 
 class _Lane:
@@ -53,11 +65,12 @@ class _Lane:
 
     Attributes:
         coming: the call that is waiting there; None: attach first.
-        batch: what it gave, until its turn comes.
+        batch: what it gave, until its turn comes, and
+        origin: where that is from.
     """
 
-    def __init__(self, buffer: str, shards: Shards, origin: int, number: int) -> None:
-        self.buffer, self.origin = buffer, origin
+    def __init__(self, buffer: str, shards: Shards, place: int, number: int) -> None:
+        self.buffer, self._place = buffer, place
         self._shards, self._actor = shards, shards[number].actor
         self._reader: int | None = None
         self._asked_at = time.monotonic()
@@ -66,6 +79,7 @@ class _Lane:
         self._resume_at = 0.0
         self.coming: Any = None
         self.batch: Batch | None = None
+        self.origin = Origin(place, 0)
         self.ended = False
         self.given = 0
 
@@ -98,6 +112,8 @@ class _Lane:
         assert isinstance(answer, Next)
         if answer.unknown:
             self._reader = None
+        elif self._reader is not None:
+            self.origin = Origin(self._place, self._reader)
         self.ended, self.batch = answer.ended, answer.batch
 
     @property
@@ -112,8 +128,8 @@ class _Lane:
         return ReplayError(f"the stream of buffer {self.buffer!r} broke: {why}", buffer=self.buffer)
 
 
-def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batch, int] | None]:
-    """Batches with the number of their shard (as `Stream` counts them), until all streams end; None now and then.
+def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batch, Origin] | None]:
+    """Batches and where they are from, until all streams end; None now and then.
 
     A batch is asked for before it is needed, so it travels while the caller works. Of each shard, no more than
     ``max_in_flight`` come that are not acknowledged. A shard whose process dies is left out until Ray has started
@@ -152,18 +168,18 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
             continue
         chosen = mix.choose(ready)
         lane = min((x for x in lanes if x.buffer == chosen and x.batch is not None), key=lambda lane: lane.given)
-        batch, lane.batch = lane.batch, None
+        batch, origin, lane.batch = lane.batch, lane.origin, None
         lane.given += 1
         lane.ask()
         assert batch is not None
-        yield batch, lane.origin
+        yield batch, origin
 
 
 class Stream:
     """The consumer's end: an iterator of learner batches, whose arrays may be views of shared memory: read only.
 
     Args:
-        items: batches with the number of their shard, or None where nothing came for a moment.
+        items: batches and where they are from, or None where nothing came for a moment.
         buffers: that they are of.
         namespace: None: the caller's.
         timeout_s: longest wait for one batch; None: for ever, which only a learner that others end may do.
@@ -171,7 +187,7 @@ class Stream:
 
     def __init__(
         self,
-        items: Generator[tuple[Batch, int] | None],
+        items: Generator[tuple[Batch, Origin] | None],
         buffers: Buffers,
         namespace: str | None = None,
         timeout_s: float | None = None,
@@ -179,7 +195,7 @@ class Stream:
         self._items = items
         self._shards = [Shards.find(name, namespace=namespace) for name in weights_of(buffers)]
         self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
-        self._taken: deque[int] = deque()
+        self._taken: deque[Origin] = deque()
         self._timeout_s = timeout_s
 
     def __iter__(self) -> Stream:
@@ -199,8 +215,9 @@ class Stream:
     def took(self) -> None:
         """The learner took a batch, the oldest it had not: as many more may be sent. Does not wait."""
         if self._taken:
-            shards, number = self._origins[self._taken.popleft()]
-            shards.ack(number)
+            origin = self._taken.popleft()
+            shards, number = self._origins[origin.shard]
+            shards.ack(number, reader=origin.reader)
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
         """New priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch. Does not wait."""
@@ -231,11 +248,11 @@ def batches_of(shard: Any, buffers: Buffers, namespace: str | None = None) -> St
     return Stream(_items_of(shard), buffers, namespace)
 
 
-def _items_of(shard: Any) -> Generator[tuple[Batch, int] | None]:
+def _items_of(shard: Any) -> Generator[tuple[Batch, Origin] | None]:
     for block in shard.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
         origins = block.pop(_ORIGIN)
         for row in range(len(origins)):
-            yield {key: array[row] for key, array in block.items()}, int(origins[row])
+            yield {key: array[row] for key, array in block.items()}, Origin(*map(int, origins[row]))
 
 
 class ReplaySource(Datasource):
@@ -266,7 +283,7 @@ class ReplaySource(Datasource):
                 if item is not None:
                     batch, origin = item
                     row = {key: array[np.newaxis] for key, array in batch.items()}
-                    yield BlockAccessor.batch_to_block({**row, _ORIGIN: np.array([origin])})
+                    yield BlockAccessor.batch_to_block({**row, _ORIGIN: np.array([origin], np.int64)})
 
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(blocks, metadata)]

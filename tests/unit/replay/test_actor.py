@@ -74,6 +74,19 @@ async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free()
     assert (await actor.next_batch(new, 0.1)).batch["reward"][0, 0] == 1
 
 
+async def test_what_a_predecessor_acknowledges_late_gives_the_new_reader_no_credit():
+    actor = BufferActor(CONFIG)
+    old = await actor.attach()
+    await actor.push([fragment(WHOLE, number) for number in range(3)])
+    await actor.next_batch(old, 0.1)
+    new = await actor.attach()
+    assert (await actor.next_batch(new, 0.1)).batch is not None
+    await actor.ack(reader=old)
+    assert await actor.next_batch(new, 0.01) == Next(None)
+    await actor.ack(reader=new)
+    assert (await actor.next_batch(new, 0.1)).batch is not None
+
+
 async def test_a_bad_fragment_does_not_take_its_neighbours_along():
     actor = BufferActor(CONFIG)
     reader = await actor.attach()
