@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,7 @@ from brayx.errors import (
     ModelError,
     ModelNotFound,
     ShapeMismatch,
+    TransportError,
     VersionUnknown,
     from_wire,
 )
@@ -53,6 +58,24 @@ class Scale(torch.nn.Module):
 
     def forward(self, obs, offset):
         return {"scaled": obs["x"] * self.factor + offset.unsqueeze(-1)}
+
+
+class Held(torch.nn.Module):
+    """Leaves the number of its process in a folder with each forward, once there is a file ``held``, and waits there
+    while there is."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.factor = torch.nn.Parameter(torch.tensor([2.0]))
+
+    def forward(self, x):
+        held = self.folder / "held"
+        if held.exists():
+            (self.folder / f"{os.getpid()}.pid").touch()
+        while held.exists():
+            time.sleep(0.01)
+        return x * self.factor
 
 
 class Broken(torch.nn.Module):
@@ -225,6 +248,46 @@ def test_forwards_over_http(serve_instance):
     status, body = post(json.dumps({"args": [{"x": [1, 2, 3]}, 1], "version": 9}).encode(), JSON)
     assert (status, from_wire(body).code) == (404, "version_unknown")
     model.delete()
+
+
+@pytest.mark.chaos
+async def test_a_replica_that_dies_in_a_forward_is_told_over_http_and_asked_again_over_grpc(serve_instance, tmp_path):
+    """HTTP's answer is Serve's own, which the guide tells; the gRPC client is brayx's and sends the forward again."""
+    made = asyncio.to_thread(
+        RemoteModel, "held", Held(tmp_path), (np.zeros((1, 1), np.float32),), route_prefix="/held", use_onnx=False
+    )
+    model = await made
+    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/model-held", deadline_s=60)
+    (tmp_path / "held").touch()
+    killed = set()
+
+    def replicas():
+        return {int(path.stem) for path in tmp_path.glob("*.pid")} - killed
+
+    async def kill():
+        await until_awaited(replicas, "a replica has the forward", 60)
+        [pid] = replicas()
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+
+    def post():
+        body = json.dumps({"args": [[3]]}).encode()
+        request = urllib.request.Request(f"{serve_instance}/held", body, {"content-type": JSON})
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(request, timeout=60)
+        return raised.value.code, raised.value.headers.get_content_type(), raised.value.read()
+
+    over_http = asyncio.create_task(asyncio.to_thread(post))
+    await kill()
+    status, kind, body = await over_http
+    assert (status, kind, body) == (500, "text/plain", b"Internal Server Error")
+    assert type(from_wire(body, http_status=status)) is TransportError
+    over_grpc = asyncio.create_task(dialled.forward(np.array([3], np.float32)))
+    await kill()
+    (tmp_path / "held").unlink()
+    assert (await over_grpc).outputs.tolist() == [6]
+    await dialled.close()
+    await asyncio.to_thread(model.delete)
 
 
 async def test_forwards_over_grpc(serve_instance):
