@@ -37,6 +37,8 @@ from brayx.nets.distributions import log_prob_entropy
 from brayx.types import DEMONSTRATION
 
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
+_AT_ONCE = 100
+"""Updates from demonstrations that one batch of play sets off: between two of those a training can be stopped."""
 
 
 def _name(options: Any) -> Any:
@@ -59,6 +61,9 @@ class MixedConfig(BaseModel):
     """Share of that weight left in the end; it falls linearly."""
     imitation_until: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the training after which the weight falls no further."""
+    imitation_updates: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Updates from demonstrations alone that come first; play until then is not learned from. 0: those that come before
+    the first play."""
     imitation_columns: Annotated[int, Field(ge=1)] = 8
     """Columns of demonstrations in each gradient of reinforcement."""
     demonstrations_kept: Annotated[int, Field(ge=1, le=4096)] = 32
@@ -128,9 +133,12 @@ class Mixed:
         self.learned = True
         self._keep = keep
         self._played = False
+        self._left = config.imitation_updates
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
+
+        Play that comes before imitation is done sets off updates from kept demonstrations instead.
 
         Args:
             batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
@@ -153,12 +161,14 @@ class Mixed:
                 self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
             if not self.learned:
                 return {"imitation_coef": self._coef}
-            self._errors.clear()
-            self._cloned = batch
-            cloned = self._clone.update(batch, progress)
-            self._cloned = {}
-            return {f"imitation_{name}": value for name, value in cloned.items()} | self._fitted()
+            return self._imitate(batch, progress)
         self._played = True
+        if self._keep and self._left and self._demonstrations:
+            measured: dict[str, float] = {}
+            for _ in range(min(self._left, _AT_ONCE)):
+                measured = self._imitate(self._any_kept(), progress)
+            return measured
+        self._left = 0
         self._losses.clear()
         self._errors.clear()
         measured = self._inner.update(batch, progress)
@@ -166,6 +176,15 @@ class Mixed:
         if self._losses:
             measured["imitation_loss"] = float(torch.stack(self._losses).mean())
         return {**measured, **self._fitted(), "imitation_coef": self._coef}
+
+    def _imitate(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """One update from demonstrations alone."""
+        self._errors.clear()
+        self._cloned = batch
+        cloned = self._clone.update(batch, progress)
+        self._cloned = {}
+        self._left = max(self._left - 1, 0)
+        return {f"imitation_{name}": value for name, value in cloned.items()} | self._fitted()
 
     def _fitted(self) -> dict[str, float]:
         return {"imitation_value_loss": float(torch.stack(self._errors).mean())} if self._errors else {}
@@ -200,19 +219,23 @@ class Mixed:
 
     def _drawn(self) -> dict[str, Any]:
         """Columns of one of the kept batches, which one and which by the CPU's generator."""
-        batch = self._demonstrations[int(torch.randint(len(self._demonstrations), ()))]
+        batch = self._any_kept()
         size = len(batch["mask"])
         at = torch.randperm(size)[: self.config.imitation_columns].to(batch["mask"].device)
         return {key: optree.tree_map(lambda x: x[at], value) for key, value in batch.items()}
 
+    def _any_kept(self) -> dict[str, Any]:
+        return self._demonstrations[int(torch.randint(len(self._demonstrations), ()))]
+
     def state_dict(self) -> dict[str, Any]:
         """The reinforcement's; demonstrations come again."""
-        return {"inner": self._inner.state_dict(), "played": self._played}
+        return {"inner": self._inner.state_dict(), "played": self._played, "left": self._left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
         self._inner.load_state_dict(state["inner"])
         self._played = bool(state["played"])
+        self._left = int(state.get("left", 0))
 
 
 def _weight(batch: Mapping[str, Any]) -> Tensor:

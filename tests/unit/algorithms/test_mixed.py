@@ -160,3 +160,41 @@ def test_it_goes_on_from_a_saved_state():
     other = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))
     other.load_state_dict(mixed.state_dict())
     assert set(other.update(demonstrations(), 0.0)) == {"imitation_coef"}
+
+
+def test_imitation_comes_first_however_early_the_play_is():
+    """Play before so many updates sets off the rest of them, from what is kept, and is not learned from itself."""
+    table, cloned = Table(7, 3), Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5, imitation_coef=0.0))
+    clone = BC(cloned, sgd(cloned), BCConfig(max_grad_norm=None, learning_rate_schedule="constant"))
+    mixed.update(demonstrations(), 0.0)
+    measured = mixed.update(random_batch(seed=3), 0.0)
+    assert mixed.learned
+    assert "imitation_loss" in measured
+    for _ in range(5):
+        clone.update(demonstrations(), 0.0)
+    for found, expected in zip(table.parameters(), cloned.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
+
+
+def test_without_demonstrations_nobody_waits_for_imitation():
+    table = Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5))
+    assert "policy_loss" in mixed.update(random_batch(), 0.0)
+    mixed.update(demonstrations(), 0.0)
+    assert "policy_loss" in mixed.update(random_batch(seed=2), 0.0), "it is too late to begin with them"
+
+
+def test_imitation_that_is_not_done_goes_on_after_a_restart():
+    table = Table(7, 3)
+    config = MixedConfig(reinforcement=IMPALA, imitation_updates=300)
+    mixed = Mixed(table, sgd(table), config)
+    mixed.update(demonstrations(), 0.0)
+    mixed.update(random_batch(), 0.0)
+    other = Mixed(table, sgd(table), config)
+    other.load_state_dict(mixed.state_dict())
+    other.update(demonstrations(), 0.0)
+    assert "policy_loss" not in other.update(random_batch(), 0.0)
+    assert "policy_loss" not in other.update(random_batch(), 0.0)
+    assert "policy_loss" in other.update(random_batch(), 0.0)
