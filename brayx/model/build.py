@@ -5,6 +5,7 @@ Knows nothing of what the model must give to be learned from; the trainer looks 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from brayx.engines.base import Engine
     from brayx.model.config import ModelConfig
     from brayx.types import Weights
+
+_exporting = threading.Lock()
+"""Of torch's exporter a process has one: a second export beside the first breaks both."""
 
 
 def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -92,17 +96,19 @@ def engine_of(
         ConfigError, BadWeights, ModelError, EngineMismatch: as `build_engine`.
     """
     frozen = checkpoint is not None and config.engine in FROZEN
-    return build_engine(
-        config.engine,
-        module,
-        example_args,
-        threads=config.threads,
-        max_batch_size=config.max_batch_size,
-        device=config.device,
-        compiled=config.compile,
-        weights=weights,
-        samples=recorded_samples(Path(checkpoint), module, example_args) if frozen and checkpoint else None,
-    )
+    samples = recorded_samples(Path(checkpoint), module, example_args) if frozen and checkpoint else None
+    with _exporting:
+        return build_engine(
+            config.engine,
+            module,
+            example_args,
+            threads=config.threads,
+            max_batch_size=config.max_batch_size,
+            device=config.device,
+            compiled=config.compile,
+            weights=weights,
+            samples=samples,
+        )
 
 
 def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:

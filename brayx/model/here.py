@@ -17,15 +17,14 @@ from typing import Any, TypeVar
 import ray
 
 from brayx.engines.base import Engine
-from brayx.errors import DeadlineExceeded, StartupError
+from brayx.errors import DeadlineExceeded
 from brayx.model.build import engine_of
 from brayx.model.client import ModelClient
 from brayx.model.local import LocalModel
-from brayx.model.named import ANSWER_S, asked, deployed
+from brayx.model.named import ANSWER_S, deployed, first_weights
 from brayx.model.recipe import Recipe
 from brayx.model.versions import Versions
 from brayx.model.weights import WeightSubscriber, fetch_weights
-from brayx.types import Weights
 
 Result = TypeVar("Result")
 
@@ -102,11 +101,7 @@ class Here:
     def _build(self, name: str) -> None:
         """Local mode: an engine of this process, whose weights follow the store."""
         recipe = self._recipe
-        found = asked(self._store.wait_newer.remote(0, ANSWER_S), 2 * ANSWER_S)
-        if not isinstance(found, tuple):
-            raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
-        version, _, [reference] = found
-        weights: Weights = asked(reference)
+        version, weights = first_weights(name, self._store)
         engine = engine_of(recipe.config, recipe.module(weights), recipe.example_args)
         self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
         self._engine = engine

@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
-from brayx.errors import ConfigError, DeadlineExceeded, ModelError, ModelNotFound, StartupError, first_line
+from brayx.errors import (
+    BrayxError,
+    ConfigError,
+    DeadlineExceeded,
+    ModelError,
+    ModelNotFound,
+    StartupError,
+    TrackingError,
+    first_line,
+)
 from brayx.model.checkpoints import starting_weights
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
 from brayx.model.recipe import Recipe
-from brayx.model.weights import get_weight_store, unwrap
-from brayx.types import NestedArray
+from brayx.model.weights import AGAIN_S, end_weight_store, get_weight_store, unwrap
+from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 NAMESPACE = "brayx"
 MODULE = "brayx.model.remote"
@@ -44,11 +58,11 @@ def config_of(**options: Any) -> ModelConfig:
         raise ConfigError(f"{key} is {problem['input']!r}: {problem['msg']}", key=key) from None
 
 
-def deploy(name: str, recipe: Recipe, route_prefix: str | None) -> None:
-    """Starts the replicas and waits for them.
+def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
+    """Starts the replicas and waits for them, on the monotonic clock ``until`` then.
 
     Raises:
-        StartupError: they did not start.
+        StartupError: they did not start, or not in time; the message has what Serve tells of them.
     """
     build = functools.partial(_build_in_replica, name)
     application = model_application(build, recipe.config, weight_store=(f"model/{name}", NAMESPACE))
@@ -57,24 +71,55 @@ def deploy(name: str, recipe: Recipe, route_prefix: str | None) -> None:
     except ValueError:
         # Serve would open its door otherwise, which is for whoever wants one.
         serve.start(proxy_location="Disabled" if route_prefix is None else "HeadOnly")
+    target = serve.RunTarget(application, name=f"model-{name}", route_prefix=route_prefix)
     try:
-        serve.run(application, name=f"model-{name}", route_prefix=route_prefix)
-    except (RuntimeError, RayError, RayServeException) as error:
+        # Waiting itself, Serve would wait without end, for CPUs that no node has say.
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        while (told := _state(name)) is not None:
+            if time.monotonic() > until:
+                raise StartupError(f"the replicas of model {name!r} did not start in time: {told}", name=name)
+            time.sleep(0.1)
+        client = _get_global_client()
+        if route_prefix is not None and client is not None:
+            # Nothing public waits until the path is known at the door, as `serve.run` does; it takes a minute at most.
+            client.wait_for_proxies_serving()
+    except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(f"the replicas of model {name!r} did not start: {first_line(error)}") from error
+
+
+def _state(name: str) -> str | None:
+    """What Serve tells of replicas that do not run yet, in a line; None: they run.
+
+    Raises:
+        StartupError: they failed.
+    """
+    try:
+        application = serve.status().applications.get(f"model-{name}")
+    except RayActorError as error:  # Serve's controller is being restarted
+        return first_line(error)
+    if application is None:
+        return "Serve does not know them"
+    if application.status == ApplicationStatus.RUNNING:
+        return None
+    told = [application.message, *(deployment.message for deployment in application.deployments.values())]
+    said = next((line for line in "\n".join(told).splitlines() if line.strip()), application.status.value)
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        raise StartupError(f"the replicas of model {name!r} did not start: {said}", name=name)
+    return said
 
 
 def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
     """The module with the newest weights. Without any there is nothing to act with: Serve tries again."""
     store = get_weight_store(f"model/{name}", NAMESPACE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
-    found = asked(store.newest.remote())
+    found = asked(store.newest)
     if found is None and recipe.trial is not None:
         version, step, weights = starting_weights(None, recipe.trial, None, "")
-        asked(store.restore.remote(version, step, weights))
+        asked(store.restore, version, step, weights)
     elif found is None:
         raise StartupError(f"the weight store of model {name!r} holds nothing yet", name=name)
     else:
-        weights = asked(found[2][0])
+        weights = taken(found[2][0])
     return recipe.module(weights), recipe.example_args
 
 
@@ -93,19 +138,29 @@ def deployed(name: str, timeout_s: float) -> Any:
 
 
 def remove(name: str) -> None:
-    """Ends the model of that name, if there is one: replicas, weights, and then its name."""
+    """Ends the model of that name, if there is one: replicas, weights, then its name; its trial can be resumed then."""
     store = find(name)
     if store is None:
         return
+    try:
+        trial = recipe_of(store, ANSWER_S).trial
+    except BrayxError as error:
+        _log.warning("model %r is ended, and its trial goes on in MLflow: %s", name, error)
+        trial = None
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         serve.delete(f"model-{name}")
     except ValueError:
         pass  # no Serve: it was in local mode
-    ray.kill(store)
+    end_weight_store(store)
     deadline = time.monotonic() + ANSWER_S
     while find(name) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
+    if trial is not None:
+        try:
+            trial.finish("KILLED")  # to be gone on with from any process, and not from this one only
+        except TrackingError as error:
+            _log.warning("model %r has ended, and its trial goes on in MLflow: %s", name, error)
 
 
 def find(name: str) -> Any | None:
@@ -131,16 +186,68 @@ def not_found(name: str) -> ModelNotFound:
 
 def recipe_of(store: Any, timeout_s: float) -> Recipe:
     """The recipe that a model's store keeps."""
-    recipe: Recipe = cloudpickle.loads(asked(store.about.remote(), timeout_s))
+    recipe: Recipe = cloudpickle.loads(asked(store.about, timeout_s=timeout_s))
     return recipe
 
 
-def asked(reference: Any, timeout_s: float = ANSWER_S) -> Any:
-    """What a Ray call gives, or a typed error; a weight store that is being restarted is not asked again."""
+def asked(call: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+    """What a weight store answers to ``call``, a method of its handle; one that is being restarted is asked again.
+
+    Raises:
+        DeadlineExceeded: it did not answer in time.
+        ModelError: it has ended, and its model with it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ray.get(call.remote(*args), timeout=max(deadline - time.monotonic(), 0.001))
+        except ActorUnavailableError as error:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"the model's weight store was not there for {timeout_s:g} s") from error
+            time.sleep(0.1)
+        except RayError as error:
+            raise _typed(error, timeout_s) from error
+
+
+def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
+    """The weights that a store's answer refers to.
+
+    Raises:
+        DeadlineExceeded: they did not come in time.
+        ModelError: they are lost, with the store that had them.
+    """
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError as error:
-        raise DeadlineExceeded(f"the model's weight store did not answer in {timeout_s:g} s") from error
+        weights: Weights = ray.get(reference, timeout=timeout_s)
+        return weights
     except RayError as error:
-        cause = unwrap(error)
-        raise cause if cause is not error else ModelError(f"the weight store failed: {first_line(error)}") from error
+        raise _typed(error, timeout_s) from error
+
+
+def first_weights(name: str, store: Any) -> tuple[int, Weights]:
+    """Version and weights of the newest, once there are some.
+
+    Raises:
+        StartupError: there are none, and none come.
+        ModelError: as of `asked`.
+    """
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        found = asked(store.wait_newer, 0, ANSWER_S, timeout_s=2 * ANSWER_S)
+        if not isinstance(found, tuple):
+            raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
+        version, _, [reference] = found
+        try:
+            return version, taken(reference, AGAIN_S)
+        except (ModelError, DeadlineExceeded):  # lost with a store that was killed: it gets them back, or others
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _typed(error: RayError, timeout_s: float) -> BaseException:
+    cause = unwrap(error)
+    if cause is not error:
+        return cause
+    if isinstance(error, GetTimeoutError):
+        return DeadlineExceeded(f"the model's weight store did not answer in {timeout_s:g} s")
+    return ModelError(f"the weight store failed: {first_line(error)}")

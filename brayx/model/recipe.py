@@ -31,11 +31,11 @@ CheckpointInterval = int | timedelta | None
 
 @dataclass(frozen=True)
 class Origin:
-    """What a clone started from.
+    """What a model started from.
 
     Attributes:
-        name: of the other model.
-        version: its policy version.
+        name: of the other model; ``models:/NAME`` of one in the registry.
+        version: its policy version, or the registry's.
         step: the step that was published with.
     """
 
@@ -56,7 +56,7 @@ class Recipe:
         layout: what its weights must be.
         config: engine, batcher and replicas.
         local: forwards run in the process that asks, without a deployment.
-        lineage: what it was cloned from, and that from; the nearest first.
+        lineage: what it started from, and that from; the nearest first.
         trial: where checkpoints go; None: nowhere.
         checkpoint_interval: when one is due.
         token: tells models of one name apart.

@@ -10,6 +10,7 @@ import asyncio
 import re
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ import numpy as np
 
 from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed, learned
-from brayx.errors import ConfigError, VersionUnknown
-from brayx.model.checkpoints import Checkpoints, starting_weights
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, VersionUnknown
+from brayx.model.beginning import Beginning, give_up
+from brayx.model.checkpoints import Checkpoints
 from brayx.model.client import ModelClient
 from brayx.model.columns import to_columns
+from brayx.model.handles import sooner
 from brayx.model.here import background, here
 from brayx.model.local import LocalModel, Model
 from brayx.model.named import (
@@ -65,7 +68,8 @@ class RemoteModel:
         forward_args: arguments it runs on, nested arrays with a batch axis of at least 1.
         forward_kwargs: more of them, by the names of its positional parameters.
         checkpoint_interval: steps (int) or time (`datetime.timedelta`) after which a publish is also written to MLflow;
-            a model that is started again under its name goes on from the newest.
+            a model that is started again under its name goes on from the newest, with its version, step and lineage. A
+            clone, and one that overrides another, begin a trial of their own.
         checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
             ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
         max_batch_size: observations of one engine call at most; negative: exactly so many, padded.
@@ -76,7 +80,7 @@ class RemoteModel:
         override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights.
         max_versions: policy versions kept for who asks for one.
         deadline_s: a forward without a result after this long fails.
-        start_timeout_s: until all replicas must be up.
+        start_timeout_s: until all replicas must be up; whatever was started is ended otherwise.
         route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
         tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
 
@@ -114,7 +118,7 @@ class RemoteModel:
             raise ConfigError(f"name is {name!r}, expected up to 100 letters, digits, _ . or -", key="name")
         self._name = name
         override = override_model and model is not None
-        store, started = None if override else find(name), False
+        store, trial, token = None if override else find(name), None, ""
         if store is None:
             if model is None:
                 raise not_found(name)
@@ -132,39 +136,52 @@ class RemoteModel:
             )
             skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
             uri = tracking_uri(tracking)
-            trial = None if checkpoint_interval is None else Trial.open(PROJECT, name, initialise(uri))
-            version, step, weights = starting_weights(weights, None if override else trial, checkpoint, uri)
-            if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
-                # It was trained on normalised observations: the model does that itself from here on.
-                from brayx.engines.torch import with_weights
+            if checkpoint_interval is not None:
+                # What a model of that name has learned before is not a clone's own, nor one's that overrides it.
+                trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
+            try:
+                begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
+                weights = begins.weights
+                if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
+                    # It was trained on normalised observations: the model does that itself from here on.
+                    from brayx.engines.torch import with_weights
 
-                trained = with_weights(model, weights)
-                skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
-            weights = completed(layout, weights)
-            check_weights(layout, weights)
+                    trained = with_weights(model, weights)
+                    skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
+                weights = completed(layout, weights)
+                check_weights(layout, weights)
+            except BaseException:
+                give_up(trial)
+                raise
             if override:  # not before the new one is known to be sound
                 remove(name)
             token = secrets.token_hex(8)
             recipe = Recipe(
-                skeleton, example, names, spec, layout, config, local_mode, _lineage, trial, checkpoint_interval, token
+                *(skeleton, example, names, spec, layout, config, local_mode),
+                *(begins.lineage, trial, checkpoint_interval, token),
             )
             store = create_weight_store(
                 f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
             )
-            started = recipe_of(store, start_timeout_s).token == token  # else another process was first
+        until = time.monotonic() + start_timeout_s
         self._store = store
         self._recipe = recipe_of(store, start_timeout_s)
+        started = self._recipe.token == token
+        if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
+            give_up(trial)  # another process was first
+        self._started = started
         self._deadline_s = self._recipe.config.deadline_s
         self._lock = threading.Lock()
+        self._closed = False
         self._callers: dict[Model, Model] = {}
-        self._publisher: WeightPublisher | None = None
+        self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
         self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
         try:
             if started:
-                WeightPublisher(store, last_version=version).publish(weights, step)
+                self._publisher.publish(weights, begins.step)
                 if not local_mode:
-                    deploy(name, self._recipe, route_prefix)
-            self._here = here(name, store, self._recipe, start_timeout_s, self)
+                    deploy(name, self._recipe, route_prefix, until)
+            self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
         except BaseException:
             if started:
                 remove(name)
@@ -182,7 +199,8 @@ class RemoteModel:
 
     @property
     def lineage(self) -> tuple[Origin, ...]:
-        """What it was cloned from, and that from; the nearest first. Empty if it is no clone."""
+        """What it was cloned from or, as ``models:/NAME``, the registered version it started from, and that from; the
+        nearest first. Empty if it started from a module."""
         return self._recipe.lineage
 
     @property
@@ -219,17 +237,27 @@ class RemoteModel:
         size = abs(self._recipe.config.max_batch_size)
         slots = asyncio.Semaphore(_CALLS_AT_ONCE)
         loop = asyncio.get_running_loop()
-        until = None if deadline_s is None else loop.time() + deadline_s
+        longest_s = sooner(self._deadline_s, deadline_s)
+        until = loop.time() + longest_s
 
         async def part(start: int) -> list[np.ndarray]:
             async with slots:
-                left_s = None if until is None else until - loop.time()
+                left_s = until - loop.time()
+                if left_s <= 0:
+                    raise DeadlineExceeded(f"{len(columns[0])} forwards took more than {longest_s:g} s")
                 some = [leaf[start : start + size] for leaf in columns]
                 outputs, _ = await model.forward_columns(some, deadline_s=left_s)
                 return outputs
 
-        parts = await asyncio.gather(*[part(start) for start in range(0, len(columns[0]), size)])
-        return self.spec.unflatten_outputs([np.concatenate(leaves) for leaves in zip(*parts, strict=True)])
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [group.create_task(part(start)) for start in range(0, len(columns[0]), size)]
+        except ExceptionGroup as failed:
+            first = failed.exceptions[0]  # the others were cancelled
+        else:
+            leaves = zip(*(done.result() for done in parts), strict=True)
+            return self.spec.unflatten_outputs([np.concatenate(leaf) for leaf in leaves])
+        raise first
 
     def __call__(
         self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
@@ -262,25 +290,24 @@ class RemoteModel:
 
         Args:
             weights: arrays or tensors by their `state_dict` name, or a module of the same layout. Copied.
-            step: the learner's count; -1: one more than the newest.
+            step: the learner's count; -1: one more than the last.
 
         Returns:
             The policy version they got.
 
         Raises:
             BadWeights: they do not fit, or hold NaN or infinity; names the leaf, and nothing was published.
-            DeadlineExceeded: the store did not answer in time.
+            DeadlineExceeded: the store did not answer in time, a restart included.
+            ModelError: the handle is closed; nothing was published.
         """
         arrays = _arrays(weights)
         arrays = completed(self._recipe.layout, arrays)
         check_weights(self._recipe.layout, arrays)
         with self._lock:
-            newest, newest_step = self._newest()
-            if self._publisher is None:
-                self._publisher = WeightPublisher(self._store, last_version=newest)
-            step = newest_step + 1 if step < 0 else step
+            if self._closed:
+                raise ModelError(f"this handle of model {self._name!r} is closed: it publishes nothing")
             version = self._publisher.publish(arrays, step)
-            self._checkpoints.offer(arrays, version, step)
+            self._checkpoints.offer(arrays, version, self._publisher.last_step)
         return version
 
     def get_model(self, step: int = -1) -> torch.nn.Module:
@@ -304,37 +331,45 @@ class RemoteModel:
             ConfigError: a model of that name runs already.
         """
         version, weights, step = self._weights(step)
-        if name is None:
-            name = next(free for i in range(1, 10_000) if find(free := f"{self._name}-{i}") is None)
-        elif find(name) is not None:
-            raise ConfigError(f"a model {name!r} runs already", key="name")
         recipe = self._recipe
         config = recipe.config
-        return RemoteModel(
-            name,
-            recipe.module(weights),
-            recipe.example_args,
-            checkpoint_interval=recipe.checkpoint_interval,
-            max_batch_size=config.max_batch_size,
-            num_workers=config.num_workers,
-            cpus_per_worker=config.cpus_per_worker,
-            gpus_per_worker=getattr(config, "gpus_per_worker", 0.0),
-            memory_per_worker=config.memory_per_worker,
-            use_onnx=config.engine == "onnx",
-            local_mode=recipe.local,
-            max_versions=config.max_versions,
-            deadline_s=config.deadline_s,
-            tracking=recipe.trial.uri if recipe.trial is not None else None,
-            _lineage=(Origin(self._name, version, step), *recipe.lineage),
-        )
+        module = recipe.module(weights)
+        names = [name] if name is not None else (f"{self._name}-{i}" for i in range(1, 10_000))
+        for free in names:
+            if find(free) is not None:
+                continue
+            made = RemoteModel(
+                free,
+                module,
+                recipe.example_args,
+                checkpoint_interval=recipe.checkpoint_interval,
+                max_batch_size=config.max_batch_size,
+                num_workers=config.num_workers,
+                cpus_per_worker=config.cpus_per_worker,
+                gpus_per_worker=getattr(config, "gpus_per_worker", 0.0),
+                memory_per_worker=config.memory_per_worker,
+                use_onnx=config.engine == "onnx",
+                local_mode=recipe.local,
+                max_versions=config.max_versions,
+                deadline_s=config.deadline_s,
+                tracking=recipe.trial.uri if recipe.trial is not None else None,
+                _lineage=(Origin(self._name, version, step), *recipe.lineage),
+            )
+            if made._started:
+                return made
+            made.close()  # another one took that name in between
+        raise ConfigError(f"a model {name!r} runs already", key="name")
 
     def close(self) -> None:
-        """Ends this handle, and a checkpoint that is being written; the model and other handles go on."""
+        """Ends this handle, once a checkpoint that is being written is; the model and other handles go on."""
+        with self._lock:
+            self._closed = True
         self._checkpoints.close()
         self._here.leave(self)
 
     def delete(self) -> None:
-        """Ends the model itself: its replicas and its weights. Checkpoints stay in MLflow."""
+        """Ends the model itself: its replicas and its weights. Checkpoints stay in MLflow; whichever process starts the
+        model again goes on from them."""
         self.close()
         remove(self._name)
 
@@ -353,23 +388,37 @@ class RemoteModel:
         return caller
 
     def _newest(self) -> tuple[int, int]:
-        steps: dict[int, int] = asked(self._store.steps.remote())
-        return max(steps.items(), default=(0, 0))
+        version, step = asked(self._store.standing)
+        return version, step
 
     def _weights(self, step: int) -> tuple[int, Weights, int]:
-        """Version, weights and step of what was published with ``step``, of several the newest; -1: of the newest."""
-        steps: dict[int, int] = asked(self._store.steps.remote())
-        having = [version for version, published in steps.items() if step in (-1, published)]
-        if not having:
-            nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
-            told = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
-            raise VersionUnknown(
-                f"model {self._name!r} keeps nothing of step {step}" + (f", {told}" if steps else ""),
-                step=step,
-                nearest=nearest,
-            )
-        version = max(having)
-        return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
+        """Version, weights and step of what was published with ``step``, of several the newest; -1: of the newest.
+
+        A store that was restarted is waited for until it has weights again.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            steps: dict[int, int] = asked(self._store.steps)
+            having = [version for version, published in steps.items() if step in (-1, published)]
+            try:
+                if having:
+                    version = max(having)
+                    return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
+                if steps or time.monotonic() > deadline:
+                    raise self._unknown(step, steps)
+            except ModelError:  # lost with a store that was killed after it was asked; or newer ones came meanwhile
+                if not having or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def _unknown(self, step: int, steps: Mapping[int, int]) -> VersionUnknown:
+        nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
+        told = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
+        return VersionUnknown(
+            f"model {self._name!r} keeps nothing of step {step}" + (f", {told}" if steps else ""),
+            step=step,
+            nearest=nearest,
+        )
 
 
 def _arrays(weights: Any) -> Weights:

@@ -3,8 +3,8 @@
 The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
 that published them; subscribers on one node share one copy of each, read-only and in place. Versions start at 1 and
 only grow. A store that was restarted gets the newest back from the first subscriber that has it, and its number with
-it; without a subscriber it is empty until the next publish, whose version follows the last one that the publisher saw.
-Older versions are lost with it. Knows nothing of engines or models.
+it; without a subscriber it is empty until the next publish, whose version and step follow those of the last one. Older
+versions are lost with it. Knows nothing of engines or models.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.model.memory import Memory, forget
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 _MARGIN_S = 10.0
 """What a question to the store, or a fetch, may take beyond the time it is meant to wait."""
+
+AGAIN_S = 2.0
+"""When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
+without them for ever; with a reference of its own it gets them."""
 
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
@@ -44,20 +49,31 @@ class WeightStore(Generic[Kept]):
 
     Args:
         keep: how many of the newest are kept; an older one goes when a new one comes.
+        last: version and step of the last publish before a restart, which this one counts on from.
     """
 
-    def __init__(self, keep: int = KEPT_VERSIONS) -> None:
+    def __init__(self, keep: int = KEPT_VERSIONS, last: tuple[int, int] = (0, 0)) -> None:
         if keep < 1:
             raise ValueError("keep must be at least 1")
         self._keep = keep
+        self._last = last
         self._kept: OrderedDict[int, tuple[int, int, Kept]] = OrderedDict()
         self._changed = asyncio.Event()
         self._asked_until = 0.0
 
+    def following(self, step: int, at_least: int = 1) -> tuple[int, int]:
+        """Version and step that a publish with these arguments gets now.
+
+        Args:
+            step: -1: one more than the last.
+            at_least: the version is this or more, and above all before.
+        """
+        version, last_step = self._last
+        return max(at_least, version + 1), last_step + 1 if step < 0 else step
+
     def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
-        """Makes ``kept`` the newest and returns its version, which is ``at_least`` or more, and above all before."""
-        newest = self.newest()
-        version = max(at_least, 1, newest[0] + 1 if newest is not None else 1)
+        """Makes ``kept`` the newest and returns its version; arguments as of `following`."""
+        version, step = self.following(step, at_least)
         self._add(version, step, kept)
         return version
 
@@ -72,6 +88,11 @@ class WeightStore(Generic[Kept]):
     def newest(self) -> tuple[int, int, Kept] | None:
         """Version, step and content of the newest; None before the first."""
         return next(reversed(self._kept.values()), None)
+
+    def standing(self) -> tuple[int, int]:
+        """Version and step of the newest that is kept, else of the last that was published; zeros before the first."""
+        newest = self.newest()
+        return self._last if newest is None else newest[:2]
 
     def get(self, version: int) -> tuple[int, int, Kept] | None:
         """Version, step and content of that version; None when it is not kept."""
@@ -104,6 +125,7 @@ class WeightStore(Generic[Kept]):
 
     def _add(self, version: int, step: int, kept: Kept) -> None:
         self._kept[version] = (version, step, kept)
+        self._last = max(self._last, (version, step))
         while len(self._kept) > self._keep:
             self._kept.popitem(last=False)
         self._asked_until = 0.0
@@ -115,13 +137,20 @@ class _WeightStoreActor:
     """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
 
     def __init__(self, keep: int, about: bytes) -> None:
-        self._store: WeightStore[list[Any]] = WeightStore(keep)
+        self._memory = Memory(ray.get_runtime_context().get_actor_id() or "")
+        self._store: WeightStore[list[Any]] = WeightStore(keep, self._memory.read())
+        self._turn = asyncio.Lock()
         self._about = about
 
-    async def publish(self, step: int, weights: Weights, at_least: int) -> int:
-        # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
-        # process that owns it, and learners come and go.
-        return self._store.publish(step, [ray.put(weights)], at_least)
+    async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
+        async with self._turn:
+            version, step = self._store.following(step, at_least)
+            # Before anybody sees them: after a kill no other weights get a number that somebody knows.
+            await self._memory.write(version, step)
+            # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
+            # process that owns it, and learners come and go.
+            self._store.publish(step, [ray.put(weights)], version)
+        return version, step
 
     async def restore(self, version: int, step: int, weights: Weights) -> bool:
         return self._store.restore(version, step, [ray.put(weights)])
@@ -131,6 +160,9 @@ class _WeightStoreActor:
 
     async def get(self, version: int) -> tuple[int, int, list[Any]] | None:
         return self._store.get(version)
+
+    async def standing(self) -> tuple[int, int]:
+        return self._store.standing()
 
     async def steps(self) -> dict[int, int]:
         return self._store.steps()
@@ -188,6 +220,12 @@ def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
     return handle
 
 
+def end_weight_store(store: StoreHandle) -> None:
+    """Ends a weight store and what it would find after a restart."""
+    ray.kill(store)
+    forget(store._actor_id.hex())
+
+
 async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MARGIN_S) -> Weights:
     """The weights of a version that the store keeps: read-only views of shared memory.
 
@@ -198,13 +236,19 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
     """
     try:
         async with asyncio.timeout(timeout_s):
-            found = await store.get.remote(version)
-            if found is None:
-                raise version_unknown(version, await store.steps.remote())
-        _, _, [reference] = found
-        weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
-        return weights
-    except (TimeoutError, GetTimeoutError, RayActorError) as error:
+            while True:
+                try:
+                    found = await store.get.remote(version)
+                    if found is None:
+                        raise version_unknown(version, await store.steps.remote())
+                    _, _, [reference] = found
+                    weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(AGAIN_S, timeout_s))
+                    return weights
+                except GetTimeoutError:
+                    pass
+                except ActorUnavailableError:  # it is being restarted
+                    await asyncio.sleep(0.1)
+    except (TimeoutError, RayActorError) as error:
         raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
     except RayError as error:
         raise ModelError(f"the weights of version {version} are lost: {first_line(error)}") from error
@@ -223,22 +267,29 @@ class WeightPublisher:
         self._store = store
         self._timeout_s = timeout_s
         self._last_version = last_version
+        self._last_step = 0
 
     @property
     def last_version(self) -> int:
         """Version of the last publish."""
         return self._last_version
 
+    @property
+    def last_step(self) -> int:
+        """Step of the last publish; 0 before the first."""
+        return self._last_step
+
     def publish(self, weights: Weights, step: int) -> int:
         """Makes ``weights`` the newest and returns their version.
 
         Args:
             weights: copied before this returns.
-            step: learner's count, for the record.
+            step: learner's count, for the record; -1: one more than the store's last.
 
         Raises:
             BadWeights: NaN or infinity, naming the leaf; nothing was published.
             DeadlineExceeded: the store did not answer in time.
+            ModelError: it has ended for good.
         """
         check_finite(weights)
         deadline = time.monotonic() + self._timeout_s
@@ -246,10 +297,12 @@ class WeightPublisher:
             remaining_s = deadline - time.monotonic()
             try:
                 call = self._store.publish.remote(step, weights, self._last_version + 1)
-                self._last_version = int(ray.get(call, timeout=max(remaining_s, 0.001)))
+                self._last_version, self._last_step = ray.get(call, timeout=max(remaining_s, 0.001))
                 return self._last_version
             except GetTimeoutError as error:
                 raise DeadlineExceeded(f"the weight store took no weights in {self._timeout_s:g} s") from error
+            except ActorDiedError as error:
+                raise ModelError(f"the weight store has ended: {first_line(error)}") from error
             except RayActorError as error:  # it is being restarted; a publish applied twice only skips a version
                 if remaining_s <= 0:
                     raise DeadlineExceeded(f"the weight store was not there for {self._timeout_s:g} s") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import shutil
 import tempfile
@@ -14,13 +15,15 @@ from urllib.parse import quote
 
 from brayx.errors import ConfigError, ModelNotFound
 from brayx.tracking.store import client_of, sqlite_path, telling
-from brayx.tracking.trial import Checkpoint, Trial
+from brayx.tracking.trial import LINEAGE_TAG, Checkpoint, Trial
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
     from mlflow.tracking import MlflowClient
 
-_STEP_TAG = "brayx.step"
+STEP_TAG = "brayx.step"
+"""Of a version: the step of the checkpoint that it is."""
+
 _ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
 
 
@@ -61,7 +64,8 @@ def register(
         checkpoint: what to register; its files are copied, so pruning checkpoints never touches the pool.
         model_name: name of the registered model, created if absent.
         alias: moved to this version; None moves none.
-        tags: facts to write on the version.
+        tags: facts to write on the version, beside its lineage: where the trial started from another model, ``parent``,
+            ``parent_version`` and ``parent_step`` name that, and ``lineage`` is the JSON list of all before it.
         onnx: the model as an ONNX file; with it ``mlflow.onnx.load_model("models:/name@alias")`` works too.
 
     Raises:
@@ -75,7 +79,7 @@ def register(
             (
                 version
                 for version in client.search_model_versions(f"name = '{model_name}'")
-                if version.run_id == trial.run_id and version.tags.get(_STEP_TAG) == str(checkpoint.step)
+                if version.run_id == trial.run_id and version.tags.get(STEP_TAG) == str(checkpoint.step)
             ),
             None,
         )
@@ -91,7 +95,11 @@ def register(
                 model_name,
                 source=f"runs:/{trial.run_id}/{artifact_path}",
                 run_id=trial.run_id,
-                tags={_STEP_TAG: str(checkpoint.step), **{k: str(v) for k, v in (tags or {}).items()}},
+                tags={
+                    STEP_TAG: str(checkpoint.step),
+                    **_lineage(trial),
+                    **{k: str(v) for k, v in (tags or {}).items()},
+                },
             )
         if alias is not None:
             client.set_registered_model_alias(model_name, alias, str(version.version))
@@ -207,6 +215,20 @@ def resolve(reference: str, uri: str) -> Path:
         from mlflow.artifacts import download_artifacts
 
         return Path(download_artifacts(artifact_uri=entry.source, tracking_uri=uri))
+
+
+def _lineage(trial: Trial) -> dict[str, str]:
+    """The tags of a version that tell what its trial started from."""
+    kept = trial.tags().get(LINEAGE_TAG, "[]")
+    parent = next(iter(json.loads(kept)), None)
+    if parent is None:
+        return {}
+    return {
+        "parent": parent["name"],
+        "parent_version": str(parent["version"]),
+        "parent_step": str(parent["step"]),
+        "lineage": kept,
+    }
 
 
 def _registered(client: MlflowClient, name: str) -> RegisteredModel | None:

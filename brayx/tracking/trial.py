@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+LINEAGE_TAG = "brayx.lineage"
+"""Of a run: what its weights come from, the nearest first, as a JSON list of ``name``, ``version`` and ``step``."""
+
 _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
 _MAX_BATCH = 1000
@@ -140,6 +143,11 @@ class Trial:
         """Marks the end; only a trial that is not ``FINISHED`` is resumed by its name."""
         with telling(f"cannot finish trial {self.name!r}"):
             client_of(self.uri).set_terminated(self.run_id, status)
+
+    def delete(self) -> None:
+        """Moves it to MLflow's bin; no trial is resumed from there."""
+        with telling(f"cannot delete trial {self.name!r}"):
+            client_of(self.uri).delete_run(self.run_id)
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Writes numbers at ``step`` (env steps), a thousand to a transaction. Call it about once a second."""

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -32,13 +33,17 @@ from brayx.errors import (
     ModelError,
     ModelNotFound,
     ShapeMismatch,
+    StartupError,
     TransportError,
     VersionUnknown,
     from_wire,
 )
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
+from brayx.model.here import background
+from brayx.model.named import asked
 from brayx.ports import free_port
+from brayx.tracking import register
 from deployments.model import ModelArgs
 from deployments.model import app as model_app
 from pipelines.cli import TEMPLATES
@@ -358,7 +363,128 @@ def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_d
     assert over(X, ZERO)["scaled"][0] == 1
     assert over.step == 0
     again.close()
+    with pytest.raises(ModelError, match="handle of model 'kept' is closed"):
+        again.publish_weights(factor(5), step=50)
+    assert over.version == 1, "it is refused before it is published"
+    trial = over._recipe.trial
     over.delete()
+    assert trial.status == "KILLED", "another process may go on with it"
+    fresh = start()
+    assert fresh(X, ZERO)["scaled"][0] == 1, "what was overridden does not come back"
+    fresh.delete()
+
+
+def test_a_clone_has_its_origin_s_weights_whatever_a_clone_of_that_name_has_learned(serve_instance, tracking_db):
+    def start(name, value):
+        return RemoteModel(
+            name, Scale(value), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
+        )
+
+    model = start("origin", 2)
+    first = model.clone()
+    first.publish_weights(factor(9), step=5)
+    first.delete()
+    second = model.clone()
+    assert second.name == first.name
+    assert (second(X, ZERO)["scaled"][0], second.version) == (2, 1)
+    lineage = second.lineage
+    assert [(origin.name, origin.version, origin.step) for origin in lineage] == [("origin", 1, 0)]
+    second.publish_weights(factor(8), step=3)
+    second.delete()
+    again = start(second.name, 1)
+    assert again(X, ZERO)["scaled"][0] == 8
+    assert again.lineage == lineage, "it outlives the clone"
+    again.publish_weights(factor(7), step=40)
+    again.close()
+    [newest] = [checkpoint for checkpoint in again._recipe.trial.checkpoints() if checkpoint.step == 40]
+    tags = register(again._recipe.trial, newest, "descendant").tags
+    assert (tags["parent"], tags["parent_version"], tags["parent_step"]) == ("origin", "1", "0")
+    again.delete()
+    model.delete()
+    registered = RemoteModel(
+        "offspring", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint="models:/descendant@champion",
+        tracking=tracking_db,
+    )  # fmt: skip
+    assert registered(X, ZERO)["scaled"][0] == 7
+    assert [(origin.name, origin.version, origin.step) for origin in registered.lineage] == [
+        ("models:/descendant", 1, 40),
+        ("origin", 1, 0),
+    ]
+    registered.delete()
+
+
+def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tracking_db):
+    model = RemoteModel("many", Scale(2), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db)
+    both = threading.Barrier(2)
+    clones = []
+
+    def clone():
+        both.wait()
+        clones.append(model.clone())
+
+    threads = [threading.Thread(target=clone) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one, other = sorted(clones, key=lambda made: made.name)
+    assert (one.name, other.name) == ("many-1", "many-2")
+    one.publish_weights(factor(3), step=1)
+    assert (one.version, other.version) == (2, 1)
+    one.delete()
+    again = RemoteModel(
+        "many-1", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
+    )
+    assert again(X, ZERO)["scaled"][0] == 3, "the trial of the thread that came second is not in its way"
+    for made in (again, other, model):
+        made.delete()
+
+
+def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
+    with pytest.raises(StartupError, match="replicas of model 'large' did not start in time: "):
+        RemoteModel("large", Scale(), EXAMPLE, OFFSET, num_workers=4, cpus_per_worker=64, start_timeout_s=2)
+    with pytest.raises(ModelNotFound):
+        RemoteModel("large")
+    assert "model-large" not in serve.status().applications
+
+
+def kill_store(model):
+    """Kills the process of its weight store, and does not wait for the next one."""
+    os.kill(asked(model._store.pid), signal.SIGKILL)
+
+
+def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
+    model = RemoteModel("counted", Scale(1), EXAMPLE, OFFSET, local_mode=True)
+    other = RemoteModel("counted")
+    for step in (10, 20, 30):
+        model.publish_weights(factor(step), step)
+    seen(model, 30)
+    follower = model._here.subscriber
+    background(follower.stop(), 10)  # so nobody gives the store anything back
+    kill_store(model)
+    assert other.step == 30
+    assert other.publish_weights(factor(7)) == 5, "it has published nothing before"
+    assert (model.version, model.step) == (5, 31)
+    assert model.get_model().factor.item() == 7
+    background(follower.start(), 30)
+    seen(model, 7)
+
+    kill_store(model)
+    assert model.get_model().factor.item() == 7, "given back by who follows it"
+    kill_store(model)
+    clone = model.clone()
+    assert clone(X, ZERO)["scaled"][0] == 7
+    clone.delete()
+    kill_store(model)
+    assert RemoteModel("counted").publish_weights(factor(8)) == 6
+    seen(model, 8)
+    assert model.step == 32
+    model.delete()
+    with pytest.raises(ModelError, match="the weight store has ended"):
+        other.publish_weights(factor(9))
+    again = RemoteModel("counted", Scale(1), EXAMPLE, OFFSET, local_mode=True)
+    assert (again.version, again.step) == (1, 0), "another model, which goes on from nothing"
+    again.delete()
 
 
 async def test_connecting_does_not_hold_up_the_event_loop(ray_cluster):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import uuid
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from brayx.errors import BadWeights, ConfigError, ModelError
-from brayx.model.build import build_model
+from brayx.model.build import build_model, engine_of
+from brayx.model.config import ModelConfig
 
 
 def written(folder: Path, body: str) -> str:
@@ -53,3 +56,19 @@ def test_a_typed_error_comes_out_as_itself(tmp_path: Path) -> None:
     name = written(tmp_path, "from brayx.errors import BadWeights; raise BadWeights('mine')")
     with pytest.raises(BadWeights, match=r"^mine$"):
         build_model(str(tmp_path), name, "net", {})
+
+
+def test_threads_that_build_engines_at_once_get_them():
+    config = ModelConfig(module="unused", engine="onnx")
+    together, built = threading.Barrier(2), []
+
+    def build() -> None:
+        together.wait()
+        built.append(engine_of(config, torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),)))
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.errors import ModelError
+from brayx.errors import ModelError, QueueFull
 from brayx.model import here as here_module
 from brayx.model import remote
 from brayx.model.config import ModelConfig
@@ -43,19 +43,18 @@ class Running:
         monkeypatch.setattr(remote, "remove", self.removed.append)
         monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
         monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
-        monkeypatch.setattr(here_module, "asked", lambda given, timeout_s=0: given)
+        monkeypatch.setattr(here_module, "first_weights", lambda name, store: self._newest())
         monkeypatch.setattr(here_module, "WeightSubscriber", Subscriber)
         monkeypatch.setattr(here_module, "_connection", lambda: self.connection)
         self.forward = SimpleNamespace(remote=self._forward)
-        self.wait_newer = SimpleNamespace(remote=self._newest)
 
     async def _forward(self, columns, version, deadline_s):
         self.calls.append(len(columns[0]))
         return await self.replica.forward(columns, version, deadline_s)
 
-    def _newest(self, than, timeout_s):
+    def _newest(self):
         self.built += 1
-        return 3, 30, [self.weights]
+        return 3, self.weights
 
 
 class Subscriber:
@@ -137,6 +136,47 @@ def test_handles_that_are_dropped_follow_nothing(monkeypatch):
     del other
     gc.collect()
     until(lambda: not subscriber.running, "it is let go")
+
+
+async def test_a_large_batch_has_one_deadline_for_all_of_its_parts(running):
+    left_s = []
+
+    async def forward(columns, version, deadline_s):
+        left_s.append(deadline_s)
+        await asyncio.sleep(0.01)
+        return await running.replica.forward(columns, version, deadline_s)
+
+    running.forward.remote = forward
+    model = RemoteModel("m")
+    outputs = await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
+    assert outputs.shape == (20 * 64, 1)
+    assert len(left_s) == 20
+    assert 5 >= max(left_s[:8]) > max(left_s[8:]), "those that wait for a slot have what is left"
+    await asyncio.to_thread(model.close)
+
+
+async def test_of_a_large_batch_that_fails_no_part_goes_on(running):
+    begun, ended = [], []
+    all_begun = asyncio.Event()
+
+    async def forward(columns, version, deadline_s):
+        begun.append(columns)
+        if len(begun) == 8:
+            all_begun.set()
+        try:
+            await all_begun.wait()
+            if columns is begun[0]:
+                raise QueueFull("no room")
+            await asyncio.Event().wait()
+        finally:
+            ended.append(columns)
+
+    running.forward.remote = forward
+    model = RemoteModel("m")
+    with pytest.raises(QueueFull, match="no room"):
+        await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
+    assert len(begun) == len(ended) < 20
+    await asyncio.to_thread(model.close)
 
 
 async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):

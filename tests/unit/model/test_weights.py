@@ -28,6 +28,15 @@ async def test_a_store_that_lost_its_memory_goes_on_above_what_the_publisher_saw
     assert store.publish(2, "w", at_least=2) == 42
 
 
+async def test_a_store_that_was_restarted_counts_on_from_what_it_remembers():
+    store: WeightStore[str] = WeightStore(last=(41, 700))
+    assert (store.newest(), store.standing()) == (None, (41, 700))
+    assert store.restore(40, 650, "given back"), "the newest that anybody has"
+    assert store.standing() == (40, 650)
+    assert store.publish(-1, "w") == 42
+    assert store.newest() == (42, 701, "w")
+
+
 async def test_wait_newer_returns_at_once_when_there_is_one():
     store: WeightStore[str] = WeightStore()
     store.publish(1, "w")
