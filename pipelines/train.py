@@ -571,7 +571,8 @@ def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[
         onnx = to_onnx(module, example, weights_as_inputs=False).proto
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")
-    tags = {"return": f"{best.metrics[BEST_METRIC]:.1f}", "env_steps": str(best.step), "project": job.project}
+    mean = f"{best.metrics[BEST_METRIC]:.1f}"
+    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": job.project}
     name = pool_name(job, model)
     champion = _champion(name, trial.uri)
     # As the tags have them, rounded: what is registered again must not lose against itself.

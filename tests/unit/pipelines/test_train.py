@@ -205,6 +205,17 @@ def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, 
     )
 
 
+def test_a_version_is_tagged_with_what_it_is_rated_by(trained, tracking_db):
+    trained(5.04)
+    tags = find("models:/p/1", tracking_db).tags
+    assert {key: tags[key] for key in ("return", "rating", "env_steps", "project")} == {
+        "return": "5.0",
+        "rating": "5.0",
+        "env_steps": "100",
+        "project": "p",
+    }
+
+
 def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained, tracking_db):
     version, outcome = trained(None)
     assert version is None
