@@ -7,12 +7,15 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
+from ray.exceptions import GetTimeoutError
 
 from brayx.engines.torch import TorchEngine
+from brayx.errors import DeadlineExceeded
 from brayx.model import weights as weights_module
 from brayx.model.local import LocalModel
-from brayx.model.weights import WeightStore, WeightSubscriber
+from brayx.model.weights import WeightStore, WeightSubscriber, fetch_weights
 
 
 async def test_versions_start_at_one_and_grow():
@@ -152,3 +155,25 @@ async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
     assert (await model.forward(np.ones(2, np.float32))).policy_version == 1
     await subscriber.stop()
     await model.close()
+
+
+async def test_a_fetch_that_ray_leaves_hanging_is_made_again_with_a_reference_of_its_own(monkeypatch):
+    given = iter(["hangs", "comes"])
+
+    async def get(version):
+        return version, 10, [next(given)]
+
+    def ray_get(reference, timeout):
+        if reference == "hangs":
+            raise GetTimeoutError
+        return {"w": reference}
+
+    monkeypatch.setattr(weights_module.ray, "get", ray_get)
+    store = SimpleNamespace(get=SimpleNamespace(remote=get))
+    assert await fetch_weights(store, 3) == {"w": "comes"}
+    with pytest.raises(DeadlineExceeded, match=r"did not give version 3 in 0\.05 s"):
+        await fetch_weights(SimpleNamespace(get=SimpleNamespace(remote=hanging)), 3, timeout_s=0.05)
+
+
+async def hanging(version):
+    await asyncio.Event().wait()
