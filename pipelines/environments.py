@@ -56,6 +56,20 @@ def update_columns(job: JobConfig, buffer: BufferConfig) -> int:
     return buffer.batch_size * trainer.num_workers * trainer.weights_publish_interval
 
 
+def policy_lag(job: JobConfig, name: str) -> int | None:
+    """``max_policy_lag`` of a buffer: 0 unless the job says otherwise, where blocking workers alone fill it in order.
+
+    They collect what an update takes with each version, and more when they gave up waiting for the next one. That
+    would stay ahead of all that comes later, and each batch would be a version old.
+    """
+    buffer = job.buffers[name]
+    feeding = [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name]
+    others = job.actors or any(source.buffer == name for source in job.sources.values())
+    if buffer.max_policy_lag is None and buffer.sampler == "fifo" and not others and set(feeding) == {"blocking"}:
+        return 0
+    return buffer.max_policy_lag
+
+
 class Rollouts:
     """The workers of all rollouts of a job, as a context.
 

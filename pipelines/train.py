@@ -34,7 +34,7 @@ from deployments.actor import (
 from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
-from pipelines.environments import Rollouts, check_rollouts, normalises
+from pipelines.environments import Rollouts, check_rollouts, normalises, policy_lag
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
@@ -256,7 +256,10 @@ def train_on(
                 actor_name,
                 # Ray Data shares batches out when there is one for each rank.
                 job.buffers[name].model_copy(
-                    update={"max_in_flight": max(job.buffers[name].max_in_flight, config.num_workers)}
+                    update={
+                        "max_in_flight": max(job.buffers[name].max_in_flight, config.num_workers),
+                        "max_policy_lag": policy_lag(job, name),
+                    }
                 ),
                 namespace=NAMESPACE,
                 layout=observed,

@@ -226,6 +226,12 @@ class BufferActor:
         """Tells that the policy has this version."""
         self._buffer.published(version)
 
+    async def expire(self, newest: int) -> None:
+        """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
+        self._buffer.expire(newest)
+        self._look()
+        await self._notify()  # there may be room
+
     async def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
         """Priorities of columns by the ``index`` of their batch; says how many of them this shard has."""
         return self._buffer.update_priorities(index, priorities)

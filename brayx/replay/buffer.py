@@ -14,7 +14,7 @@ import numpy as np
 
 from brayx.errors import BadFragment
 from brayx.replay.config import BufferConfig
-from brayx.replay.packing import Batch, Layout, Packer, rows, transitions
+from brayx.replay.packing import Batch, Layout, Packer, oldest, rows, transitions
 from brayx.replay.table import MAX_CAPACITY, PRIORITY, Table
 from brayx.types import Columns, Fragment
 
@@ -74,7 +74,27 @@ class ReplayBuffer:
     def published(self, version: int) -> None:
         """Tells that the policy has this version: what claims to be of a newer one is refused from now on."""
         self._packer.newest_version = max(version, self._packer.newest_version or version)
-        self._newest = max(self._newest, version)
+        self.expire(version)
+
+    def expire(self, newest: int) -> None:
+        """Tells that the policy has this version: what lags further behind than ``max_policy_lag`` is not given.
+
+        What is in the way of newer columns goes at once: batches of old ones have their room, and half a batch of them
+        would make every batch after it a mixture.
+        """
+        self._newest = max(self._newest, newest)
+        least = self._least_version()
+        if self.table is not None or least is None:
+            return
+        gone, kept = self._packer.drop_older(least), deque[Batch]()
+        for batch in self._batches:
+            if batch["mask"][oldest(batch) >= least].any():
+                kept.append(batch)
+            else:
+                gone += int(np.count_nonzero(batch["mask"]))
+        self._batches = kept
+        if gone:
+            self._dropped["policy_lag"] += gone
 
     def push(self, replay: Fragment | Columns) -> None:
         """Takes a fragment, or columns, in; when there is no room, something is dropped (see ``dropped``).
@@ -121,7 +141,7 @@ class ReplayBuffer:
             return batch
         if reuse and self._last is not None and self._last_used < self._config.max_reuse:
             least = self._least_version()
-            if least is None or _oldest(self._last).min() >= least:
+            if least is None or oldest(self._last).min() >= least:
                 self._last_used += 1
                 self.reused += 1
                 return self._last
@@ -213,7 +233,7 @@ class ReplayBuffer:
             batch = self._batches.popleft()
             if least is None:
                 return batch
-            old = _oldest(batch) < least
+            old = oldest(batch) < least
             if old.any():
                 self._dropped["policy_lag"] += int(np.count_nonzero(batch["mask"][old]))
                 batch = {**batch, "mask": np.where(old[:, np.newaxis], np.float32(0), batch["mask"])}
@@ -228,13 +248,6 @@ class ReplayBuffer:
         self._batches.append(batch)
         while len(self._batches) > self._config.size:
             self._dropped["full"] += int(np.count_nonzero(self._batches.popleft()["mask"]))
-
-
-def _oldest(batch: Batch) -> np.ndarray:
-    """The oldest policy version of each column ``[B]``, of its steps to learn from."""
-    never = np.iinfo(np.int64).max
-    oldest: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
-    return oldest
 
 
 def _newest(replay: Fragment | Columns) -> int:

@@ -245,6 +245,13 @@ def rows(columns: Columns) -> int:
         return 0
 
 
+def oldest(batch: Batch) -> np.ndarray:
+    """The oldest policy version of each column ``[B]``, of its steps to learn from."""
+    never = np.iinfo(np.int64).max
+    found: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
+    return found
+
+
 def _check_version(versions: np.ndarray, newest: int | None) -> None:
     if newest is not None and versions.max(initial=newest) > newest:
         raise BadFragment(
@@ -359,6 +366,22 @@ class Packer:
         """How many of so many transitions may be packed so that no more than ``room`` columns are filled up: all, or
         what ends at a column's end."""
         return steps if self.closes(steps) <= room else max(0, room * self._length - self._step)
+
+    def drop_older(self, version: int) -> int:
+        """Takes whole columns with a step of an older version out of the batch that is not full yet; says how many
+        transitions went."""
+        batch = self._batch
+        if batch is None or not self._column:
+            return 0
+        old = oldest({key: batch[key][: self._column] for key in ("mask", "policy_version")}) < version
+        gone = int(np.count_nonzero(batch["mask"][: self._column][old]))
+        if old.any():
+            kept = np.concatenate([np.flatnonzero(~old), np.arange(self._column, self._size)])  # the one that is begun
+            for array in batch.values():
+                array[: len(kept)] = array[kept]
+                array[len(kept) :] = 0
+            self._column -= int(old.sum())
+        return gone
 
     @property
     def columns(self) -> int:

@@ -199,6 +199,11 @@ class Shards:
         for shard in self._shards:
             shard.actor.published.remote(version)
 
+    def expire(self, newest: int) -> None:
+        """Tells all that the policy has this version, by which ``max_policy_lag`` counts; does not wait."""
+        for shard in self._shards:
+            shard.actor.expire.remote(newest)
+
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
         """Priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; does not wait."""
         for shard in self._shards:

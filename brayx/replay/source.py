@@ -183,6 +183,10 @@ class Stream:
         buffers: that they are of.
         namespace: None: the caller's.
         timeout_s: longest wait for one batch; None: for ever, which only a learner that others end may do.
+
+    Attributes:
+        holds: a buffer with ``max_policy_lag`` 0 sends no batch before the next one is asked for: only then is known
+            which version it must be of. For a reader that learns from each, alone, before it asks for the next.
     """
 
     def __init__(
@@ -197,11 +201,15 @@ class Stream:
         self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
         self._taken: deque[Origin] = deque()
         self._timeout_s = timeout_s
+        self._held: list[Origin] = []
+        self.holds = False
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Batch:
+        while self._held:
+            self._ack(self._held.pop())
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         for item in self._items:
             if item is not None:
@@ -216,13 +224,25 @@ class Stream:
         """The learner took a batch, the oldest it had not: as many more may be sent. Does not wait."""
         if self._taken:
             origin = self._taken.popleft()
-            shards, number = self._origins[origin.shard]
-            shards.ack(number, reader=origin.reader)
+            if self.holds and self._origins[origin.shard][0].config.max_policy_lag == 0:
+                self._held.append(origin)
+            else:
+                self._ack(origin)
+
+    def published(self, version: int) -> None:
+        """The policy has this version now: buffers with a ``max_policy_lag`` count by it. Does not wait."""
+        for shards in self._shards:
+            if shards.config.max_policy_lag is not None:
+                shards.expire(version)
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
         """New priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch. Does not wait."""
         for shards in self._shards:
             shards.update_priorities(np.asarray(index), np.asarray(priorities))
+
+    def _ack(self, origin: Origin) -> None:
+        shards, number = self._origins[origin.shard]
+        shards.ack(number, reader=origin.reader)
 
     def close(self) -> None:
         """Ends the reading; what is under way is lost."""

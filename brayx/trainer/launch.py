@@ -37,6 +37,7 @@ from brayx.trainer.loop import Summary, learn
 from brayx.trainer.prefetch import close, state_argument
 from brayx.trainer.ranks import Alone, Processes, Ranks
 from brayx.trainer.saving import BEST_METRIC
+from brayx.types import Weights
 
 _ANSWER_S = 30.0
 _DATASET = "replay"
@@ -156,6 +157,8 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
     hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
     store = get_weight_store(spec.weight_store, spec.namespace)
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
+    # Ranks need each other's batches under way, and prefetching asks ahead.
+    batches.holds = ranks.size == 1 and not spec.config.prefetch
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
     try:
         summary = learn(
@@ -164,7 +167,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
             forward_args,
             batches=batches,
             took=batches.took,
-            publisher=lambda newest: WeightPublisher(store, last_version=newest),
+            publisher=lambda newest: _Publisher(WeightPublisher(store, last_version=newest), batches),
             numbers=numbers,
             keeper=TrialKeeper(spec.trial, spec.config.checkpoints_kept),
             ranks=ranks,
@@ -183,6 +186,19 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
         for stream in evaluated.values():
             close(stream)
         numbers.close()
+
+
+class _Publisher:
+    """`loop.Publisher` that has the buffers count by what was published."""
+
+    def __init__(self, publisher: WeightPublisher, batches: Stream) -> None:
+        self._publisher, self._batches = publisher, batches
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """As `WeightPublisher.publish`."""
+        version = self._publisher.publish(weights, step)
+        self._batches.published(version)
+        return version
 
 
 def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:

@@ -20,6 +20,7 @@ from brayx.model.weights import WeightPublisher, create_weight_store
 from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
 from brayx.replay.shards import Shards
+from brayx.replay.source import read_buffer
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
 from brayx.rollout.statistics import create_moments
@@ -155,6 +156,27 @@ def test_a_worker_that_waits_for_too_long_goes_on_and_counts_it(job):
         first, second = made.take(), made.take()
         until(lambda: workers.collected.overdue > 0, "a wait was given up", WAIT_S)
     assert set(first["policy_version"].flat) == set(second["policy_version"].flat) == {1}
+
+
+def test_after_a_wait_that_was_given_up_batches_are_of_the_newest_version_again(job):
+    """What was collected meanwhile would else stay ahead of all that comes."""
+    made = job(mode="blocking", num_workers=2, wait_s=1.0, sampling={"max_policy_lag": 0})
+    stream = read_buffer(made.spec.buffer, made.spec.namespace, timeout_s=WAIT_S)
+    stream.holds = True
+    seen = []
+    with made.workers(2) as workers:
+        for version in range(1, 6):
+            assert made.publish() == version
+            stream.published(version)
+            batch = next(stream)
+            seen.append(sorted(set(batch["policy_version"][batch["mask"] > 0].tolist())))
+            stream.took()
+            if version == 1:  # the learner is at something that takes long
+                until(lambda: made.stats()["batches"] > 0, "another batch with the same version waits", WAIT_S)
+        until(lambda: workers.collected.overdue > 0, "they have told of it", WAIT_S)
+    stream.close()
+    assert seen == [[1], [2], [3], [4], [5]]
+    assert made.stats()["dropped.policy_lag"] > 7 * T, "a batch, but for rows that nobody learns from"
 
 
 def test_a_worker_without_a_learner_waits_for_room(job):

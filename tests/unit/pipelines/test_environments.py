@@ -16,7 +16,7 @@ from brayx.algorithms.critic import critic_of
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
-from pipelines.environments import check_rollouts, spec_of
+from pipelines.environments import check_rollouts, policy_lag, spec_of
 from pipelines.models import build_model
 from pipelines.train import check_job, cluster_for
 
@@ -208,3 +208,22 @@ class TestReadyMadeModel:
     def test_a_model_that_no_rollout_acts_with_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="none acts with it"):
             build_model("critic", job().as_dict())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lag"),
+    [
+        ([], 0),
+        (["buffer.max_policy_lag=3"], 3),
+        (["rollout.mode=non_blocking"], None),
+        (["buffer.sampler=uniform"], None),
+        (["more={kind: source, path: x.npz, buffer: buffer}"], None),
+        (["more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, mode: blocking}"], 0),
+        (["more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer}"], None),
+        (["other={kind: buffer}", "more={kind: source, path: x.npz, buffer: other}"], 0),
+    ],
+)
+def test_no_version_but_the_newest_is_learned_from_where_blocking_workers_alone_fill_a_buffer(
+    overrides: list[str], lag: int | None
+) -> None:
+    assert policy_lag(job(*overrides), "buffer") == lag

@@ -211,3 +211,42 @@ def test_memory_does_not_grow_with_time(sampler, reads):
     kept = stats.get("columns", stats["batches"] * 2) * 4
     assert kept <= CONFIG.size * WHOLE
     assert stats["pushed"] == sum(4 * (1 + n % 5) + 1 + n % 7 for n in range(2000)) + 20 * WHOLE
+
+
+def test_half_a_batch_that_is_too_old_does_not_mix_with_what_comes():
+    """Else every batch after it would be half of one version and half of the next."""
+    buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
+    buffer.push(columns(2, 1, version=1))
+    for version in (2, 3):
+        buffer.expire(version)
+        buffer.push(columns(4, version, version=version))
+        assert set(buffer.pop()["reward"].flat) == {version}
+    assert buffer.dropped == {"policy_lag": 2 * 4}
+    assert buffer.stats()["waiting"] == 0
+
+
+def test_batches_that_are_too_old_make_room_at_once():
+    buffer = ReplayBuffer(changed(max_policy_lag=0, size=2))
+    buffer.push(columns(2, 1, version=1))
+    buffer.push(columns(2, 1, version=1))
+    assert not buffer.has_room
+    buffer.expire(2)
+    assert (buffer.has_room, len(buffer)) == (True, 0)
+    assert buffer.dropped == {"policy_lag": 16}
+
+
+def test_what_is_new_enough_moves_up_with_the_column_that_is_begun():
+    buffer = ReplayBuffer(changed(max_policy_lag=1, batch_size=4))
+    buffer.push(columns(1, 1, version=1))
+    buffer.push(columns(1, 2, version=2))
+    buffer.push(dataclasses.replace(fragment(2, 3), policy_version=np.full(2, 2)))
+    buffer.expire(3)
+    assert buffer.stats()["waiting"] == 4 + 2
+    buffer.push(dataclasses.replace(fragment(2, 4), policy_version=np.full(2, 3)))
+    buffer.push(columns(2, 5, version=3))
+    batch = buffer.pop()
+    assert batch["reward"][:, 0].tolist() == [2, 3, 5, 5]
+    assert batch["reward"][1].tolist() == [3, 3, 4, 4, 0]
+    assert batch["terminated"][1].tolist() == [False, True, False, True, False]
+    assert batch["mask"].sum() == 4 * 4
+    assert buffer.dropped == {"policy_lag": 4}
