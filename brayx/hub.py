@@ -316,13 +316,24 @@ def create_hub(
 ) -> ActorHandle[Hub]:
     """Starts the trial's hub as a named actor that Ray restarts; a restarted one goes on from the totals in MLflow.
 
+    It stays on the node of who calls: a trial's books may be a file there, and on another machine its path would name
+    another, empty one.
+
     Returns:
         A handle for `HubClient`; it keeps the actor alive, as the actor ends with its creator's job.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor: Any = ray.remote(Hub).options(
-        name=name, namespace=namespace, num_cpus=0, max_restarts=-1, get_if_exists=True, max_concurrency=4
+        name=name,
+        namespace=namespace,
+        num_cpus=0,
+        max_restarts=-1,
+        get_if_exists=True,
+        max_concurrency=4,
+        scheduling_strategy=here,
     )
     handle: ActorHandle[Hub] = actor.remote(trial, interval_s=interval_s, x_axis=x_axis)
     return handle

@@ -15,14 +15,15 @@ import shlex
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.directory import NAMESPACE, stop_directory
-from brayx.errors import BrayxError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
 from brayx.model.build import build_model
 from brayx.tracking import PoolEntry, Trial, find, initialise, register, tracking_uri
+from brayx.tracking.store import sqlite_path
 from deployments.actor import (
     WeightSource,
     actor_spec,
@@ -189,6 +190,30 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     return Cluster(actor.host, actor.port, ingress, address, ports)
 
 
+def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
+    """Makes sure that a learner on any machine of the cluster can reach the trial's books.
+
+    Args:
+        uri: of the tracking store.
+        where: the learner is: ``train``, where Ray puts it; or ``process``, in this one.
+        nodes: as `ray.nodes` tells of them.
+        here: id of this process's node.
+
+    Raises:
+        ConfigError: the store is a file of this machine, and there are others.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    own = {node["NodeManagerAddress"] for node in alive if node["NodeID"] == here}
+    others = sorted({node["NodeManagerAddress"] for node in alive} - own)
+    if where == "train" and others and (sqlite_path(uri) is not None or uri.startswith("file:")):
+        raise ConfigError(
+            f"{uri} is a file of this machine, and a learner on {others[0]} could not reach it: start `mlflow server "
+            "--host 0.0.0.0` and name it with --tracking http://HOST:5000, or keep the learner here with "
+            "trainer.where process",
+            key="tracking",
+        )
+
+
 def train_on(
     cluster: Cluster,
     job: JobConfig,
@@ -199,6 +224,8 @@ def train_on(
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a cluster that is up; arguments and errors as `train`."""
+    import ray
+
     from brayx.hub import create_hub
     from brayx.model.weights import KEPT_VERSIONS, create_weight_store
     from brayx.replay.remote import RemoteBuffer
@@ -207,6 +234,8 @@ def train_on(
 
     actor = _actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    check_books(uri, config.where, nodes, ray.get_runtime_context().get_node_id())
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),

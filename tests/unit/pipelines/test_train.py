@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from brayx.engines.base import save_weights
-from brayx.errors import DeadlineExceeded, StartupError
+from brayx.errors import ConfigError, DeadlineExceeded, StartupError
 from brayx.tracking import Trial, find, resolve
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig
@@ -33,6 +33,7 @@ from pipelines.train import (
     _promote,
     _undeploy,
     _wait_for_weights,
+    check_books,
 )
 
 
@@ -271,3 +272,17 @@ class Hanging:
 def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
     with pytest.raises(DeadlineExceeded, match="not ended within 600 s after the last batch; it has published weights"):
         _last_of(Hanging())
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////home/me/mlflow.db", "file:///home/me/mlruns"])
+def test_books_in_a_file_are_refused_where_a_learner_on_another_machine_could_not_reach_them(uri):
+    def node(name, address, *, alive=True):
+        return {"NodeID": name, "NodeManagerAddress": address, "Alive": alive}
+
+    here, beside, gone = node("a", "10.0.0.1"), node("b", "10.0.0.1"), node("c", "10.0.0.2", alive=False)
+    far = node("d", "10.0.0.3")
+    with pytest.raises(ConfigError, match=r"a learner on 10\.0\.0\.3 could not reach it: start `mlflow server"):
+        check_books(uri, "train", [here, beside, gone, far], "a")
+    check_books(uri, "process", [here, far], "a")
+    check_books(uri, "train", [here, beside, gone], "a")
+    check_books("http://books:5000", "train", [here, far], "a")
