@@ -324,21 +324,27 @@ def _why(trial: Any) -> str:
 
 
 class _After:
-    """Says when so many env steps more have been collected than at the first look.
+    """Says when so many env steps more have been collected than at the first look, unless fewer are left of all.
+
+    Args:
+        steps: so many.
+        total: of the whole training.
 
     Attributes:
         event: set then.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, total: int) -> None:
         self.event = threading.Event()
-        self._steps = steps
+        self._steps, self._total = steps, total
         self._first: int | None = None
 
     def look(self, runs: int, env_steps: int, numbers: Mapping[str, float]) -> None:
         """As ``on_update`` of `train_local`."""
         self._first = env_steps if self._first is None else self._first
-        if env_steps - self._first >= self._steps:
+        left = self._total - env_steps
+        # The mean of a short rest would be of a few games, or none.
+        if env_steps - self._first >= self._steps and left >= self._steps:
             self.event.set()
 
 
@@ -361,13 +367,13 @@ def _train(config: dict[str, Any], spec: _Spec) -> None:
         if kept is not None:
             with kept.as_directory() as theirs:
                 origin = keeper.adopt(theirs)
-        over = False
+        over, mean = False, math.nan
         while not over:
-            stop = _After(spec.interval_steps)
+            stop = _After(spec.interval_steps, spec.total_steps)
             result = train_local(spec.env, algorithm, training, clerk=keeper, on_update=stop.look, stop=stop.event)
             steps = result.env_steps
             over = result.reason != "stopped"
-            mean = result.return_mean
+            mean = result.return_mean if math.isfinite(result.return_mean) else mean  # no game ended since
             ray_tune.report(
                 {
                     "env_steps": steps,
