@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -34,6 +36,8 @@ _OPEN_S = 120.0
 _ANSWER_S = 60.0
 _SEND_EVERY_S = 1.0
 _LEAVE_S = 2.0
+_EARLY = 120
+"""Seconds of metrics that wait, apart from each other, for MLflow to come up; later ones are added to the last."""
 _WAITING = 8
 """Requests that may wait for the process."""
 _BEST_METRIC = "episode_return"
@@ -79,6 +83,8 @@ class Clerk:
     ) -> None:
         self._kept = kept
         self._recorder = Recorder()
+        self._early: deque[Drained] = deque()
+        self._cut = time.monotonic()
         self._lock = threading.Lock()
         self._requests: queue.Queue[tuple[tuple[Any, ...], Future[Any]] | None] = queue.Queue(maxsize=_WAITING)
         self._saving: Future[Any] | None = None
@@ -107,8 +113,13 @@ class Clerk:
 
     def push(self, part: Drained) -> None:
         """Takes what a recorder drained; it is written within a second or two."""
+        now = time.monotonic()
         with self._lock:
             self._recorder.merge(part)
+            # A curve of its own for what is over before MLflow has come up, not one point of it all.
+            if not self._opened.done() and now - self._cut >= _SEND_EVERY_S and len(self._early) < _EARLY:
+                self._early.append(self._recorder.drain())
+                self._cut = now
 
     def check(self) -> None:
         """Raises what ended the clerk's process, if anything has."""
@@ -205,6 +216,8 @@ class Clerk:
             try:
                 if self._failure is not None:
                     raise self._failure
+                while self._early and request[0] != "open":
+                    self._exchange(("write", self._early.popleft()))
                 future.set_result(self._exchange(request))
             except BaseException as error:
                 if request[0] == "open" or not isinstance(error, BrayxError):
@@ -271,6 +284,10 @@ class _Desk:
 
     def _push(self, part: Drained) -> None:
         self._hub.push(part)
+
+    def _write(self, part: Drained) -> None:
+        self._hub.push(part)
+        self._hub.flush()
 
     def _latest(self) -> Path | None:
         assert self._trial is not None

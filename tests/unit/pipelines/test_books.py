@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import mlflow
 import numpy as np
 import pytest
 
@@ -27,6 +28,20 @@ def checkpoint(tmp_path, number):
     folder.mkdir()
     np.savez(folder / "weights.npz", number=number)
     return folder
+
+
+@pytest.mark.slow  # starts MLflow in a process of its own
+def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(tracking_db, monkeypatch):
+    monkeypatch.setattr("pipelines.books._SEND_EVERY_S", 0.0)
+    clerk = Clerk("project", "short", tracking_db, {})
+    try:
+        for value in (1.0, 2.0, 3.0):
+            clerk.push(part(env_steps=10, episode_return=value))
+        trial = clerk.close("FINISHED")
+    finally:
+        clerk.end()
+    history = mlflow.MlflowClient(tracking_db).get_metric_history(trial.run_id, "episode_return")
+    assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
 
 @pytest.mark.slow  # starts MLflow in processes of their own
