@@ -323,7 +323,7 @@ def _new_project(arguments: argparse.Namespace) -> int:
 
     for file in new_project(arguments.name, arguments.template):
         print(file)
-    print(f"next: cd {arguments.name} && brayx train {arguments.name}.yaml")
+    print(f"next: brayx train {arguments.name}/{arguments.name}.yaml")
     return 0
 
 

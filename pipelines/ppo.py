@@ -72,7 +72,7 @@ _SAME = (
 def parser() -> argparse.ArgumentParser:
     """The command line. An option that is not given is absent from what it parses."""
     made = argparse.ArgumentParser(
-        prog="python -m pipelines.ppo",
+        prog="brayx ppo",
         description="Train a policy for a Gymnasium environment by PPO.",
         argument_default=argparse.SUPPRESS,
     )

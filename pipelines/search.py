@@ -124,7 +124,8 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     for name, value in values.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(f"there is no option {name!r}" + (f"; nearest is {near[0]!r}" if near else ""), key=name)
+            told = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
+            raise ConfigError(f"there is no option {name!r}; {told}", key=name)
         group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
         chosen[group][name.removeprefix(_NETWORK)] = value
     try:

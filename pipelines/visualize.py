@@ -100,7 +100,7 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws and says where; 2 with a line on standard error if it could not."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.visualize", description="Draw the curves of trials.")
+    parser = argparse.ArgumentParser(prog="brayx visualize", description="Draw the curves of trials.")
     parser.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
     parser.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
     parser.add_argument("--metric", default=DEFAULT_METRIC, help="as MLflow has it (default: %(default)s)")
