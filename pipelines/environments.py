@@ -57,15 +57,22 @@ def update_columns(job: JobConfig, buffer: BufferConfig) -> int:
 
 
 def policy_lag(job: JobConfig, name: str) -> int | None:
-    """``max_policy_lag`` of a buffer: 0 unless the job says otherwise, where blocking workers alone fill it in order.
+    """``max_policy_lag`` of a buffer: 0 unless the job says otherwise, where its learner has only this one, in order,
+    and only one rollout fills it, a blocking one.
 
-    They collect what an update takes with each version, and more when they gave up waiting for the next one. That
-    would stay ahead of all that comes later, and each batch would be a version old.
+    Its workers collect what an update takes with each version, and more when they gave up waiting for the next one.
+    That would stay ahead of all that comes later, and each batch would be a version old. Where others make versions
+    too, play of the newest may be rare.
     """
-    buffer = job.buffers[name]
-    feeding = [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name]
-    others = job.actors or any(source.buffer == name for source in job.sources.values())
-    if buffer.max_policy_lag is None and buffer.sampler == "fifo" and not others and set(feeding) == {"blocking"}:
+    buffer, (trainer,) = job.buffers[name], job.trainers.values()
+    one_of_all = (
+        trainer.buffers == [name]
+        and not job.actors
+        and not any(source.buffer == name for source in job.sources.values())
+        and [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name] == ["blocking"]
+    )
+    one_reads = buffer.num_workers == trainer.num_workers == 1 and not trainer.prefetch
+    if buffer.max_policy_lag is None and buffer.sampler == "fifo" and one_of_all and one_reads:
         return 0
     return buffer.max_policy_lag
 

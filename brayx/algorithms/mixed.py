@@ -33,10 +33,13 @@ from brayx.algorithms.forward import Forward
 from brayx.algorithms.impala import Impala, ImpalaConfig
 from brayx.algorithms.optimise import share
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.errors import ConfigError
 from brayx.nets.distributions import log_prob_entropy
 from brayx.types import DEMONSTRATION
 
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
+_PATIENCE = 1000
+"""Batches of play that pass while imitation comes first and there is nothing to imitate."""
 _AT_ONCE = 100
 """Updates from demonstrations that one batch of play sets off: between two of those a training can be stopped."""
 
@@ -134,6 +137,7 @@ class Mixed:
         self._keep = keep
         self._played = False
         self._left = config.imitation_updates
+        self._waited = 0
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
@@ -163,12 +167,8 @@ class Mixed:
                 return {"imitation_coef": self._coef}
             return self._imitate(batch, progress)
         self._played = True
-        if self._keep and self._left and self._demonstrations:
-            measured: dict[str, float] = {}
-            for _ in range(min(self._left, _AT_ONCE)):
-                measured = self._imitate(self._any_kept(), progress)
-            return measured
-        self._left = 0
+        if self._keep and self._left:
+            return self._imitate_first(progress)
         self._losses.clear()
         self._errors.clear()
         measured = self._inner.update(batch, progress)
@@ -176,6 +176,23 @@ class Mixed:
         if self._losses:
             measured["imitation_loss"] = float(torch.stack(self._losses).mean())
         return {**measured, **self._fitted(), "imitation_coef": self._coef}
+
+    def _imitate_first(self, progress: float) -> dict[str, float]:
+        """What a batch of play sets off while imitation is not done: it is not learned from itself."""
+        if not self._demonstrations:
+            self.learned = False
+            self._waited += 1
+            if self._waited > _PATIENCE:
+                raise ConfigError(
+                    f"imitation_updates is {self.config.imitation_updates}, but with {self._waited} batches of play "
+                    "there came no demonstration",
+                    key="imitation_updates",
+                )
+            return {"imitation_coef": self._coef}
+        measured: dict[str, float] = {}
+        for _ in range(min(self._left, _AT_ONCE)):
+            measured = self._imitate(self._any_kept(), progress)
+        return measured
 
     def _imitate(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """One update from demonstrations alone."""

@@ -230,17 +230,18 @@ def first_weights(name: str, store: Any) -> tuple[int, Weights]:
         StartupError: there are none, and none come.
         ModelError: as of `asked`.
     """
-    deadline = time.monotonic() + ANSWER_S
+    deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
     while True:
         found = asked(store.wait_newer, 0, ANSWER_S, timeout_s=2 * ANSWER_S)
         if not isinstance(found, tuple):
             raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
         version, _, [reference] = found
         try:
-            return version, taken(reference, AGAIN_S)
+            return version, taken(reference, longest_s)
         except (ModelError, DeadlineExceeded):  # lost with a store that was killed: it gets them back, or others
             if time.monotonic() > deadline:
                 raise
+            longest_s *= 2  # large weights may take longer than that between nodes
             time.sleep(0.1)
 
 

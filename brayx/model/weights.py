@@ -153,7 +153,8 @@ class _WeightStoreActor:
         return version, step
 
     async def restore(self, version: int, step: int, weights: Weights) -> bool:
-        return self._store.restore(version, step, [ray.put(weights)])
+        async with self._turn:  # not between a publish's number and its weights
+            return self._store.restore(version, step, [ray.put(weights)])
 
     async def newest(self) -> tuple[int, int, list[Any]] | None:
         return self._store.newest()
@@ -234,6 +235,7 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
         DeadlineExceeded: the store did not answer in time.
         ModelError: the weights went with the node or the process that had them.
     """
+    longest_s = AGAIN_S
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -242,10 +244,10 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
                     if found is None:
                         raise version_unknown(version, await store.steps.remote())
                     _, _, [reference] = found
-                    weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(AGAIN_S, timeout_s))
+                    weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
                     return weights
                 except GetTimeoutError:
-                    pass
+                    longest_s *= 2  # large weights may take longer than that between nodes
                 except ActorUnavailableError:  # it is being restarted
                     await asyncio.sleep(0.1)
     except (TimeoutError, RayActorError) as error:

@@ -222,10 +222,6 @@ class BufferActor:
         self._in_flight = max(0, self._in_flight - count)
         await self._notify()
 
-    async def published(self, version: int) -> None:
-        """Tells that the policy has this version."""
-        self._buffer.published(version)
-
     async def expire(self, newest: int) -> None:
         """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
         self._buffer.expire(newest)

@@ -206,6 +206,9 @@ class ReplayBuffer:
                 self._append(batch)
             else:
                 self.table.insert(batch)
+        least = self._least_version()
+        if self.table is None and least is not None and _oldest(replay) < least:
+            self.expire(self._newest)  # what comes late would stay in the way of all that comes later
 
     def _pack(self, replay: Fragment | Columns, steps: int | None) -> Iterable[Batch]:
         if self.table is None:
@@ -254,6 +257,13 @@ def _newest(replay: Fragment | Columns) -> int:
     if isinstance(replay, Fragment):
         return int(np.max(replay.policy_version))
     return int(np.max(replay.arrays["policy_version"], where=np.asarray(replay.arrays["mask"]) > 0, initial=-1))
+
+
+def _oldest(replay: Fragment | Columns) -> int:
+    if isinstance(replay, Fragment):
+        return int(np.min(replay.policy_version))
+    never = np.iinfo(np.int64).max
+    return int(np.min(replay.arrays["policy_version"], where=np.asarray(replay.arrays["mask"]) > 0, initial=never))
 
 
 def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:

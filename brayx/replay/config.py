@@ -56,7 +56,7 @@ class BufferConfig(BaseModel):
     """Columns that must be there before the first is sampled, unless ``fifo``."""
     max_policy_lag: Annotated[int, Field(ge=0)] | None = None
     """Versions of the policy that a column may be old when it is sampled; older ones are dropped and counted; null: any
-    number, and none where a job's blocking rollouts alone fill a ``fifo``."""
+    number, and none where a job's learner has one ``fifo``, of one shard, which one blocking rollout alone fills."""
     max_reuse: Annotated[int, Field(ge=0)] = 0
     """Times that the learner gets its last batch again while there is no other; counted."""
 

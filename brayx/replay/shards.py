@@ -194,11 +194,6 @@ class Shards:
         """Tells a shard that the learner took batches of its, see `BufferActor.ack`; does not wait."""
         self._shards[number].actor.ack.remote(count, reader)
 
-    def published(self, version: int) -> None:
-        """Tells all that the policy has this version; does not wait."""
-        for shard in self._shards:
-            shard.actor.published.remote(version)
-
     def expire(self, newest: int) -> None:
         """Tells all that the policy has this version, by which ``max_policy_lag`` counts; does not wait."""
         for shard in self._shards:

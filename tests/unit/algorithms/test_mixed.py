@@ -11,6 +11,7 @@ from brayx.algorithms.bc import BC, BCConfig
 from brayx.algorithms.impala import Impala, ImpalaConfig
 from brayx.algorithms.mixed import Mixed, MixedConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.errors import ConfigError
 from tests.unit.algorithms.tables import Table, moved, random_batch, sgd
 
 IMPALA = ImpalaConfig(max_grad_norm=None, learning_rate_schedule="constant")
@@ -178,12 +179,23 @@ def test_imitation_comes_first_however_early_the_play_is():
     assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
 
 
-def test_without_demonstrations_nobody_waits_for_imitation():
+def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
+    """They are read anew after a restart, and games may be quicker."""
     table = Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5))
-    assert "policy_loss" in mixed.update(random_batch(), 0.0)
+    assert set(mixed.update(random_batch(), 0.0)) == {"imitation_coef"}
+    assert not mixed.learned
     mixed.update(demonstrations(), 0.0)
-    assert "policy_loss" in mixed.update(random_batch(seed=2), 0.0), "it is too late to begin with them"
+    assert "policy_loss" not in mixed.update(random_batch(seed=2), 0.0)
+    assert mixed.learned
+    assert "policy_loss" in mixed.update(random_batch(seed=2), 0.0)
+
+    monkeypatch.setattr("brayx.algorithms.mixed._PATIENCE", 3)
+    alone = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5))
+    for _ in range(3):
+        alone.update(random_batch(), 0.0)
+    with pytest.raises(ConfigError, match="imitation_updates is 5, but with 4 batches of play there came no demonstr"):
+        alone.update(random_batch(), 0.0)
 
 
 def test_imitation_that_is_not_done_goes_on_after_a_restart():
@@ -194,6 +206,7 @@ def test_imitation_that_is_not_done_goes_on_after_a_restart():
     mixed.update(random_batch(), 0.0)
     other = Mixed(table, sgd(table), config)
     other.load_state_dict(mixed.state_dict())
+    other.update(random_batch(), 0.0)
     other.update(demonstrations(), 0.0)
     assert "policy_loss" not in other.update(random_batch(), 0.0)
     assert "policy_loss" not in other.update(random_batch(), 0.0)

@@ -218,9 +218,12 @@ class TestReadyMadeModel:
         (["rollout.mode=non_blocking"], None),
         (["buffer.sampler=uniform"], None),
         (["more={kind: source, path: x.npz, buffer: buffer}"], None),
-        (["more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, mode: blocking}"], 0),
+        (["more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, mode: blocking}"], None),
         (["more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer}"], None),
         (["other={kind: buffer}", "more={kind: source, path: x.npz, buffer: other}"], 0),
+        (["other={kind: buffer}", "trainer.buffers=[buffer, other]"], None),
+        (["buffer.num_workers=2"], None),
+        (["trainer.prefetch=1"], None),
     ],
 )
 def test_no_version_but_the_newest_is_learned_from_where_blocking_workers_alone_fill_a_buffer(

@@ -225,6 +225,17 @@ def test_half_a_batch_that_is_too_old_does_not_mix_with_what_comes():
     assert buffer.stats()["waiting"] == 0
 
 
+def test_what_comes_late_is_not_in_the_way_of_what_is_new():
+    """A worker that is slower than an update would else leave half of every batch old, for good."""
+    buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
+    buffer.expire(2)
+    buffer.push(columns(2, 1, version=1))
+    buffer.push(columns(4, 2, version=2))
+    assert set(buffer.pop()["reward"].flat) == {2}
+    assert buffer.dropped == {"policy_lag": 2 * 4}
+    assert buffer.stats()["waiting"] == 0
+
+
 def test_batches_that_are_too_old_make_room_at_once():
     buffer = ReplayBuffer(changed(max_policy_lag=0, size=2))
     buffer.push(columns(2, 1, version=1))
