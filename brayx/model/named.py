@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
@@ -34,7 +34,7 @@ from brayx.model.checkpoints import starting_weights
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
 from brayx.model.recipe import Recipe
-from brayx.model.weights import AGAIN_S, end_weight_store, get_weight_store, unwrap
+from brayx.model.weights import AGAIN_S, DIED_S, DIED_TIMES, end_weight_store, get_weight_store, unwrap
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def asked(call: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
         DeadlineExceeded: it did not answer in time.
         ModelError: it has ended, and its model with it.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, died = time.monotonic() + timeout_s, 0
     while True:
         try:
             return ray.get(call.remote(*args), timeout=max(deadline - time.monotonic(), 0.001))
@@ -205,6 +205,11 @@ def asked(call: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the model's weight store was not there for {timeout_s:g} s") from error
             time.sleep(0.1)
+        except ActorDiedError as error:
+            died += 1
+            if died >= DIED_TIMES:
+                raise _typed(error, timeout_s) from error
+            time.sleep(DIED_S)
         except RayError as error:
             raise _typed(error, timeout_s) from error
 

@@ -35,6 +35,12 @@ AGAIN_S = 2.0
 """When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
 without them for ever; with a reference of its own it gets them."""
 
+DIED_TIMES = 3
+"""So often Ray says that the store died before that is for good: to whom had a call under way it says so of one that is
+being restarted, too."""
+DIED_S = 0.2
+"""Between two of those calls."""
+
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
 
@@ -235,7 +241,7 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
         DeadlineExceeded: the store did not answer in time.
         ModelError: the weights went with the node or the process that had them.
     """
-    longest_s = AGAIN_S
+    longest_s, died = AGAIN_S, 0
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -250,6 +256,11 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
                     longest_s *= 2  # large weights may take longer than that between nodes
                 except ActorUnavailableError:  # it is being restarted
                     await asyncio.sleep(0.1)
+                except ActorDiedError:
+                    died += 1
+                    if died >= DIED_TIMES:
+                        raise
+                    await asyncio.sleep(DIED_S)
     except (TimeoutError, RayActorError) as error:
         raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
     except RayError as error:
@@ -294,7 +305,7 @@ class WeightPublisher:
             ModelError: it has ended for good.
         """
         check_finite(weights)
-        deadline = time.monotonic() + self._timeout_s
+        deadline, died = time.monotonic() + self._timeout_s, 0
         while True:
             remaining_s = deadline - time.monotonic()
             try:
@@ -304,7 +315,10 @@ class WeightPublisher:
             except GetTimeoutError as error:
                 raise DeadlineExceeded(f"the weight store took no weights in {self._timeout_s:g} s") from error
             except ActorDiedError as error:
-                raise ModelError(f"the weight store has ended: {first_line(error)}") from error
+                died += 1
+                if died >= DIED_TIMES:
+                    raise ModelError(f"the weight store has ended: {first_line(error)}") from error
+                time.sleep(DIED_S)
             except RayActorError as error:  # it is being restarted; a publish applied twice only skips a version
                 if remaining_s <= 0:
                     raise DeadlineExceeded(f"the weight store was not there for {self._timeout_s:g} s") from error

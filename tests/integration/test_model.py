@@ -170,7 +170,8 @@ async def test_a_killed_store_comes_back_and_versions_go_on(store):
     for value in (1, 2, 3):
         await asyncio.to_thread(publisher.publish, factor(value), value)
     await until(lambda: subscriber.version == 3, timeout_s=40)
-    ray.kill(store, no_restart=False)
+    # Not ray.kill, which may let the old process take another publish before it goes.
+    os.kill(await store.pid.remote(), signal.SIGKILL)
     assert await asyncio.to_thread(publisher.publish, factor(4), 4) >= 4
     await until(lambda: seen[-1][1] == 4, timeout_s=40)
     versions = [version for version, _ in seen]
@@ -230,6 +231,14 @@ async def test_old_versions_are_fetched_while_the_store_keeps_them(ray_cluster):
     with pytest.raises(VersionUnknown, match="no policy version 2, nearest is 3; there are 3, 4, 5"):
         await fetch_weights(store, 2)
     ray.kill(store)
+
+    def ended():
+        try:
+            return ray.get(store.pid.remote(), timeout=1) is None
+        except ray.exceptions.ActorDiedError:
+            return True
+
+    await asyncio.to_thread(until_sync, ended, "the store is gone")  # it may answer for a moment yet
     with pytest.raises(DeadlineExceeded):
         await fetch_weights(store, 3, timeout_s=1)
 
