@@ -262,8 +262,7 @@ def _newest(replay: Fragment | Columns) -> int:
 def _oldest(replay: Fragment | Columns) -> int:
     if isinstance(replay, Fragment):
         return int(np.min(replay.policy_version))
-    never = np.iinfo(np.int64).max
-    return int(np.min(replay.arrays["policy_version"], where=np.asarray(replay.arrays["mask"]) > 0, initial=never))
+    return int(oldest(replay.arrays).min(initial=np.iinfo(np.int64).max))
 
 
 def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:

@@ -245,7 +245,7 @@ def rows(columns: Columns) -> int:
         return 0
 
 
-def oldest(batch: Batch) -> np.ndarray:
+def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """The oldest policy version of each column ``[B]``, of its steps to learn from."""
     never = np.iinfo(np.int64).max
     found: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
