@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError
 from brayx.rollout.envs import check_env
-from pipelines.ending import end_within
+from pipelines.ending import end_within, temporary_files
 from pipelines.presets import PRESETS, preset_for
 
 if TYPE_CHECKING:
@@ -196,12 +196,13 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     from pipelines.books import Clerk
 
     project, name = _names(chosen)
-    clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), chosen, resume=not chosen["new"])
-    try:
-        result = _train(chosen, clerk, stop)
-        trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
-    finally:
-        clerk.end()
+    with temporary_files():  # the clerk's, where this is killed
+        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), chosen, resume=not chosen["new"])
+        try:
+            result = _train(chosen, clerk, stop)
+            trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
+        finally:
+            clerk.end()
     _write_course(chosen["course"], result)
     told = _told_of(result, began)
     return {**told, "reason": "stopped"} if stop.is_set() else told, trial.run_id

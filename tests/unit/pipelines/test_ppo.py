@@ -118,7 +118,9 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
     (tmp_path / "hanging.py").write_text(HANGING)
     words = ["--env", "hanging:Hanging-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
     command = [sys.executable, "-m", "pipelines.ppo", *words]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -129,6 +131,7 @@ def test_ctrl_c_ends_a_command_whose_environment_hangs(tmp_path, tracking_db):
             process.kill()
     assert process.returncode == 130
     assert "ending took too long: 1 processes were killed" in said, "the one that keeps the books"
+    assert not list(temporary.glob("brayx-*")), "nor are its files left"
 
 
 @pytest.mark.slow  # the command, whole
