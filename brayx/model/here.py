@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import ray
 
 from brayx.engines.base import Engine
-from brayx.errors import DeadlineExceeded
+from brayx.errors import DeadlineExceeded, ModelError
 from brayx.model.build import engine_of
 from brayx.model.client import ModelClient
 from brayx.model.local import LocalModel
@@ -80,7 +80,11 @@ class Here:
         background(end(), ANSWER_S)
 
     def on_this_loop(self) -> ModelClient | LocalModel:
-        """A batcher belongs to one event loop, so each loop has a model of its own; engine and weights are shared."""
+        """A batcher belongs to one event loop, so each loop has a model of its own; engine and weights are shared.
+
+        Raises:
+            ModelError: the last handle has left.
+        """
         loop = asyncio.get_running_loop()
         model = self._models.get(loop)
         if model is not None:
@@ -88,6 +92,8 @@ class Here:
         config = self._recipe.config
         options: dict[str, Any] = {"max_batch_size": config.max_batch_size, "deadline_s": config.deadline_s}
         with self._lock:
+            if self._ended:  # nobody would end what is made now, and its weights would stay as they are
+                raise ModelError("the model is closed")
             for ended in [other for other in self._models if other.is_closed()]:
                 del self._models[ended]
             if self._engine is not None:

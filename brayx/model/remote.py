@@ -227,10 +227,10 @@ class RemoteModel:
 
         Raises:
             ShapeMismatch: they do not fit; shows expected and got for each leaf, and nobody else's batch is touched.
-            QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`.
+            QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`; `ModelError` also of a closed handle.
         """
         arguments = self._recipe.positional(args, kwargs)
-        model = self._here.on_this_loop()
+        model = self._acting()
         if not batch:
             return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
         columns = to_columns(self.spec, arguments)
@@ -283,7 +283,7 @@ class RemoteModel:
 
     def client(self) -> Model:
         """The model for this event loop as an agent's services take it: results with versions, asked for or pinned."""
-        return self._here.on_this_loop()
+        return self._acting()
 
     def publish_weights(self, weights: Weights | Mapping[str, torch.Tensor] | torch.nn.Module, step: int = -1) -> int:
         """Makes ``weights`` what every next batch uses, wherever it runs; blocks until the store has them.
@@ -378,6 +378,11 @@ class RemoteModel:
 
     def __repr__(self) -> str:
         return f"<RemoteModel {self._name!r}>"
+
+    def _acting(self) -> ModelClient | LocalModel:
+        if self._closed:
+            raise ModelError(f"this handle of model {self._name!r} is closed")
+        return self._here.on_this_loop()
 
     def _as_caller(self, model: ModelClient | LocalModel) -> Model:
         """The model with this handle as one caller among those of the process."""

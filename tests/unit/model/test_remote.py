@@ -100,6 +100,27 @@ async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
     await asyncio.to_thread(again.close)
 
 
+@pytest.mark.parametrize("local", [True, False])
+async def test_a_closed_handle_acts_no_more(monkeypatch, local):
+    running = Running(monkeypatch, local=local)
+    one, last = RemoteModel("m"), RemoteModel("m")
+    shared = last._here
+    await asyncio.to_thread(one.close)
+    with pytest.raises(ModelError, match="closed"):
+        await one.forward(X)
+    await last.forward(X)
+    await asyncio.to_thread(last.close)
+    with pytest.raises(ModelError, match="closed"):
+        await last.forward(X)
+    with pytest.raises(ModelError, match="closed"):
+        await asyncio.to_thread(last, X)  # on a loop that none of them was used on
+    with pytest.raises(ModelError, match="closed"):
+        last.client()
+    with pytest.raises(ModelError, match="closed"):
+        shared.on_this_loop()  # as of who asks while the last one is being closed
+    await running.replica.close()
+
+
 async def test_another_connection_to_ray_or_another_model_of_that_name_shares_nothing(running):
     one = RemoteModel("m")
     running.connection = "2"
