@@ -9,8 +9,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.errors import BrayxError, ConfigError
+from brayx.model.build import build_model
 from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
+from brayx.trainer.fits import check_model
 
 if TYPE_CHECKING:
     from brayx.replay.config import BufferConfig
@@ -28,7 +31,7 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
 
     Raises:
         BrayxError: names the file and the component: the environment is not there, cannot be made or raises, the model
-            does not fit it, or the workers would wait for each other.
+            does not fit it, or has a value of other states, or the workers would wait for each other.
     """
     found = {}
     for name, config in job.rollouts.items():
@@ -39,7 +42,12 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
         if config.buffer not in trainer.buffers:
             raise ConfigError(f"{place}.buffer: is {config.buffer!r}, but the trainer reads {trainer.buffers}")
         try:
-            found[name] = check_rollout(spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), ""))
+            spec = spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), "")
+            kind, batch = check_rollout(spec)
+            found[name] = kind, set(batch)
+            if isinstance(trainer.algorithm, MAPPOConfig) and STATE in batch:
+                module, example = build_model(job.folder, spec.model.module, spec.model_name, dict(spec.job))
+                check_model(trainer.algorithm, module, example, name=spec.model_name, state=batch[STATE][0, 0])
         except BrayxError as error:
             raise type(error)(f"{job.file}: {error.message}", **error.details) from error
     return found

@@ -25,7 +25,7 @@ from torch import nn
 
 from brayx.actions import ActionSpec
 from brayx.algorithms.build import AlgorithmConfig, check_fits
-from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import check_finite
@@ -42,6 +42,7 @@ from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.evaluate import Evaluation, evaluate
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
+from brayx.trainer.fits import check_model
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
 from brayx.trainer.ranks import Alone
 from brayx.types import Columns, NestedArray, Weights, flatten
@@ -131,6 +132,7 @@ def train_local(
 
     Raises:
         ConfigError: options that do not fit each other, or the environment.
+        ModelError: the model does not give what the algorithm learns from.
         BadWeights: training diverged.
     """
     algorithm, training = algorithm or PPOConfig(), training or Training()
@@ -141,9 +143,10 @@ def train_local(
     with contextlib.ExitStack() as stack:
         stack.callback(envs.close)
         spec = ActionSpec.of(envs.single_action_space)
-        gives = set(flatten(observation_of(envs), "obs"))
-        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=gives)
+        observed = flatten(observation_of(envs), "obs")
+        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=set(observed))
         module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
+        check_model(algorithm, module, forward_args, state=observed.get(STATE))
         collector = Collector(
             envs,
             Policy(module, forward_args, engine=training.engine),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import torch
 from pydantic import BaseModel, Discriminator, Tag
-from torch import nn
+from torch import Tensor, nn
 
 from brayx.algorithms import mappo, sac
 from brayx.algorithms.base import ALONE, Across, Algorithm
@@ -18,7 +18,7 @@ from brayx.algorithms.mappo import MAPPO, STATE, MAPPOConfig
 from brayx.algorithms.mixed import Mixed, MixedConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.algorithms.sac import SAC, SACConfig
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, first_line
 from brayx.types import DEMONSTRATION
 
 
@@ -220,22 +220,41 @@ def _once(config: Any) -> Any:
     return config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
 
 
-def check_critic(config: AlgorithmConfig, module: nn.Module) -> None:
-    """Refuses an algorithm for a model that lacks the part that only learning computes.
+def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any, ...] | None = None) -> None:
+    """Refuses an algorithm for a model that lacks the part that only learning computes, or whose part gives another
+    shape.
 
     Args:
         config: its options.
         module: of the model.
+        example: what the part is called with, tensors ``[2, ...]``; None: not known.
 
     Raises:
-        ConfigError: says what the part is called with.
+        ConfigError: says what the part is called with, and what it gave.
     """
     shown = _CRITICS.get(config.name)
-    if shown is not None:
-        try:
-            critic_of(module, shown)
-        except ValueError as error:
-            raise ConfigError(f"algorithm {config.name!r} needs a critic: {error}", key="algorithm") from error
+    if shown is None:
+        return
+    try:
+        critic = critic_of(module, shown)
+    except ValueError as error:
+        raise ConfigError(f"algorithm {config.name!r} needs a critic: {error}", key="algorithm") from error
+    if example is None:
+        return
+    try:
+        with torch.inference_mode():
+            value = critic(*example)
+    except Exception as error:
+        raise ConfigError(
+            f"algorithm {config.name!r} calls the critic {shown}, which raised {type(error).__name__}: "
+            f"{first_line(error)}",
+            key="algorithm",
+        ) from error
+    shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.ndim != (2 if config.name == "sac" else 1) or len(value) != 2:
+        raise ConfigError(
+            f"algorithm {config.name!r} needs a critic {shown}; for N = 2 it gave {shape}", key="algorithm"
+        )
 
 
 def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:

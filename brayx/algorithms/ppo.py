@@ -144,7 +144,12 @@ def ppo_loss(
         old_value: before the update; for ``clip_value``.
         clip_value: the larger of two errors counts, that of ``value`` and that of ``value`` kept this near to
             ``old_value``; None: only the first.
+
+    Raises:
+        ValueError: ``value`` and ``target`` have other shapes, each of which would be pulled to all of the other.
     """
+    if value.shape != target.shape:
+        raise ValueError(f"value: expected the shape of its targets, {tuple(target.shape)}, got {tuple(value.shape)}")
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
     surrogate = torch.minimum(
@@ -414,8 +419,9 @@ class PPO:
         else:
             obs = _each(lambda x: x.flatten(0, 1), obs)
         value = self._values(obs, state, carry)
-        if value.shape[value.ndim - len(reward.shape[2:]) :] != reward.shape[2:] or value.numel() != reward.numel():
-            raise ValueError(f"value: expected one for each reward, {tuple(reward.shape)}, got {tuple(value.shape)}")
+        expected = reward.shape if carry is not None else reward.flatten(0, 1).shape
+        if value.shape != expected:
+            raise ValueError(f"value: expected one for each reward, {tuple(expected)}, got {tuple(value.shape)}")
         value = value.reshape(reward.shape)
         returned = value if self._moments is None else self._moments.back(value)
         advantage = self._advantage(reward[:-1], terminated[:-1], truncated[:-1], returned)

@@ -212,6 +212,8 @@ class SAC:
             self._critic.requires_grad_(False)  # the policy's loss is not the critics' to lessen
             q_of_policy = returns.full_precision(_call(self._critic, step.obs, action))
             self._critic.requires_grad_(True)
+        if q.ndim != 2 or len(q) != len(step.reward):  # else errors of all with all
+            raise ValueError(f"critic: expected [{len(step.reward)}, critics], got shape {tuple(q.shape)}")
         target = soft_target(step.reward, step.discount, next_q, next_log_prob, alpha)
         of_critic = critic_loss(q, target, step.weight * step.importance)
         of_policy = policy_loss(q_of_policy, log_prob, alpha, step.weight)

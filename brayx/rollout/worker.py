@@ -219,11 +219,11 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     return spec.update_columns // of_all
 
 
-def check_rollout(spec: RolloutSpec) -> tuple[str, set[str]]:
+def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
     """Makes one environment, acts in it once and closes it, so that what cannot work is told before anything starts.
 
     Returns:
-        The kind of its actions, as `ActionSpec` names it, and the keys that batches of it will have.
+        The kind of its actions, as `ActionSpec` names it, and a batch of it: columns of one transition.
 
     Raises:
         ConfigError, ModelError: as `make_collector`; names the environment.
@@ -234,7 +234,7 @@ def check_rollout(spec: RolloutSpec) -> tuple[str, set[str]]:
             rounds(spec, spec.config.num_workers)
         collector = make_collector(spec, num_envs=_made_at_once(spec), unroll_length=1)
         try:
-            return collector.action_spec.kind, set(collector.collect().arrays)
+            return collector.action_spec.kind, dict(collector.collect().arrays)
         finally:
             collector.close()
 

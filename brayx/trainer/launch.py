@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,9 +17,6 @@ import ray
 import torch
 from torch import nn
 
-from brayx.algorithms.build import check_critic, check_outputs
-from brayx.engines.base import ModelSpec
-from brayx.engines.torch import describe
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
 from brayx.metrics import Kind
@@ -32,6 +28,7 @@ from brayx.replay.source import Buffers, Stream, batches_of, read_buffer, replay
 from brayx.tracking import Trial
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
+from brayx.trainer.fits import check_model
 from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.loop import Summary, learn
 from brayx.trainer.prefetch import close, state_argument
@@ -220,9 +217,7 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
         ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
     """
     module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
-    with torch.random.fork_rng(devices=[]):
-        # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
-        _check_model(spec, module, describe(copy.deepcopy(module).cpu(), forward_args))
+    check_model(spec.config.algorithm, module, forward_args, name=spec.model_name)
     return module, forward_args
 
 
@@ -231,27 +226,6 @@ def observation(spec: LearnerSpec) -> Layout:
     module, forward_args = learned_model(spec)
     at = state_argument(module)  # what a memory held comes beside the observation
     return Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at))
-
-
-def _check_model(spec: LearnerSpec, module: nn.Module, given: ModelSpec) -> None:
-    model, algorithm = spec.model_name, spec.config.algorithm
-    shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
-    told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
-    try:
-        check_outputs(algorithm, told)
-    except ConfigError as error:
-        gave = ", ".join(told.values())
-        raise ModelError(f"model {model!r}: {error.message}; it gave: {gave}", **error.details) from error
-    try:
-        check_critic(algorithm, module)
-    except ConfigError as error:
-        raise ModelError(f"model {model!r}: {error.message}", **error.details) from error
-    several = bool(getattr(algorithm, "reward_heads", None))  # a value for each part of the reward
-    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if several else ("[N]", 1)}
-    for path, shape in shapes.items():
-        expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
-        if len(shape) != rank:
-            raise ModelError(f"model {model!r} gave {told[path]}, expected {path} {expected}", output=path)
 
 
 def train_worker(spec: LearnerSpec) -> Summary | BrayxError:

@@ -23,7 +23,7 @@ from brayx.algorithms.adam import Adam
 from brayx.algorithms.build import build
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
-from brayx.errors import Diverged
+from brayx.errors import Diverged, ModelError, first_line
 from brayx.metrics import Kind
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
@@ -132,7 +132,7 @@ def learn(
         TrackingError: the last checkpoint could not be saved. One before that is only counted and logged: the next
             interval tries again.
         ConfigError: batches do not have the observation that the module takes.
-        ModelError: a hook failed.
+        ModelError: a hook failed, or a batch or the module's outputs are not what the algorithm takes.
     """
     ranks, hooks = ranks or Alone(), hooks or Hooks()
     paths = list(observed(module, forward_args))
@@ -208,7 +208,11 @@ def learn(
                 break
             came, started = time.time() - ready.prepare_s, time.monotonic() - ready.prepare_s
             progress = counters.env_steps / config.num_steps
-            measured = algorithm.update(ready.tensors, progress)
+            try:
+                measured = algorithm.update(ready.tensors, progress)
+            except ValueError as error:  # would only come again
+                told = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
+                raise ModelError(told) from error
             _refuse_divergence(measured, ready, module, counters.updates)
             learned = 0
             if algorithm.learned:  # else nothing has changed, and nothing of it counts

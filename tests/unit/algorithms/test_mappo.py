@@ -56,6 +56,15 @@ def test_an_update_is_ppos_with_the_critics_value():
         np.testing.assert_array_equal(ours[name], theirs[name])
 
 
+def test_a_critic_that_gives_a_column_is_refused():
+    """Values ``[N, 1]`` are as many as there are rewards, and were each pulled to the targets of all steps."""
+    module = Shared()
+    module.critic.table = nn.Parameter(module.critic.table.detach()[:, None])
+    batch = {**random_batch(), "obs/state": torch.randint(0, 5, (5, 10))}
+    with pytest.raises(ValueError, match=r"value: expected one for each reward, \(50,\), got \(50, 1\)"):
+        MAPPO(module, sgd(module), MAPPOConfig(**OPTIONS)).update(batch, 0.0)
+
+
 def test_what_it_cannot_learn_from_is_refused():
     module = Shared()
     with pytest.raises(ValueError, match="obs/state: missing"):

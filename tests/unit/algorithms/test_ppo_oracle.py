@@ -70,6 +70,23 @@ def test_loss_and_gradients_are_the_papers(heads, clip_value):
         np.testing.assert_allclose(tensors[at].grad.numpy(), want, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("value", "target"), [((4, 1), (4,)), ((4,), (4, 1)), ((4, 1), (4, 2))])
+def test_values_of_another_shape_than_their_targets_are_refused(value, target):
+    """Else each value would be pulled to every target."""
+    steps = [torch.zeros(4) for _ in range(3)]
+    with pytest.raises(ValueError, match="value: expected the shape of its targets"):
+        ppo_loss(
+            *steps,
+            torch.zeros(value),
+            torch.zeros(4),
+            torch.zeros(target),
+            torch.full((4,), 0.25),
+            clip_param=0.2,
+            value_coef=0.5,
+            entropy_coef=0.0,
+        )
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_the_papers(case, seed):

@@ -229,6 +229,14 @@ def test_nothing_to_learn_from_changes_nothing():
     assert sac.update(batch, 0.0)["alpha"] == 1.0
 
 
+def test_a_critic_without_an_axis_of_critics_is_refused():
+    module = Soft()
+    forward = module.critic.forward
+    module.critic.forward = lambda obs, action: forward(obs, action)[..., 0]
+    with pytest.raises(ValueError, match=r"critic: expected \[20, critics\], got shape \(20,\)"):
+        SAC(module, sgd(module), SACConfig()).update(soft_batch(), 0.0)
+
+
 def test_what_it_cannot_learn_is_refused():
     with pytest.raises(ValueError, match="critic"):
         SAC(nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), SACConfig())

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from brayx.algorithms.critic import critic_of
-from brayx.errors import BrayxError, ConfigError, EnvironmentFailed
+from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, ModelError
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
 from pipelines.environments import check_rollouts, policy_lag, spec_of
@@ -151,8 +151,8 @@ FUNCTIONS = """
 """
 
 
-def own(tmp_path: Path, func: str) -> JobConfig:
-    module = f"own_{func}"
+def own(tmp_path: Path, func: str, module: str = "") -> JobConfig:
+    module = module or f"own_{func}"
     (tmp_path / f"{module}.py").write_text(textwrap.dedent(FUNCTIONS))
     plain: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
     plain["rollout"].update(env=None, module=module, func=func)
@@ -170,6 +170,22 @@ def test_a_function_of_the_users_makes_the_environment(tmp_path: Path) -> None:
 
 def test_a_game_with_a_state_of_its_own_fits_mappo(tmp_path: Path) -> None:
     check_job(own(tmp_path, "game"))
+
+
+def test_a_value_of_the_state_that_is_a_column_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    model = """
+        import torch
+        from pipelines.models import build_model as ready_made
+
+        def build_model(name, config):
+            module, example = ready_made(name, config)
+            module.critic = torch.nn.Linear(5, 1)
+            return module, example
+    """
+    (tmp_path / "own_model.py").write_text(textwrap.dedent(model))
+    made = own(tmp_path, "game", "own_game_of_a_column").file
+    with pytest.raises(ModelError, match=r"job.yaml: model 'model': .*needs a critic .*it gave \[2, 1\]"):
+        check_job(JobConfig.load(made, ["model.module=own_model"]))
 
 
 def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:

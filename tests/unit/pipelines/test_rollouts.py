@@ -21,7 +21,8 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ModelError
+from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from pipelines.rollouts import train_local
 from pipelines.training import Training
@@ -210,6 +211,55 @@ def test_a_model_of_ones_own_is_taken():
         return Small(), (np.zeros((1, 4), np.float32),)
 
     assert isinstance(train_local("CartPole-v1", training=Training(**QUICK), model=model).module, Small)
+
+
+class Columns(torch.nn.Module):
+    """Gives a value as a column."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, obs):
+        y = self.layer(obs)
+        return {"logits": y[..., :2], "value": y[..., 2:]}
+
+
+class Whole(gymnasium.Env):
+    """A game that shows its state beside what an agent sees."""
+
+    observation_space = gymnasium.spaces.Dict(
+        obs=gymnasium.spaces.Box(-1, 1, (2,)), state=gymnasium.spaces.Box(-1, 1, (5,))
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def test_a_model_of_ones_own_that_gives_another_shape_is_refused_at_the_start() -> None:
+    with pytest.raises(ModelError, match=r"gave value \[N, 1\], expected value \[N\]"):
+        train_local(
+            "CartPole-v1",
+            training=Training(**QUICK),
+            model=lambda obs, spec: (Columns(), (np.zeros((1, 4), np.float32),)),
+        )
+
+    def central(critic):
+        module, example = central_policy_for(
+            {"obs": np.zeros(2, np.float32), "state": np.zeros(5, np.float32)}, num_actions=3
+        )
+        module.critic = critic or module.critic
+        return lambda obs, spec: (module, example)
+
+    with pytest.raises(ModelError, match=r"needs a critic states .* -> values \[N\]; for N = 2 it gave \[2, 1\]"):
+        train_local(Whole, MAPPOConfig(), Training(**QUICK), model=central(torch.nn.Linear(5, 1)))
+    with pytest.raises(ModelError, match=r"calls the critic states .*, which raised RuntimeError"):
+        train_local(Whole, MAPPOConfig(), Training(**QUICK), model=central(torch.nn.Linear(4, 1)))
+    assert train_local(Whole, MAPPOConfig(epochs=1), Training(**QUICK), model=central(None)).updates > 0
 
 
 def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> None:

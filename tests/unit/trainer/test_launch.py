@@ -27,6 +27,14 @@ MODEL = """
             x = self.net(obs)
             return {RETURNS}
 
+    class Critic(torch.nn.Module):
+        def forward(self, obs, action):
+            return torch.cat([obs, action], -1)
+
+    class Flat(Critic):
+        def forward(self, obs, action):
+            return obs.sum(-1)
+
     def build_model(name, config):
         BEGIN
         return Model(), (torch.zeros(1, 2),)
@@ -35,12 +43,12 @@ MODEL = """
 
 @pytest.fixture
 def spec(tmp_path):
-    def make(returns, begin="pass", algorithm="ppo"):
+    def make(returns, begin="pass", algorithm="ppo", **options):
         module = f"model_{uuid.uuid4().hex}"
         text = textwrap.dedent(MODEL).replace("RETURNS", returns).replace("BEGIN", begin)
         (tmp_path / f"{module}.py").write_text(text)
         return LearnerSpec(
-            config=TrainerConfig(model="model", buffers=["buffer"], algorithm={"name": algorithm}),
+            config=TrainerConfig(model="model", buffers=["buffer"], algorithm={"name": algorithm, **options}),
             model_name="model",
             model_module=module,
             model_folder=str(tmp_path),
@@ -118,8 +126,25 @@ def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
 def test_a_critic_that_is_not_there_is_told_before_anything_starts(spec, algorithm, returns, called):
     with pytest.raises(ModelError, match=f"model 'model': algorithm '{algorithm}' needs a critic: .*{called}"):
         learned_model(spec(returns, algorithm=algorithm))
-    with_one = "made = Model(); made.critic = torch.nn.Linear(2, 1); return made, (torch.zeros(1, 2),)"
+    with_one = "made = Model(); made.critic = Critic(); return made, (torch.zeros(1, 2),)"
     learned_model(spec(returns, begin=with_one, algorithm=algorithm))
+
+
+def test_a_critic_of_another_shape_is_told_before_anything_starts(spec):
+    for gives, message in [
+        ("Flat()", r"needs a critic \(observation, action\) -> .*; for N = 2 it gave \[2\]"),
+        ("torch.nn.Linear(2, 1)", "calls the critic .*, which raised TypeError"),
+    ]:
+        begin = f"made = Model(); made.critic = {gives}; return made, (torch.zeros(1, 2),)"
+        with pytest.raises(ModelError, match=f"model 'model': algorithm 'sac' {message}"):
+            learned_model(spec('"tanh_mean": x, "tanh_log_std": x', begin=begin, algorithm="sac"))
+
+
+def test_a_value_for_each_reward_head_may_be_learned_beside_imitation(spec):
+    heads = {"reinforcement": {"name": "ppo", "reward_heads": [{}, {}]}}
+    learned_model(spec('"logits": x, "value": x[:, :2]', algorithm="mixed", **heads))
+    with pytest.raises(ModelError, match=r"gave value \[N\], expected value \[N, K\]"):
+        learned_model(spec(GOOD, algorithm="mixed", **heads))
 
 
 def test_what_the_users_function_raises_is_told_in_one_line(spec):

@@ -16,7 +16,7 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import Scaling, from_weights, learned
-from brayx.errors import BadWeights, ConfigError, Diverged, TrackingError
+from brayx.errors import BadWeights, ConfigError, Diverged, ModelError, TrackingError
 from brayx.nets.mlp import ActorCritic
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import SoftActorCritic
@@ -557,3 +557,9 @@ def test_with_use_gpu_the_learner_of_the_job_itself_is_on_it():
 def test_without_a_gpu_use_gpu_is_refused():
     with pytest.raises(ConfigError, match="use_gpu"):
         Alone(use_gpu=True)
+
+
+def test_what_the_algorithm_cannot_learn_from_is_typed_so_that_it_is_not_tried_again(tmp_path):
+    stream = [{**batch, "mask": batch["mask"][:, :1]} for batch in batches(1)]
+    with pytest.raises(ModelError, match="algorithm 'ppo' cannot learn from this: mask: expected"):
+        run(tmp_path, stream=iter(stream))

@@ -1,0 +1,82 @@
+"""Whether a model gives what an algorithm learns from: run once on its own example, before anything starts.
+
+Knows nothing of where it will learn.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from brayx.algorithms.build import AlgorithmConfig, check_critic, check_outputs
+from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.sac import SACConfig
+from brayx.engines.base import ModelSpec
+from brayx.engines.torch import describe, example_leaves
+from brayx.errors import ConfigError, ModelError
+from brayx.types import NestedArray
+
+
+def check_model(
+    algorithm: AlgorithmConfig,
+    module: nn.Module,
+    forward_args: tuple[NestedArray, ...],
+    *,
+    name: str = "model",
+    state: np.ndarray | None = None,
+) -> ModelSpec:
+    """Refuses a model that an algorithm cannot learn, by what it gives for its example.
+
+    Args:
+        algorithm: options.
+        module: left as it is, like the random generators.
+        forward_args: example arguments, batch axis first.
+        name: of the model, for messages.
+        state: one state of the game, without batch axis, where the algorithm has a value of those; None: not known.
+
+    Returns:
+        What the model takes and gives.
+
+    Raises:
+        ModelError: it fails on its example, or gives something else; names what, and what was expected.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
+        tried = copy.deepcopy(module).cpu()
+        given = describe(tried, forward_args)
+        shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
+        told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
+        try:
+            check_outputs(algorithm, told)
+        except ConfigError as error:
+            gave = ", ".join(told.values())
+            raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error
+        try:
+            check_critic(algorithm, tried, _critic_args(algorithm, given, forward_args, state))
+        except ConfigError as error:
+            raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
+    # A value for each part of the reward.
+    several = bool(getattr(getattr(algorithm, "reinforcement", algorithm), "reward_heads", None))
+    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if several else ("[N]", 1)}
+    for path, shape in shapes.items():
+        expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
+        if len(shape) != rank:
+            raise ModelError(f"model {name!r} gave {told[path]}, expected {path} {expected}", output=path)
+    return given
+
+
+def _critic_args(
+    algorithm: AlgorithmConfig, given: ModelSpec, forward_args: tuple[NestedArray, ...], state: np.ndarray | None
+) -> tuple[Any, ...] | None:
+    """Two examples of what the critic is called with; None: not known."""
+    if isinstance(algorithm, MAPPOConfig):
+        return None if state is None else (torch.from_numpy(np.stack([state, state])),)
+    action = next((leaf for leaf in given.outputs if leaf.path == "tanh_mean"), None)
+    if not isinstance(algorithm, SACConfig) or action is None:
+        return None
+    leaves = [torch.as_tensor(leaf) for leaf in example_leaves(forward_args, batch_size=2)]
+    return (*given.input_tree.unflatten(leaves), torch.zeros(2, *action.shape))
