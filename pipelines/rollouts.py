@@ -117,6 +117,7 @@ def train_local(
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialBooks | None = None,
     stop: threading.Event | None = None,
+    due: Callable[[int, Mapping[str, float]], bool] | None = None,
 ) -> Result:
     """Trains a policy for ``env`` in this process.
 
@@ -129,6 +130,8 @@ def train_local(
         on_update: called after each run's updates with their number, env steps and the newest numbers.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
         stop: once set, training ends after the next update, and an evaluation is given up.
+        due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
+            checkpoint now, beside those in their turn.
 
     Raises:
         ConfigError: options that do not fit each other, or the environment.
@@ -193,6 +196,7 @@ def train_local(
             about=run.about,
             normaliser=collector,
             feedback=run.feedback,
+            due=None if due is None else lambda: due(run.env_steps, run.newest()),
         )
         stream.close()
         run.settle()

@@ -4,13 +4,14 @@
 
 ``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are behind the others at the same age.
 ``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) lets those behind go on as copies of those ahead,
-weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, of
-which it keeps a checkpoint. Only the driver writes to MLflow. Knows nothing of how a trial learns.
+weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, as
+it goes on, and keep a checkpoint of then. Only the driver writes to MLflow. Knows nothing of how a trial learns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,6 @@ import random
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ray.tune import Callback
 
 from brayx.errors import BrayxError, ConfigError, StartupError, first_line
+from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
 from pipelines.search import Domain, Space
 
@@ -45,6 +46,8 @@ _REDUCTION = 3
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
+_END_S = 60
+"""How long a trial that is stopped may take to end, a run that it collects included."""
 _ORIGIN_FILE = "origin.json"
 
 
@@ -207,35 +210,84 @@ class _Spec:
     path: tuple[str, ...]
 
 
-class _Folder:
-    """The `Books` of a trial: its newest checkpoint, and whose it was."""
+Report = Callable[[dict[str, Any], Path], None]
+"""Tells Tune numbers of a trial, with a checkpoint that is copied; a trial that is stopped ends there."""
 
-    def __init__(self, path: str, number: int) -> None:
-        self.path = Path(path, "checkpoint")
-        self._number = number
 
-    def adopt(self, folder: str) -> int:
-        """Takes another's checkpoint as its own; gives the number of the trial that it was of."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        shutil.copytree(folder, self.path)
-        origin: int = json.loads((self.path / _ORIGIN_FILE).read_text())
-        return origin
+class _Looks:
+    """The `Books` of a trial: its newest checkpoint, which is reported when it is time to look at the trial.
+
+    That is after every interval, but not when less than one is left of all, since the return of a short rest would be
+    of few games. The first look waits until as many games have ended as are played side by side: those that end before
+    are the short ones, and a trial is not behind because its games last.
+
+    Args:
+        path: of a folder for the checkpoint.
+        number: of the trial.
+        spec: what all trials have in common.
+        options: of this one.
+        num_envs: games side by side.
+        report: called at each look.
+    """
+
+    def __init__(
+        self, path: Path, number: int, spec: _Spec, options: Mapping[str, Any], num_envs: int, report: Report
+    ) -> None:
+        self._path = path
+        self._number = self._origin = number
+        self._spec = spec
+        self._options = options
+        self._num_envs = num_envs
+        self._report = report
+        self._asked: tuple[int, float] | None = None
+        self._seen: int | None = None
+
+    def adopt(self, folder: Path) -> None:
+        """Takes a checkpoint, perhaps another trial's, as its own to begin with."""
+        shutil.copytree(folder, self._path)
+        self._origin = json.loads((self._path / _ORIGIN_FILE).read_text())
+
+    def due(self, env_steps: int, numbers: Mapping[str, float]) -> bool:
+        """As `train_local` asks."""
+        if self._seen is None:  # a copy's first steps here are not its first
+            self._seen = env_steps - int(numbers["env_steps"])
+        interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
+        if env_steps - self._seen < interval or left < interval or numbers.get(GAMES_METRIC, 0) < self._num_envs:
+            return False
+        self._asked = (env_steps, numbers[RETURN_METRIC])
+        return True
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `Keeper.save`."""
+        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.copytree(folder, self._path)
+        (self._path / _ORIGIN_FILE).write_text(json.dumps(self._number))
+        if self._asked is not None:
+            (self._seen, mean), self._asked = self._asked, None
+            self.report(self._seen, mean)
+
+    def report(self, env_steps: int, return_mean: float, *, over: bool = False) -> None:
+        """Has the trial looked at."""
+        origin, self._origin = self._origin, self._number
+        numbers = {
+            "env_steps": env_steps,
+            "return_mean": return_mean,
+            "score": _or_least(return_mean),  # what schedulers compare
+            "origin": origin,
+            "over": over,
+            "options": self._options,
+        }
+        self._report(numbers, self._path)
+
+    def latest(self) -> Path | None:
+        """As `Keeper.latest`."""
+        return self._path if self._path.exists() else None
 
     def push(self, part: Any) -> None:
         """As `Books.push`: the driver keeps the books, of what is reported."""
 
     def check(self) -> None:
         """As `Books.check`."""
-
-    def latest(self) -> Path | None:
-        """As `Keeper.latest`."""
-        return self.path if self.path.exists() else None
-
-    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        shutil.copytree(folder, self.path)
-        (self.path / _ORIGIN_FILE).write_text(json.dumps(self._number))
 
 
 class _Books(Callback):
@@ -323,69 +375,47 @@ def _why(trial: Any) -> str:
     return lines[-1].strip()[:300] if lines else "no report"
 
 
-class _After:
-    """Says when so many env steps more have been collected than at the first look, unless fewer are left of all.
+def train_trial(
+    spec: _Spec, number: int, options: Mapping[str, Any], report: Report, begun: Path | None = None
+) -> None:
+    """Trains one trial from its start to its end, without a break at the looks: its games and what it has collected go
+    on from one to the next.
 
     Args:
-        steps: so many.
-        total: of the whole training.
-
-    Attributes:
-        event: set then.
+        spec: what all trials have in common.
+        number: of the trial.
+        options: of this one.
+        report: called at each look and in the end.
+        begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
     """
-
-    def __init__(self, steps: int, total: int) -> None:
-        self.event = threading.Event()
-        self._steps, self._total = steps, total
-        self._first: int | None = None
-
-    def look(self, runs: int, env_steps: int, numbers: Mapping[str, float]) -> None:
-        """As ``on_update`` of `train_local`."""
-        self._first = env_steps if self._first is None else self._first
-        left = self._total - env_steps
-        # The mean of a short rest would be of a few games, or none.
-        if env_steps - self._first >= self._steps and left >= self._steps:
-            self.event.set()
-
-
-def _train(config: dict[str, Any], spec: _Spec) -> None:
-    """A trial, in a process of Ray Tune's: interval by interval, a checkpoint and a report after each."""
-    sys.path[:] = [*spec.path, *(path for path in sys.path if path not in spec.path)]
-    from ray import tune as ray_tune
-
     from pipelines.rollouts import train_local
 
-    number = int(ray_tune.get_context().get_trial_id().rsplit("_", 1)[-1])
-    algorithm, training = search.arguments(spec.algorithm, config["options"])
+    algorithm, training = search.arguments(spec.algorithm, options)
     training = training.model_copy(
         update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
     )
     with tempfile.TemporaryDirectory(prefix="brayx-trial-") as folder:
-        keeper = _Folder(folder, number)
-        origin = number
-        kept = ray_tune.get_checkpoint()
-        if kept is not None:
-            with kept.as_directory() as theirs:
-                origin = keeper.adopt(theirs)
-        over, mean = False, math.nan
-        while not over:
-            stop = _After(spec.interval_steps, spec.total_steps)
-            result = train_local(spec.env, algorithm, training, clerk=keeper, on_update=stop.look, stop=stop.event)
-            steps = result.env_steps
-            over = result.reason != "stopped"
-            mean = result.return_mean if math.isfinite(result.return_mean) else mean  # no game ended since
-            ray_tune.report(
-                {
-                    "env_steps": steps,
-                    "return_mean": mean,
-                    "score": mean if math.isfinite(mean) else -math.inf,  # what schedulers compare
-                    "origin": origin,
-                    "over": over,
-                    "options": config["options"],
-                },
-                checkpoint=ray_tune.Checkpoint.from_directory(str(keeper.path)),
-            )
-            origin = number
+        looks = _Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report)
+        if begun is not None:
+            looks.adopt(begun)
+        result = train_local(spec.env, algorithm, training, clerk=looks, due=looks.due)
+        looks.report(result.env_steps, result.return_mean, over=True)
+
+
+def _train(config: dict[str, Any], spec: _Spec) -> None:
+    """A trial, in a process of Ray Tune's."""
+    sys.path[:] = [*spec.path, *(path for path in sys.path if path not in spec.path)]
+    # A trial that is stopped closes its environments before another one has its process.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)
+    from ray import tune as ray_tune
+
+    def report(numbers: dict[str, Any], folder: Path) -> None:
+        ray_tune.report(numbers, checkpoint=ray_tune.Checkpoint.from_directory(str(folder)))
+
+    number = int(ray_tune.get_context().get_trial_id().rsplit("_", 1)[-1])
+    kept = ray_tune.get_checkpoint()
+    with contextlib.nullcontext() if kept is None else kept.as_directory() as begun:
+        train_trial(spec, number, config["options"], report, None if begun is None else Path(begun))
 
 
 def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str, books: _Books) -> None:

@@ -108,6 +108,7 @@ def learn(
     normaliser: Normaliser | None = None,
     feedback: Callable[[np.ndarray, np.ndarray], None] | None = None,
     eval_batches: Mapping[str, Iterator[Batch]] | None = None,
+    due: Callable[[], bool] | None = None,
 ) -> Summary:
     """Trains ``module`` from a stream of learner batches.
 
@@ -126,6 +127,7 @@ def learn(
         normaliser: whose moments checkpoints hold, and published weights: who acts outside rollouts needs them.
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
         eval_batches: streams of batches that are measured and not learned from, by buffer.
+        due: asked after each update but the last: whether a checkpoint is saved now, beside those in their turn.
 
     Raises:
         Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
@@ -248,7 +250,7 @@ def learn(
             elif counters.env_steps >= config.num_steps:
                 reason = "num_steps"
             elif publish is not None and algorithm.learned:
-                saver.save_in_turn(return_mean)
+                saver.save_in_turn(return_mean, due=due is not None and due())
             if algorithm.learned:
                 waiting_since = time.monotonic()
     if publish is not None:

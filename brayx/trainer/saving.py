@@ -96,13 +96,14 @@ class Saver:
             counters.best_return = best
             raise
 
-    def save_in_turn(self, return_mean: float | None) -> None:
-        """Saves one if it is time, or if the return has grown; one that fails is counted, and logged once in a row."""
+    def save_in_turn(self, return_mean: float | None, *, due: bool = False) -> None:
+        """Saves one if it is time, if the return has grown, or if somebody says that it is ``due``; one that fails is
+        counted, and logged once in a row."""
         age_s = time.monotonic() - self._saved_at
         best = self._counters.best_return
         better = return_mean is not None and (best is None or return_mean > best + _BETTER_BY * abs(best))
         turn = self._every is not None and self._counters.updates % self._every == 0
-        if age_s < self._interval_s and not turn and not (better and age_s >= _BETTER_AFTER_S):
+        if age_s < self._interval_s and not (turn or due) and not (better and age_s >= _BETTER_AFTER_S):
             return
         try:
             self.save(return_mean)

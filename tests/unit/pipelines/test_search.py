@@ -10,7 +10,7 @@ import pytest
 from brayx.algorithms.build import check_fits
 from brayx.errors import ConfigError
 from pipelines.search import Domain, arguments, check, parse
-from pipelines.tune import Outcome, _After, perturbed, table, tune
+from pipelines.tune import Outcome, perturbed, table, tune
 
 
 def test_lines_are_domains_or_values() -> None:
@@ -134,17 +134,3 @@ def test_the_table_has_a_line_for_each_trial() -> None:
     assert head.split() == ["trial", "return", "env", "steps", "gamma"]
     assert first.split() == ["1", "33.2", "2,000", "0.95", "copy", "of", "0"]
     assert second.split() == ["0", "nan", "-", "0.5", "BadWeights:", "NaN"]
-
-
-def test_a_last_interval_is_no_shorter_than_the_others() -> None:
-    """The return of a few games would decide about the whole trial."""
-    after = _After(4000, 20_000)
-    looks = []
-    for env_steps in (1000, 4500, 5000):
-        after.look(1, env_steps, {})
-        looks.append(after.event.is_set())
-    assert looks == [False, False, True]
-    last = _After(4000, 20_000)
-    for env_steps in (12_500, 16_600, 20_100):
-        last.look(1, env_steps, {})
-    assert not last.event.is_set()

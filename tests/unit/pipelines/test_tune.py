@@ -1,0 +1,117 @@
+"""One trial of a search, without Ray: looked at while it goes on, and begun as a copy of another."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipelines.tune import _Spec, train_trial
+
+PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
+
+
+@dataclass
+class Look:
+    """What one report said, with a copy of its checkpoint."""
+
+    numbers: dict[str, Any]
+    folder: Path
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """Of the learner."""
+        return json.loads((self.folder / "meta.json").read_text())["counters"]
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """Of the network."""
+        return dict(np.load(self.folder / "weights.npz"))
+
+    @property
+    def adam(self) -> list[dict[str, torch.Tensor]]:
+        """The optimiser's state of each parameter."""
+        state = torch.load(self.folder / "trainer.pt", weights_only=True)["optimizer"]["state"]
+        return [state[index] for index in sorted(state)]
+
+
+def looks_at(
+    folder: Path, env: str, options: dict[str, Any], *, total: int, interval: int, algorithm: str = "ppo",
+    number: int = 0, target: float | None = None, begun: Path | None = None,
+) -> list[Look]:  # fmt: skip
+    """Every report of a trial."""
+    looks: list[Look] = []
+
+    def report(numbers: dict[str, Any], checkpoint: Path) -> None:
+        copy = folder / f"{number}-{len(looks)}"
+        shutil.copytree(checkpoint, copy)
+        looks.append(Look(numbers, copy))
+
+    spec = _Spec(env, algorithm, total, interval, target, 0, ())
+    train_trial(spec, number, options, report, begun)
+    return looks
+
+
+def test_games_go_on_from_one_look_to_the_next(tmp_path: Path) -> None:
+    """A game of Pendulum takes 200 steps, and between two looks each environment takes 100."""
+    looks = looks_at(tmp_path, "Pendulum-v1", PPO, total=2200, interval=400)
+    steps = [look.numbers["env_steps"] for look in looks]
+    means = [look.numbers["return_mean"] for look in looks]
+    assert steps[0] >= 800, "there is something to look at once a game of each environment has ended"
+    assert len(looks) == 4
+    assert all(math.isfinite(mean) for mean in means)
+    assert means[1] == means[0], "of the same games"
+    assert len(set(means)) > 1
+    assert [look.numbers["over"] for look in looks] == [False, False, False, True]
+    assert min(np.diff(steps)) >= 400, "the return of a short rest would decide about the whole trial"
+    saved = [look.counters["env_steps"] for look in looks]
+    assert saved == steps, "a checkpoint is of when it was looked at"
+
+
+def test_what_was_collected_stays_in_the_table_from_one_look_to_the_next(tmp_path: Path) -> None:
+    """Learning begins after 600 columns, and 400 come between two looks."""
+    table = {"sampler": "uniform", "min_columns": 600, "batch_size": 8, "samples_per_insert": 1.0}
+    options = {"num_envs": 2, "unroll_length": 1, "network.hidden": [8], **table}
+    looks = looks_at(tmp_path, "Pendulum-v1", options, total=1600, interval=400, algorithm="sac")
+    updates = [look.counters["updates"] for look in looks]
+    assert len(looks) > 1
+    assert updates[0] > 0
+    assert updates[-1] - updates[0] > 0.8 * (looks[-1].numbers["env_steps"] - looks[0].numbers["env_steps"]) / 8
+
+
+def test_a_trial_that_reaches_its_target_is_told_of_once_more_and_is_over(tmp_path: Path) -> None:
+    looks = looks_at(tmp_path, "CartPole-v1", PPO, total=40_000, interval=4000, target=5.0)
+    assert [look.numbers["over"] for look in looks] == [True]
+    assert looks[-1].numbers["return_mean"] >= 5.0
+
+
+def test_a_copy_begins_with_the_weights_the_optimiser_and_the_counters_of_the_other(tmp_path: Path) -> None:
+    """One that has nothing left to do ends as it began."""
+    first, *_ = looks_at(tmp_path, "CartPole-v1", {**PPO, "learning_rate": 1e-2}, total=4000, interval=1600)
+    total = first.numbers["env_steps"]
+    other = {**PPO, "learning_rate": 1e-3}
+    (copy,) = looks_at(tmp_path, "CartPole-v1", other, total=total, interval=1600, number=1, begun=first.folder)
+    assert (copy.numbers["origin"], copy.numbers["env_steps"], copy.numbers["over"]) == (0, total, True)
+    for name in ("env_steps", "updates"):
+        assert copy.counters[name] == first.counters[name] > 0
+    assert first.weights.keys() == copy.weights.keys()
+    for name, array in first.weights.items():
+        np.testing.assert_array_equal(copy.weights[name], array)
+    for of_first, of_copy in zip(first.adam, copy.adam, strict=True):
+        assert of_first["step"] > 0
+        for name, tensor in of_first.items():
+            torch.testing.assert_close(of_copy[name], tensor, rtol=0, atol=0)
+
+
+def test_a_copy_is_looked_at_after_an_interval_of_its_own(tmp_path: Path) -> None:
+    first, *_ = looks_at(tmp_path, "CartPole-v1", PPO, total=4000, interval=1600)
+    looks = looks_at(tmp_path, "CartPole-v1", PPO, total=8000, interval=1600, number=1, begun=first.folder)
+    assert [look.numbers["origin"] for look in looks] == [0, 1, 1]
+    steps = [look.numbers["env_steps"] for look in (first, *looks)]
+    assert all(1600 <= more < 1700 for more in np.diff(steps)[:-1])
