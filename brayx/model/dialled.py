@@ -87,7 +87,7 @@ class DialledModel(Elsewhere):
 
     @property
     def spec(self) -> ModelSpec:
-        """Signature of the model, as it can be told over the wire: lists and named tuples are tuples."""
+        """Signature of the model, as it can be told over the wire: lists and named tuples are tuples, keys are text."""
         return self._spec
 
     @property

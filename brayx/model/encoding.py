@@ -160,17 +160,19 @@ def describe(spec: ModelSpec, version: int) -> dict[str, Any]:
 def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpec:
     """A signature from its leaves alone: what a client has that knows the model by what it says of itself.
 
-    Parts of a path that count from 0 are a tuple's, others a dictionary's.
+    Parts of a path that count from 0 are a tuple's, others a dictionary's, by text. The leaves are in that nesting's
+    order, which need not be the model's own: an ordered dictionary has another, and so has one by numbers.
     """
 
     def tree(leaves: Sequence[LeafSpec]) -> dict[str, Any]:
+        """Where each leaf is, by its index."""
         root: dict[str, Any] = {}
-        for leaf in leaves:
+        for index, leaf in enumerate(leaves):
             *above, last = leaf.path.split("/")
             inside = root
             for part in above:
                 inside = inside.setdefault(part, {})
-            inside[last] = 0
+            inside[last] = index
         return root
 
     def nested(part: Any) -> Any:
@@ -184,7 +186,9 @@ def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpe
     arguments: NestedArray = tuple(nested(value) for value in tree(inputs).values())
     found = tree(outputs)
     result: NestedArray = 0 if list(found) == ["output"] and found["output"] == 0 else nested(found)
-    return ModelSpec(tuple(inputs), tuple(outputs), optree.tree_structure(arguments), optree.tree_structure(result))
+    into, input_tree = optree.tree_flatten(arguments)
+    out_of, output_tree = optree.tree_flatten(result)
+    return ModelSpec(tuple(inputs[i] for i in into), tuple(outputs[i] for i in out_of), input_tree, output_tree)
 
 
 def _plain(value: NestedArray) -> Any:

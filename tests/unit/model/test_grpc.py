@@ -7,10 +7,12 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import grpc
 import numpy as np
+import optree
 import pytest
 import torch
 
@@ -117,6 +119,30 @@ async def test_a_batch(dialled):
     outputs, versions = await dialled.forward_batch({"x": x}, (np.arange(10), np.ones(10, np.int64)))
     np.testing.assert_array_equal(outputs["scaled"], 2 * x)
     assert versions.tolist() == [3] * 10
+
+
+class Unsorted(torch.nn.Module):
+    """Its arguments and results are in another order than the texts of their keys."""
+
+    def forward(self, by_size, named):
+        sums = {2: by_size[2] + 20, 10: by_size[10] + 100}
+        return OrderedDict(value=named["value"] + 1, logits=named["logits"] + 2, sums=sums)
+
+
+async def test_keys_keep_their_values_in_whatever_order_the_model_has_them():
+    zeros = np.zeros((1, 3), np.float32)
+    example = ({2: zeros, 10: zeros}, OrderedDict(value=zeros, logits=zeros))
+    model = LocalModel(TorchEngine(Unsorted(), example))
+    async with serving(Door(model)) as address:
+        dialled = await DialledModel.connect(f"grpc://{address}")
+        args = {"2": np.full(3, 3), "10": np.full(3, 4)}, {"value": np.full(3, 5), "logits": np.full(3, 6)}
+        one, _ = await dialled.forward(*args)
+        two, _ = await dialled.forward_batch(*optree.tree_map(lambda leaf: np.stack([leaf, leaf]), args))
+        await dialled.close()
+    await model.close()
+    want = {"value": [6] * 3, "logits": [8] * 3, "sums": {"2": [23] * 3, "10": [104] * 3}}
+    assert optree.tree_map(lambda leaf: leaf.tolist(), one) == want
+    assert optree.tree_map(lambda leaf: leaf[1].tolist(), two) == want
 
 
 @pytest.mark.parametrize("count", [65, 1025])
