@@ -30,6 +30,7 @@ class _Handle(Protocol):
     forward: Any
     get_spec: Any
     get_version: Any
+    ready: Any
 
 
 class ModelClient(Elsewhere):
@@ -124,8 +125,20 @@ class ModelClient(Elsewhere):
         return Caller(self)
 
     async def pin(self, version: int) -> PinnedModel:
-        """As `pinned`: whether the deployment can have that version, a forward tells."""
+        """As `pinned`: whether the deployment can have that version, a forward tells, or `ready`."""
         return self.pinned(version)
+
+    async def ready(self, version: int) -> None:
+        """Has one replica make a version ready, which tells whether the others can, too.
+
+        Raises:
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._ask(self._handle.ready.remote, version)
+        except TimeoutError:
+            raise DeadlineExceeded(f"version {version} was not ready within {self._deadline_s:g} s") from None
 
     async def close(self) -> None:
         """Ends the handle; the deployment goes on."""

@@ -155,6 +155,10 @@ class ModelReplica:
         """Policy version that the next batch will use."""
         return self.model.version
 
+    async def ready(self, version: int) -> None:
+        """Makes a policy version ready here. Errors are those of `LocalModel.pin`."""
+        await self.model.pin(version)
+
     async def check_health(self) -> None:
         """Raises `ModelError` when this replica should be replaced; Serve asks."""
         if self._subscriber is not None and not self._subscriber.running:

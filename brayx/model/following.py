@@ -91,7 +91,9 @@ class Following:
             return
         if alias in held and held[alias].version == version:
             return
-        if newest and isinstance(model, LocalModel):
+        if isinstance(model, ModelClient):
+            await model.ready(version)
+        elif newest:
             weights = await self._client.fetch(name, version)
             await asyncio.to_thread(model.load, version, weights)
         held[alias] = await model.pin(version)

@@ -21,8 +21,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from brayx.engines.base import load_weights
+from brayx.engines.base import check_finite, load_weights
 from brayx.errors import (
+    BadWeights,
     BrayxError,
     DeadlineExceeded,
     ModelError,
@@ -74,6 +75,7 @@ class Pool:
         self._generation = 0
         self._changed = asyncio.Event()
         self._failing = False
+        self._refused: dict[tuple[str, int], BadWeights] = {}
         self._counting = threading.Lock()  # for what `add` has on the event loop: never held for long
         self._results: dict[Arm, Results] = {}
         self._fresh: set[Arm] = set()
@@ -113,16 +115,20 @@ class Pool:
 
         Raises:
             VersionUnknown: the registry does not have it; names the nearest that it has.
+            BadWeights: they hold NaN or infinity.
             BadWeights, TrackingError: its files cannot be read.
         """
+        if refused := self._refused.get((model, version)):
+            raise refused  # a version never changes, and who follows the alias asks every second
         name = self._followed[model].name
+        weights = await asyncio.to_thread(self._read, name, version)
         try:
-            folder = await asyncio.to_thread(resolve, f"models:/{name}/{version}", self._uri)
-        except ModelNotFound as error:
-            if known := error.details.get("known"):
-                raise version_unknown(version, known) from None
-            raise VersionUnknown(error.message, version=version, known=[]) from None
-        return await asyncio.to_thread(load_weights, folder / "weights.npz")
+            await asyncio.to_thread(check_finite, weights)
+        except BadWeights as error:
+            refused = BadWeights(f"version {version} of model {name!r}: {error.message}", **error.details)
+            self._refused[model, version] = refused
+            raise refused from None
+        return weights
 
     def add(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what a replica counted."""
@@ -157,6 +163,15 @@ class Pool:
             for trial in self._trials.values():
                 with contextlib.suppress(TrackingError):
                     trial.finish()
+
+    def _read(self, name: str, version: int) -> Weights:
+        try:
+            folder = resolve(f"models:/{name}/{version}", self._uri)
+        except ModelNotFound as error:
+            if known := error.details.get("known"):
+                raise version_unknown(version, known) from None
+            raise VersionUnknown(error.message, version=version, known=[]) from None
+        return load_weights(folder / "weights.npz")
 
     def _aliases(self, of: Followed) -> dict[str, int]:
         return {alias: v for alias, v in aliases(of.name, self._uri).items() if alias in (of.alias, of.canary)}

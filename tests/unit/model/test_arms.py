@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from brayx.engines.base import save_weights
-from brayx.errors import VersionUnknown
+from brayx.errors import BadWeights, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.pool import Pool
@@ -95,6 +95,19 @@ async def test_the_pool_tells_when_an_alias_moves(versions):
     assert raised.value.details == {"version": 7, "nearest": 2, "known": [1, 2]}
     with pytest.raises(VersionUnknown, match="no model 'none'"):
         await pool.weights("other", 1)
+
+
+async def test_a_version_that_holds_nan_is_refused_and_read_once(versions, tmp_path):
+    pool = Pool(versions, "", {"model": Followed("policy")})
+    save_weights(tmp_path / "checkpoint" / "weights.npz", {"factor": np.array([np.nan], np.float32)})
+    trial = Trial.open("p", "t", versions)
+    register(trial, trial.save_checkpoint(tmp_path / "checkpoint", 3), "policy")
+    with pytest.raises(BadWeights, match="version 3 of model 'policy': weights: 'factor' holds 1 values that are NaN"):
+        await pool.weights("model", 3)
+    for file in tmp_path.rglob("weights.npz"):
+        file.unlink()
+    with pytest.raises(BadWeights, match="version 3 of model 'policy': weights: 'factor' holds 1 values that are NaN"):
+        await pool.weights("model", 3)
 
 
 async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_path, caplog):

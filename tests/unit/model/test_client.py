@@ -1,4 +1,4 @@
-"""`ModelClient` over a replica in this process: what it knows of versions."""
+"""`ModelClient` over a replica in this process: what it knows of versions, and who follows an alias by it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from brayx.errors import DeadlineExceeded, VersionUnknown
+from brayx.model.arms import Followed
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
+from brayx.model.following import Following
+from brayx.model.pool import PoolClient
 
 
 def build():
@@ -20,10 +23,9 @@ def build():
 
 
 def handle_of(replica):
-    """The three methods as a Serve handle has them."""
-    return SimpleNamespace(
-        **{name: SimpleNamespace(remote=getattr(replica, name)) for name in ("forward", "get_spec", "get_version")}
-    )
+    """Its methods as a Serve handle has them."""
+    names = ("forward", "get_spec", "get_version", "ready")
+    return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(replica, name)) for name in names})
 
 
 @pytest.fixture
@@ -63,4 +65,15 @@ async def test_a_pinned_client_asks_for_its_version(replica):
     assert (pinned.version, mine.policy_version, newest.policy_version) == (0, 0, 1)
     with pytest.raises(VersionUnknown, match="nearest is 1"):
         await remote.forward(obs, version=5)
+    await remote.close()
+
+
+async def test_nobody_is_sent_to_a_version_that_the_deployment_cannot_have(replica):
+    remote = await ModelClient.connect(handle_of(replica))
+    pool = PoolClient("unused", "unused", "", "", {})
+    following = Following(pool, {"model": Followed("policy", canary="candidate", share=0.5)}, {"model": remote})
+    replica.model.load(1, {key: value.numpy() for key, value in build()[0].state_dict().items()})
+    with pytest.raises(VersionUnknown, match="no policy version 5"):
+        await following.move({"model": {"champion": 5, "candidate": 1}})
+    assert {following.choose(f"game-{i}")["model"].version for i in range(100)} == {0, 1}
     await remote.close()
