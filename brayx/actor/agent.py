@@ -127,7 +127,7 @@ def pinned(model: str, version: int | None = None) -> PinnedHandle:
 
     Args:
         model: name of a model component.
-        version: the version; None: the newest known now.
+        version: the version; None: the one that acts now.
 
     Returns:
         What has a ``version``, and `forward` for observations. Keep it as long as the version is needed.

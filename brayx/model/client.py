@@ -98,11 +98,14 @@ class ModelClient(Elsewhere):
 
     @property
     def version(self) -> int:
-        """Newest policy version that the deployment told of, in a result or when asked; 0: no published weights."""
+        """Policy version that the deployment last told of, in a result or when asked; 0: no published weights.
+
+        It may be an older one than before: an alias is moved back, or another replica is not as far.
+        """
         return self._version
 
     async def refresh_version(self, timeout_s: float = 5.0) -> int:
-        """Asks one replica which policy version it acts with, and gives the newest known.
+        """Asks one replica which policy version it acts with.
 
         Raises:
             DeadlineExceeded: no answer in time.
@@ -113,7 +116,7 @@ class ModelClient(Elsewhere):
                 version = await self._ask(self._handle.get_version.remote)
         except TimeoutError:
             raise DeadlineExceeded(f"the model deployment did not tell its version within {timeout_s:g} s") from None
-        self._version = max(self._version, int(version))
+        self._version = int(version)
         return self._version
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
@@ -155,7 +158,8 @@ class ModelClient(Elsewhere):
         except TimeoutError:
             message = f"the model deployment did not answer within {deadline_s:g} s"
             raise DeadlineExceeded(message) from None
-        self._version = max(self._version, int(versions.max()))
+        if version is None:
+            self._version = int(versions[-1])
         return outputs, versions
 
     async def _call(

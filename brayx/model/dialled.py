@@ -92,7 +92,7 @@ class DialledModel(Elsewhere):
 
     @property
     def version(self) -> int:
-        """Newest policy version that the service told of."""
+        """Policy version that the service last told of without having been asked for one."""
         return self._version
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
@@ -136,7 +136,8 @@ class DialledModel(Elsewhere):
             leaves = [outputs[leaf.path] for leaf in self._spec.outputs]
         except KeyError as error:
             raise ModelError(f"{self._endpoint.url}: the model answered without {error}") from None
-        self._version = max(self._version, int(versions.max()))
+        if version is None:
+            self._version = int(versions[-1])
         return leaves, versions
 
     async def _ask(self, method: Any, request: Any, what: str, deadline_s: float | None = None) -> Any:

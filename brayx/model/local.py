@@ -36,7 +36,7 @@ class Model(Protocol):
 
     @property
     def version(self) -> int:
-        """Newest policy version this handle knows to be acting; 0 before the first published weights."""
+        """Policy version that acts, as far as this handle knows; 0 before the first published weights."""
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation.
@@ -55,7 +55,7 @@ class Model(Protocol):
         """
 
     def pinned(self, version: int | None = None) -> PinnedModel:
-        """A handle whose forwards all use one version: ``version``, or the newest known now.
+        """A handle whose forwards all use one version: ``version``, or the one that acts now.
 
         Raises:
             VersionUnknown: a model in this process does not have it ready; names the nearest.

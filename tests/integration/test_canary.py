@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -177,6 +178,12 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
     booked.set_registered_model_alias(project, "champion", "1")
     booked.delete_registered_model_alias(project, "candidate")
     from_now_on({1})
+
+    def told() -> Any:
+        with urllib.request.urlopen(url, timeout=WAIT_S) as page:
+            return json.loads(page.read())["policy_versions"]
+
+    until(lambda: all(told() == {"model": 1} for _ in range(5)), "both replicas tell what acts", WAIT_S)
     serve.delete(project)
     stop_directory(f"{project}/actor/sessions")
     stop_directory(f"{project}/actor/sessions/pool")

@@ -46,6 +46,22 @@ async def test_the_version_is_known_before_the_first_forward(replica):
     await remote.close()
 
 
+async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(replica):
+    remote = await ModelClient.connect(handle_of(replica))
+    weights = {key: value.numpy() for key, value in build()[0].state_dict().items()}
+    obs = np.zeros(2, np.float32)
+    for version in (1, 3, 1):
+        replica.model.load(version, weights)
+        assert await remote.refresh_version() == remote.version == version
+    for version in (3, 1):
+        replica.model.load(version, weights)
+        await remote.forward(obs)
+        assert remote.version == remote.pinned().version == version
+    assert (await remote.forward(obs, version=3)).policy_version == 3
+    assert remote.version == 1, "what is asked for by number is not what acts"
+    await remote.close()
+
+
 async def test_asking_a_deployment_that_does_not_answer_ends(replica):
     handle = handle_of(replica)
     remote = await ModelClient.connect(handle)

@@ -103,6 +103,15 @@ async def test_one_observation(dialled, model):
     assert (await dialled.pinned(0).forward(*ONE)).policy_version == 0
 
 
+async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(dialled, model):
+    for version in (5, 1):
+        model.load(version, {"factor": np.array([2], np.float32)})
+        await dialled.forward(*ONE)
+        assert dialled.version == dialled.pinned().version == version
+    assert (await dialled.forward(*ONE, version=5)).policy_version == 5
+    assert dialled.version == 1, "what is asked for by number is not what acts"
+
+
 async def test_forwards_that_come_together_are_one_call_and_none_gets_another_s_answer(dialled, model):
     batches = []
     model._batcher._on_batch = lambda rows, *_: batches.append(rows)
