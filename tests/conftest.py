@@ -13,14 +13,17 @@ import os
 import secrets
 import sqlite3
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from brayx.replay.config import STREAM_ENVIRONMENT
+from pipelines.ending import temporary_files
 from tests.processes import SESSION_MARK, ours
 
 NAMESPACE = "brayx-test"
@@ -37,6 +40,15 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 _leftovers: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What libraries leave among the temporary files (MLflow a folder a model) goes with the session; pytest's own
+    folders stay where they were, for looking at after a failure."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    stack = contextlib.ExitStack()
+    stack.enter_context(temporary_files())
+    config.add_cleanup(stack.close)
 
 
 @pytest.fixture(scope="session")
@@ -102,8 +114,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process it started is still there: nothing may outlive the tests, ports included.
 
-    They are known by the mark in their environment: an orphan has another parent by now.
+    They are known by the mark in their environment: an orphan has another parent by now. Where pytest-xdist shares the
+    tests out, each worker has a mark of its own and looks after what it started; whoever shares out only hears of it.
     """
+    if session.config.getoption("dist", "no") != "no":
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED if _leftovers else session.exitstatus
+        return
     deadline = time.monotonic() + LEFTOVER_WAIT_S
     while (left := ours()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -115,6 +131,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             process.kill()
     if _leftovers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["leftovers"] = _leftovers
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over what a worker of pytest-xdist says was left."""
+    _leftovers.extend(getattr(node, "workeroutput", {}).get("leftovers", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
