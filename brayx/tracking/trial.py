@@ -14,6 +14,7 @@ import re
 import secrets
 import socket
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ _MAX_BATCH = 1000
 _MAX_PARAM_CHARS = 6000
 _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
 _NOT_IN_METRIC = re.compile(r"[^\w\-. :/]")
+_MAX_METRIC_CHARS = 250
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Trial:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(_NOT_IN_METRIC.sub("_", k), float(v), now_ms, int(step)) for k, v in values.items()]
+        metrics = [Metric(_metric_name(k), float(v), now_ms, int(step)) for k, v in values.items()]
         with telling(f"cannot write metrics of trial {self.name!r}"):
             for start in range(0, len(metrics), _MAX_BATCH):
                 client_of(self.uri).log_batch(self.run_id, metrics=metrics[start : start + _MAX_BATCH])
@@ -324,6 +326,15 @@ class Trial:
     def _run(self) -> Run:
         with telling(f"cannot read trial {self.name!r} ({self.run_id}) from {self.uri}"):
             return client_of(self.uri).get_run(self.run_id)
+
+
+def _metric_name(name: str) -> str:
+    """A name that MLflow takes, since it writes none of the others beside one that it does not; a long one ends in a
+    checksum of what is cut off."""
+    kept = "/".join(part for part in _NOT_IN_METRIC.sub("_", name).split("/") if part not in ("", ".", "..")) or "_"
+    if len(kept) <= _MAX_METRIC_CHARS:
+        return kept
+    return f"{kept[: _MAX_METRIC_CHARS - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
 def _count_files(folder: Path) -> int:

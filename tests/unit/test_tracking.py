@@ -156,6 +156,15 @@ class TestTrial:
         assert trial.history("episode_return") == [(10, 1.5), (20, 2.5)]
         assert trial.metrics() == {"episode_return": 2.5, "sessions_ended.it_s odd": 1.0}
 
+    def test_a_name_that_mlflow_refuses_loses_no_other_metric(self, tracking_db: str) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        odd = ["/x", "y/", "a//b", "../up", ".", "", *(f"{'long' * 70}{number}" for number in (1, 2))]
+        trial.log_metrics({**dict.fromkeys(odd, 1.0), "env_steps": 5.0}, 10)
+        written = trial.metrics()
+        assert written["env_steps"] == 5.0
+        assert {"x", "y", "a/b", "up", "_"} <= set(written)
+        assert sum(name.startswith("longlong") for name in written) == 2, "they stay two"
+
     def test_more_metrics_than_one_transaction_takes(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
         trial.log_metrics({f"m{i}": float(i) for i in range(2500)}, 0)
