@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from brayx.algorithms.base import Algorithm
-from brayx.engines.base import check_weights, layout_of, load_weights, save_weights
+from brayx.engines.base import check_finite, check_weights, layout_of, load_weights, save_weights
 from brayx.engines.scaling import Scaling, learned, to_weights
 from brayx.engines.torch import module_weights
 from brayx.errors import TrackingError, first_line
@@ -91,7 +91,9 @@ def save(
 
     Raises:
         TrackingError: it cannot be written, as on a full disk.
+        BadWeights: a weight is NaN or infinite: nobody could go on from there.
     """
+    check_finite(module_weights(module))
     try:
         _save(folder, module, optimizer, algorithm, normaliser, observed, samples)
         (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))

@@ -23,6 +23,7 @@ from brayx.nets.soft import SoftActorCritic
 from brayx.replay.packing import READY_KEY
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
+from brayx.trainer.hooks import Hooks
 from brayx.trainer.loop import learn, record_waiting
 from brayx.trainer.prefetch import Ready
 from brayx.trainer.ranks import Alone
@@ -394,6 +395,22 @@ def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path):
     keeper = Folders(tmp_path)
     with pytest.raises(Diverged, match="training diverged at update 3: loss is nan; not finite either: 8 weights"):
         run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6)
+    assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
+
+
+def test_weights_that_are_no_numbers_are_in_no_checkpoint(tmp_path):
+    """A loss may be finite and its gradient not: with publishing far away, a checkpoint would be the first to know."""
+
+    def loss(outputs, obs):
+        count.append(1)
+        return (outputs["logits"] * 0).sum().sqrt() if len(count) > 2 else 0 * outputs["logits"].sum()  # 1/sqrt(0)
+
+    count, keeper = [], Folders(tmp_path)
+    with pytest.raises(BadWeights):
+        run(
+            keeper, count=3, hooks=Hooks(loss=loss), algorithm={"epochs": 1, "minibatch_size": BATCH_STEPS},
+            checkpoint_interval_s=1e-6, weights_publish_interval=100,
+        )  # fmt: skip
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
 
