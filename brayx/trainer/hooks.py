@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -92,13 +94,15 @@ class Hooks:
         """
         if self.evaluate is None:
             return {}
-        training = module.training
+        training, numpy_state, python_state = module.training, np.random.get_state(), random.getstate()
         device = next((p.device for p in module.parameters() if p.device.type == "cuda"), None)
         try:
             with torch.random.fork_rng(devices=[] if device is None else [device]), torch.no_grad():
                 given = self._call("evaluate", module.eval(), step)
         finally:
             module.train(training)
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
         try:
             return {str(name): float(value) for name, value in given.items()}
         except (AttributeError, TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 import uuid
 
@@ -105,9 +106,12 @@ def test_evaluate_measures_and_leaves_no_trace(tmp_path):
 
     def evaluate(model, step):
         seen.append((model.training, torch.is_grad_enabled(), step))
-        torch.rand(3)
+        torch.rand(3), np.random.random(), random.random()
         return {"norm": torch.rand(()), "step": step}
 
+    np.random.seed(0), random.seed(0)
+    drawn = np.random.random(), random.random()
+    np.random.seed(0), random.seed(0)
     _, plain, *_ = run(tmp_path / "plain", count=6)
     _, weights, numbers, *_ = run(tmp_path / "hooked", count=6, eval_interval=2, hooks=Hooks(evaluate=evaluate))
     assert seen == [(False, False, 32), (False, False, 96), (False, False, 160)]
@@ -115,6 +119,7 @@ def test_evaluate_measures_and_leaves_no_trace(tmp_path):
     assert len(numbers.samples["evaluate_seconds"]) == 3
     for key, array in plain.published[-1][2].items():
         np.testing.assert_array_equal(weights.published[-1][2][key], array)
+    assert (np.random.random(), random.random()) == drawn
 
 
 def raising(*_):
