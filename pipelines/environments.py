@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.errors import BrayxError, ConfigError
 from brayx.model.build import build_model
+from brayx.rollout.collector import seed_after
 from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
 from brayx.trainer.fits import check_model
 
@@ -92,15 +93,17 @@ class Rollouts:
         job: whose rollouts.
         names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
         namespace: of these.
+        env_steps: that the trial has learned from before.
     """
 
-    def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str) -> None:
+    def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
         from brayx.hub import HubClient, get_hub
         from brayx.rollout.workers import Workers
 
         self._stack = contextlib.ExitStack()
         self._books = HubClient(get_hub(names["hub"], namespace)) if job.rollouts else None
-        self._all = [Workers(spec_of(job, name, names, namespace), on_event=self._count) for name in job.rollouts]
+        specs = [spec_of(job, name, names, namespace, env_steps) for name in job.rollouts]
+        self._all = [Workers(spec, on_event=self._count) for spec in specs]
 
     def __enter__(self) -> Rollouts:
         if self._books is not None:
@@ -147,7 +150,7 @@ class Rollouts:
             self._books.add(name, value, label=label)
 
 
-def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str) -> RolloutSpec:
+def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> RolloutSpec:
     """What the workers of a rollout component get to know."""
     config = job.rollouts[name]
     buffer = job.buffers[config.buffer]
@@ -165,6 +168,6 @@ def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str)
         hub=names["hub"],
         moments=names["moments"] if normalises(config) else "",
         gamma=getattr(next(iter(job.trainers.values())).algorithm, "gamma", 0.99),  # cloning discounts nothing
-        seed=job.seed,
+        seed=seed_after(job.seed, env_steps),
         update_columns=update_columns(job, buffer),
     )

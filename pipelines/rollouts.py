@@ -37,7 +37,7 @@ from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.table import Table
-from brayx.rollout.collector import Collector, Episode
+from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.evaluate import Evaluation, evaluate
 from brayx.rollout.policy import Policy
@@ -163,7 +163,7 @@ def train_local(
             sde_steps=training.sde_steps,
         )
         table = None if training.sampler == "fifo" else _table(training)
-        run = _Run(collector, table, training.total_steps, on_update, clerk, stop)
+        run = _Run(collector, table, training.total_steps, on_update, clerk, stop, training.seed)
         stream = run.turns() if training.blocking else run.beside()
         # The stream ends after `total_steps`, which the loop counts otherwise where transitions are sampled: it is told
         # of somewhat more than will come, so that it is always the stream that ends it.
@@ -290,6 +290,7 @@ class _Run:
         on_update: Callable[[int, int, Mapping[str, float]], None] | None,
         clerk: TrialBooks | None,
         stop: threading.Event,
+        seed: int,
     ) -> None:
         self.env_steps = 0
         self.dropped = 0
@@ -302,6 +303,7 @@ class _Run:
         self._on_update = on_update
         self._clerk = clerk
         self._stop = stop
+        self._seed = seed
         self._runs = 0
         self._thread: threading.Thread | None = None
         self._weights: tuple[Weights, int] = ({}, 0)
@@ -361,11 +363,12 @@ class _Run:
             self._clerk.save(folder, step, metrics)
 
     def latest(self) -> Path | None:
-        """As `loop.Keeper.latest`; what was collected before counts on."""
+        """As `loop.Keeper.latest`; what was collected before counts on, and other episodes follow."""
         folder = None if self._clerk is None else self._clerk.latest()
         if folder is not None:
             self.env_steps = self._steps_before = json.loads((folder / "meta.json").read_text()).get(_STEPS, 0)
             self.about[_STEPS] = self.env_steps
+            self._collector.begin_again(seed_after(self._seed, self.env_steps))
         self.begin()
         return folder
 

@@ -243,6 +243,7 @@ def train_on(
         target=config.target_return,
         log_interval=log_interval,
     )
+    before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
     buffer_names = {name: f"{trial.run_id}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
     names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "moments", "sessions")}
     names |= {f"buffer/{name}": actor_name for name, actor_name in buffer_names.items()}
@@ -317,7 +318,7 @@ def train_on(
             with (
                 Sources(job, buffers) as sources,
                 Gamecores(job.actors[actor].gamecores if actor else [], urls, job.folder) as games,
-                Rollouts(job, names, NAMESPACE) as rollouts,
+                Rollouts(job, names, NAMESPACE, before) as rollouts,
             ):
                 if actor:
                     progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")

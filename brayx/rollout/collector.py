@@ -14,6 +14,7 @@ Knows nothing of learning, of Ray, nor of where weights come from.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -43,6 +44,11 @@ class Episode(NamedTuple):
     ret: float
     length: int
     env: int
+
+
+def seed_after(seed: int, env_steps: int) -> int:
+    """The seed of what is collected once ``env_steps`` have been learned from: what was played is not played again."""
+    return int(np.random.SeedSequence([seed, env_steps]).generate_state(1)[0] >> 1) if env_steps else seed
 
 
 class Collector:
@@ -96,10 +102,11 @@ class Collector:
         self._reward_clip = reward_clip
         self._sde_steps = sde_steps
         self._greedy = greedy
-        self._rng = np.random.default_rng([seed, 0xAC7])
         self._mode = autoreset_mode(envs)
-        first, _ = envs.reset(seed=seed)
-        self._obs = self._leaves(first)
+        self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
+        self._raw: list[dict[str, np.ndarray]] = []
+        self._moving = threading.Lock()
+        self.begin_again(seed)
         self._sees = normalise_obs is True
         if isinstance(normalise_obs, bool):
             shapes = {key: leaf.shape[1:] for key, leaf in self._obs.items()}
@@ -108,12 +115,16 @@ class Collector:
         else:
             self.obs_normaliser = normalise_obs
         self.reward_normaliser = RewardNormaliser(self.num_envs, gamma) if normalise_reward else None
-        self._state = policy.initial_state(self.num_envs)
+
+    def begin_again(self, seed: int) -> None:
+        """Starts every environment anew, as a collector of that ``seed`` does; what normalisers have seen stays."""
+        self._rng = np.random.default_rng([seed, 0xAC7])
+        first, _ = self.envs.reset(seed=seed)
+        self._obs = self._leaves(first)
+        self._state = self.policy.initial_state(self.num_envs)
         self._resetting = np.zeros(self.num_envs, np.bool_)
         self._return = np.zeros(self.num_envs)
         self._length = np.zeros(self.num_envs, np.int64)
-        self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
-        self._raw: list[dict[str, np.ndarray]] = []
 
     def load(self, weights: Weights, version: int) -> None:
         """Acts with these weights from the next run on.
@@ -169,12 +180,14 @@ class Collector:
         return found
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What the normalisers have seen, as arrays by name; none without one. Environments begin anew."""
+        """What the normalisers have seen, as arrays by name; none without one. Environments begin anew. May be asked
+        for while another thread collects."""
         state: dict[str, np.ndarray] = {}
-        if self.obs_normaliser is not None:
-            state |= self.obs_normaliser.state_dict()
-        if self.reward_normaliser is not None:
-            state |= {f"reward:{name}": array for name, array in self.reward_normaliser.state_dict().items()}
+        with self._moving:
+            if self.obs_normaliser is not None:
+                state |= self.obs_normaliser.state_dict()
+            if self.reward_normaliser is not None:
+                state |= {f"reward:{name}": array for name, array in self.reward_normaliser.state_dict().items()}
         return state
 
     def scalings(self) -> Mapping[str, Scaling]:
@@ -218,9 +231,10 @@ class Collector:
     def _look_at_raw(self, normaliser: ObsNormaliser) -> None:
         """From now on, observations are normalised by what was observed in this run, too."""
         if self._raw:
-            for key in self._raw[0]:
-                normaliser.add(key, np.concatenate([leaves[key] for leaves in self._raw]))
-            normaliser.refresh()
+            with self._moving:
+                for key in self._raw[0]:
+                    normaliser.add(key, np.concatenate([leaves[key] for leaves in self._raw]))
+                normaliser.refresh()
             self._raw.clear()
 
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -294,7 +308,8 @@ class Collector:
         if self._reward_clip is not None:
             reward = np.clip(reward, -self._reward_clip, self._reward_clip)
         if self.reward_normaliser is not None:
-            reward[:, :-1] = self.reward_normaliser(reward[:, :-1], done[:, :-1], mask[:, :-1])
+            with self._moving:
+                reward[:, :-1] = self.reward_normaliser(reward[:, :-1], done[:, :-1], mask[:, :-1])
         return {"reward": reward * mask, "terminated": terminated, "truncated": truncated, "mask": mask}
 
     def _acted(self, gave: list[Mapping[str, Any]], took: list[np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from pydantic import ValidationError
 
 from brayx.algorithms.bc import BCConfig
@@ -320,6 +322,32 @@ def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         seen.append((result.reason, round(result.env_steps, -2)))
     assert [reason for reason, _ in seen] == ["stopped", "stopped", *["num_steps"] * 3], seen
     assert [steps for _, steps in seen] == [500, 1000, 1500, 1500, 1500]
+
+
+class Starts(CartPoleEnv):
+    """Remembers how each episode began."""
+
+    seen: ClassVar[list[bytes]] = []
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        Starts.seen.append(obs.tobytes())
+        return obs, info
+
+
+def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
+    books, starts = Kept(tmp_path), []
+    for _ in range(2):
+        Starts.seen.clear()
+        stop = threading.Event()
+        train_local(
+            Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=books, stop=stop,
+            on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
+        )  # fmt: skip
+        starts.append(Starts.seen[4:] if starts else list(Starts.seen))  # it resets once before it knows of the books
+    assert starts[0]
+    assert len(starts[1]) >= 4
+    assert not set(starts[0]) & set(starts[1])
 
 
 def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:

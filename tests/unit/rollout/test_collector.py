@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import gymnasium
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from brayx import actions
 from brayx.engines.torch import module_weights
 from brayx.errors import ConfigError
 from brayx.replay.packing import check_columns
-from brayx.rollout.collector import Collector, Episode
+from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import make_envs
 from brayx.rollout.policy import Policy
 from tests.unit.rollout.worlds import Counter, Counting, Gaussian, Linear, Looking, Masked, Pulling
+from tests.waiting import WAIT_S
 
 OBS = (np.zeros((2, 2), np.float32),)
 MODES = list(AutoresetMode)
@@ -161,6 +165,43 @@ def test_observations_are_normalised_by_all_that_was_seen():
     np.testing.assert_allclose(mean, made.obs_normaliser.leaves["obs"].total.mean)
     with pytest.raises(ConfigError, match=r"expected \[\], got \['obs:count'"):
         collector().load_state_dict(state)
+
+
+def test_moments_are_not_asked_for_between_two_of_their_parts():
+    """A checkpoint of what collects in another thread has a count and a mean of the same observations."""
+    made = collector(normalise_obs=True)
+    add, adding, go_on = made.obs_normaliser.add, threading.Event(), threading.Event()
+
+    def slowly(key, samples):
+        adding.set()
+        assert go_on.wait(WAIT_S)
+        add(key, samples)
+
+    made.obs_normaliser.add = slowly
+    with ThreadPoolExecutor(2) as pool:
+        run = pool.submit(made.collect)
+        assert adding.wait(WAIT_S)
+        asked = pool.submit(made.state_dict)
+        with pytest.raises(TimeoutError):
+            asked.result(0.2)
+        made.obs_normaliser.add = add
+        go_on.set()
+        assert int(asked.result(WAIT_S)["obs:count"]) > 0
+        run.result(WAIT_S)
+
+
+def test_what_goes_on_plays_other_episodes():
+    def first_run(seed):
+        torch.manual_seed(0)
+        policy = Policy(CartPole(), (np.zeros((2, 4), np.float32),))
+        made = Collector(make_envs("CartPole-v1", 4), policy, 16, seed=1)
+        made.begin_again(seed)
+        return made.collect().arrays
+
+    same, other = first_run(seed_after(1, 0)), first_run(seed_after(1, 512))
+    anew, _ = make_envs("CartPole-v1", 4).reset(seed=1)
+    np.testing.assert_array_equal(same["obs"][:, 0], anew)
+    assert not np.isin(other["obs"][:, 0], same["obs"][:, 0]).any()
 
 
 def test_rewards_are_normalised_by_the_deviation_of_their_discounted_sums():
