@@ -13,6 +13,7 @@ Only what a first step needs is imported: MLflow is opened by a process of its o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import check_env
 from pipelines.ending import end_within, temporary_files
 from pipelines.presets import PRESETS, preset_for
@@ -67,6 +68,8 @@ _SAME = (
     "sde_steps", "threads",
 )  # fmt: skip
 """Options that have the name they have in `pipelines.training.Training`."""
+_HERE = {"learning_rate": "lr", "total_steps": "timesteps"}
+"""What is called otherwise on the command line."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -177,6 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = options(argv)
         check_env(chosen["env"])
+        if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
+            raise ConfigError(f"--course {chosen['course']}: there is no such folder")
         result, trial = (_distributed if chosen["distributed"] else _local)(chosen)
     except BrayxError as error:
         if os.environ.get("BRAYX_TRACEBACK"):
@@ -196,10 +201,16 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     from pipelines.books import Clerk
 
     project, name = _names(chosen)
+    algorithm, training = _configs(chosen)
     with temporary_files():  # the clerk's, where this is killed
         clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), chosen, resume=not chosen["new"])
         try:
-            result = _train(chosen, clerk, stop)
+            try:
+                result = _train(chosen, algorithm, training, clerk, stop)
+            except BaseException:
+                with contextlib.suppress(BrayxError):
+                    clerk.close("FAILED")
+                raise
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()
@@ -222,17 +233,36 @@ def _on_interrupt(stop: Callable[[], None]) -> None:
         signal.signal(number, interrupted)
 
 
-def _train(chosen: Mapping[str, Any], clerk: Any, stop: threading.Event) -> Result:
+def _train(
+    chosen: Mapping[str, Any], algorithm: PPOConfig, training: Training, clerk: Any, stop: threading.Event
+) -> Result:
     from pipelines.rollouts import train_local
 
     return train_local(
         chosen["env"],
-        algorithm_of(chosen),
-        _training(chosen),
+        algorithm,
+        training,
         on_update=_telling(chosen["log_interval"], chosen["timesteps"]),
         clerk=clerk,
         stop=stop,
     )
+
+
+def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
+    """PPO's options and all others.
+
+    Raises:
+        ConfigError: one of them cannot be; named as on the command line.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return algorithm_of(chosen), _training(chosen)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][-1]) if first["loc"] else ""
+        option = f"--{_HERE.get(name, name).replace('_', '-')}"
+        raise ConfigError(f"{option} {first['input']}: {first['msg']}", key=option) from None
 
 
 def _training(chosen: Mapping[str, Any]) -> Training:
@@ -264,10 +294,11 @@ def _distributed(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     from pipelines.distributed import train_distributed
 
     project, name = _names(chosen)
+    algorithm, training = _configs(chosen)
     result, trial = train_distributed(
         chosen["env"],
-        algorithm_of(chosen),
-        _training(chosen),
+        algorithm,
+        training,
         num_workers=chosen["num_workers"],
         project=project,
         trial=name,
@@ -285,7 +316,10 @@ def _write_course(file: str | None, result: Result) -> None:
     if file is not None:
         at = time.time() - time.monotonic() + result.began
         points = [[at + point.seconds, point.env_steps, point.episodes, point.return_mean] for point in result.curve]
-        Path(file).write_text(json.dumps(points))
+        try:
+            Path(file).write_text(json.dumps(points))
+        except OSError as error:  # what was learned is in the books, and is told all the same
+            print(f"ppo: the course is not written: {error}", file=sys.stderr)
 
 
 def _told_of(result: Result, process_began: float) -> dict[str, Any]:

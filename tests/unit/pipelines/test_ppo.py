@@ -86,6 +86,55 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # the command, whole
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gamma 2", "--gamma 2.0: Input should be less than or equal to 1"),
+        ("--lr 0", "--lr 0.0: Input should be greater than 0"),
+        ("--reward-clip 0 --distributed true", "--reward-clip 0.0: Input should be greater than 0"),
+        ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line_and_nothing_starts(words, message, tmp_path):
+    done = run(*words.split(), "--tracking", str(tmp_path / "mlflow.db"))
+    assert (done.returncode, done.stderr) == (2, f"ppo: {message}\n")
+    assert not list(tmp_path.iterdir())
+
+
+FAILING = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Failing(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        Failing.steps += 1
+        if Failing.steps > 5_000:
+            raise RuntimeError("the game is broken")
+        return super().step(action)
+
+gymnasium.register("Failing-v0", Failing)
+"""
+
+
+@pytest.mark.slow  # the command, whole
+def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(tmp_path, tracking_db):
+    from mlflow.tracking import MlflowClient
+
+    (tmp_path / "failing.py").write_text(FAILING)
+    words = ["--env", "failing:Failing-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "pipelines.ppo", *words], cwd=ROOT, env=environment, timeout=WAIT_S)
+    assert done.returncode != 0
+    client = MlflowClient(tracking_db)
+    (project,) = client.search_experiments(filter_string="name LIKE 'failing%'")
+    (trial,) = client.search_runs([project.experiment_id])
+    assert trial.info.status == "FAILED"
+    assert trial.data.metrics["env_steps"] >= 2_048
+
+
 def test_a_preset_that_there_is_none_of_is_one_line():
     done = run("--env", "Acrobot-v1", "--preset", "tuned")
     assert done.returncode == 2
