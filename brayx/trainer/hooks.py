@@ -144,7 +144,7 @@ class WithLoss(nn.Module):
 
     def __init__(self, module: nn.Module, hooks: Hooks) -> None:
         super().__init__()
-        self._inner = module
+        self.module = module
         self._hooks = hooks
         self._seen: list[tuple[Any, Any]] = []
         # Under its own signature, since an algorithm looks there for a memory.
@@ -163,7 +163,7 @@ class WithLoss(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("_inner"), name)
+            return getattr(super().__getattr__("module"), name)
 
     def extra_loss(self) -> Tensor | None:
         """The term for the forwards since the last call: their mean; None when there were none.

@@ -11,13 +11,18 @@ import pytest
 import torch
 
 from brayx.actor.agent import record
+from brayx.algorithms.build import build
 from brayx.algorithms.forward import Forward
 from brayx.errors import ConfigError, Diverged, ModelError
 from brayx.metrics import Kind
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss, load_hooks
+from brayx.trainer.prefetch import Prepare
+from tests.unit.algorithms.tables import moved, sgd
 from tests.unit.trainer.parts import batches
 from tests.unit.trainer.test_loop import run
+from tests.unit.trainer.test_ranks import ALGORITHMS, COLUMNS, fitted, model
+from tests.unit.trainer.test_ranks import batch as columns_of
 
 
 @pytest.fixture
@@ -90,6 +95,44 @@ def test_a_term_of_the_loss_is_learned(tmp_path, accumulate):
         tmp_path, count=40, learning_rate=2e-2, hooks=Hooks(loss=loss), algorithm=algorithm, num_steps=10**6
     )
     np.testing.assert_allclose(logits(weights.published[-1][2]), 3.0, atol=0.3)
+
+
+POLICY = ("logits", "tanh_mean")
+
+
+def term(outputs, obs):
+    """Of any policy: how far from 1 it is."""
+    return 0.3 * (next(outputs[name] for name in POLICY if name in outputs) - 1).square().mean()
+
+
+def gradient(config, loss, *stream):
+    """What the last of these batches moves each parameter by, under gradient descent with rate 1."""
+    torch.manual_seed(0)
+    module, forward_args = model(config)
+    hooked = module if loss is None else WithLoss(module, Hooks(loss=loss))
+    algorithm, prepare = build(config, hooked, sgd(module)), Prepare(forward_args, torch.device("cpu"))
+    ready = [prepare(fitted(batch, config)).tensors for batch in stream]
+    for tensors in ready[:-1]:
+        algorithm.update(tensors, 0.0)
+    torch.manual_seed(1)
+    return module, moved(module, lambda: algorithm.update(ready[-1], 0.0))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name):
+    config = ALGORITHMS[name].model_copy(update={"max_grad_norm": None})
+    made = columns_of(5, COLUMNS)
+    _, plain = gradient(config, None, made)
+    _, hooked = gradient(config, term, made)
+    torch.manual_seed(0)
+    module, _ = model(config)
+    seen = torch.from_numpy(made["obs"] if name in ("impala", "bc") else made["obs"][:, :-1]).flatten(0, 1)
+    outputs = module({"obs": seen} if name == "mappo" else seen)
+    term(outputs, seen).backward()
+    assert any(p.grad.abs().max() > 1e-2 for p in module.parameters() if p.grad is not None)
+    for key, p in module.named_parameters():
+        added = np.zeros(p.shape) if p.grad is None else p.grad.numpy()
+        np.testing.assert_allclose(hooked[key] - plain[key], added, rtol=0, atol=2e-6)
 
 
 def logits(weights):
