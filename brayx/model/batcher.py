@@ -37,10 +37,17 @@ Result = TypeVar("Result")
 
 
 class _Request(Generic[Row]):
-    __slots__ = ("arrived", "caller", "deadline", "future", "key", "row")
+    __slots__ = ("arrived", "caller", "deadline", "future", "key", "row", "whole")
 
     def __init__(
-        self, row: Row, future: asyncio.Future[Any], arrived: float, deadline: float, key: Hashable, caller: Hashable
+        self,
+        row: Row,
+        future: asyncio.Future[Any],
+        arrived: float,
+        deadline: float,
+        key: Hashable,
+        caller: Hashable,
+        whole: bool,
     ) -> None:
         self.row = row
         self.future = future
@@ -48,6 +55,7 @@ class _Request(Generic[Row]):
         self.deadline = deadline
         self.key = key
         self.caller = caller
+        self.whole = whole
 
 
 def repeat_last(rows: list[Any], size: int) -> None:
@@ -129,7 +137,13 @@ class Batcher(Generic[Row, Result]):
         return len(self._waiting) + self._in_lanes
 
     async def submit(
-        self, row: Row, deadline_s: float | None = None, *, key: Hashable = None, caller: Hashable = None
+        self,
+        row: Row,
+        deadline_s: float | None = None,
+        *,
+        key: Hashable = None,
+        caller: Hashable = None,
+        whole: bool = False,
     ) -> Result:
         """The result of one row.
 
@@ -138,13 +152,14 @@ class Batcher(Generic[Row, Result]):
             deadline_s: instead of the batcher's own.
             key: only rows of equal keys share a call.
             caller: whose turn the row takes; None: it is a caller of its own.
+            whole: no other row has that key: this one is a call by itself, and waits for no company.
 
         Raises:
             QueueFull: ``max_queue`` rows wait already; or they came to be so many, and this caller had most of them.
             DeadlineExceeded: no result in time.
             ModelError: the batcher is closed.
         """
-        result: Result = await self.enqueue(row, deadline_s, key, caller)
+        result: Result = await self.enqueue(row, deadline_s, key, caller, whole)
         return result
 
     async def submit_many(
@@ -190,7 +205,12 @@ class Batcher(Generic[Row, Result]):
             self._executor.shutdown(wait=False)
 
     def enqueue(
-        self, row: Row, deadline_s: float | None = None, key: Hashable = None, caller: Hashable = None
+        self,
+        row: Row,
+        deadline_s: float | None = None,
+        key: Hashable = None,
+        caller: Hashable = None,
+        whole: bool = False,
     ) -> asyncio.Future[Any]:
         """As `submit`, without a coroutine of its own around the result: a forward passes here thousands of times a
         second. What `submit` raises at once is raised here, the rest by the future."""
@@ -204,7 +224,7 @@ class Batcher(Generic[Row, Result]):
         now = loop.time()
         deadline = now + (self._deadline_s if deadline_s is None else deadline_s)
         future = loop.create_future()
-        self._waiting.append(_Request(row, future, now, deadline, key, caller))
+        self._waiting.append(_Request(row, future, now, deadline, key, caller, whole))
         if caller is not None:
             self._held[caller] = self._held.get(caller, 0) + 1
         if deadline < self._deadline_at:
@@ -212,7 +232,7 @@ class Batcher(Generic[Row, Result]):
         if not self._busy:
             if self._flush_handle is None:
                 self._schedule()
-            elif self._max_wait_s and len(self) >= self._max_batch_size:
+            elif self._max_wait_s and (whole or len(self) >= self._max_batch_size):
                 self._flush_handle.cancel()
                 self._flush_handle = loop.call_soon(self._flush)
         return future
@@ -255,10 +275,12 @@ class Batcher(Generic[Row, Result]):
         """Plans the next call; there are rows and no call runs."""
         assert self._loop is not None
         if self._max_wait_s and len(self) < self._max_batch_size:
-            oldest = min(request.arrived for request in self._requests())
-            self._flush_handle = self._loop.call_at(oldest + self._max_wait_s, self._flush)
-        else:
-            self._flush_handle = self._loop.call_soon(self._flush)
+            waiting = list(self._requests())
+            if not any(request.whole for request in waiting):
+                oldest = min(request.arrived for request in waiting)
+                self._flush_handle = self._loop.call_at(oldest + self._max_wait_s, self._flush)
+                return
+        self._flush_handle = self._loop.call_soon(self._flush)
 
     def _take(self) -> list[_Request[Row]]:
         """The rows of the next call, all of one key; empty when nobody waits any more."""

@@ -271,7 +271,7 @@ class LocalModel:
         if left_s <= 0:
             raise DeadlineExceeded("a batch of forwards was not done in time")
         block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], weights)
-        result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block)  # type: ignore[arg-type]
+        result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block, whole=True)  # type: ignore[arg-type]
         leaves, made_by = result
         return [leaf[:count] for leaf in leaves], np.full(count, made_by, np.int64)
 

@@ -139,6 +139,23 @@ async def test_max_wait_ends_when_the_batch_is_full(make, engine):
     assert engine.batches == [[1, 2]]
 
 
+async def test_a_row_that_is_a_call_by_itself_waits_for_no_company(make, engine):
+    batches = []
+
+    def run(rows, key=None):
+        batches.append(rows)
+        return list(rows)
+
+    batcher = make(run, max_batch_size=8, max_wait_s=30)
+    async with asyncio.timeout(5):
+        assert await batcher.submit("alone", key=1, whole=True) == "alone"
+        waiting = asyncio.create_task(batcher.submit("first"))
+        await turns()
+        assert await asyncio.gather(*[batcher.submit(i, key=i, whole=True) for i in range(2, 4)]) == [2, 3]
+    assert batches == [["alone"], ["first"], [2], [3]]
+    await waiting
+
+
 async def test_max_wait_counts_from_arrival_not_from_the_end_of_the_call_before(make, engine, clock):
     batcher = make(max_wait_s=5, deadline_s=100)
     engine.gate.clear()

@@ -291,6 +291,13 @@ async def test_a_batch_is_few_calls_of_the_engine_however_large(make, engine, co
     assert (batches, versions.tolist()) == (calls, [0] * count)
 
 
+async def test_a_batch_waits_for_no_company_between_its_calls(make, engine):
+    model = make(engine, max_wait_s=30)
+    async with asyncio.timeout(10):
+        outputs, _ = await model.forward_columns([np.ones((200, 3), np.float32)])
+    assert len(outputs[0]) == 200
+
+
 async def test_a_batch_that_can_never_be_held_is_not_told_to_come_again(make, engine):
     model = make(engine, max_batch_size=4, max_queue=3)
     outputs, _ = await model.forward_columns([np.ones((12, 3), np.float32)])
