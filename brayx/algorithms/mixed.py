@@ -31,7 +31,7 @@ from brayx.algorithms.base import ALONE, Across
 from brayx.algorithms.bc import BC, BCConfig, clone_loss
 from brayx.algorithms.forward import Forward
 from brayx.algorithms.impala import Impala, ImpalaConfig
-from brayx.algorithms.optimise import share
+from brayx.algorithms.optimise import share, unhooked
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError
 from brayx.nets.distributions import log_prob_entropy
@@ -123,7 +123,8 @@ class Mixed:
             self._inner = PPO(module, optimizer, options, across)
         alike = {name: getattr(options, name) for name in type(options).model_fields if name in BCConfig.model_fields}
         self._clone = BC(module, optimizer, BCConfig(**{**alike, "name": "bc"}), across)
-        self._forward = Forward(module)
+        # A user's term is of the steps that a gradient is of, and this one's would be asked for with the next gradient.
+        self._forward = Forward(unhooked(module))
         self._inner._optimise.terms.append(self._term)
         if config.fit_value:
             self._clone._optimise.terms.append(self._also_value)

@@ -61,6 +61,12 @@ def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0,
     return 1 - done * (1 - final)
 
 
+def unhooked(module: nn.Module) -> nn.Module:
+    """What a wrapper with a term of the loss wraps: forwards of it are not counted by that term."""
+    inner: nn.Module = getattr(module, "module", module) if hasattr(module, "extra_loss") else module
+    return inner
+
+
 class Optimise:
     """Takes gradient steps.
 

@@ -42,7 +42,8 @@ class Hooks:
         handle: ``(batch)``: a learner batch of NumPy arrays; gives the one to learn from. Called by one thread.
         loss: ``(outputs, obs)``: what the module gave and what it was given, ``[N, ...]``, of the steps of one
             gradient, those that a mask leaves out included; of a module with a memory sequences ``[T, N, ...]``, and
-            its state among the arguments. Gives ``[]``, which is added to the loss.
+            its state among the arguments. Not of demonstrations beside play, only of those that are learned from
+            alone. Gives ``[]``, which is added to the loss.
         evaluate: ``(model, step)``: the module, not to be changed, in eval mode and without gradients, and the
             transitions learned from; gives numbers by name.
         name: for messages.

@@ -13,11 +13,13 @@ import torch
 from brayx.actor.agent import record
 from brayx.algorithms.build import build
 from brayx.algorithms.forward import Forward
+from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import ConfigError, Diverged, ModelError
 from brayx.metrics import Kind
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss, load_hooks
 from brayx.trainer.prefetch import Prepare
+from brayx.types import DEMONSTRATION
 from tests.unit.algorithms.tables import moved, sgd
 from tests.unit.trainer.parts import batches
 from tests.unit.trainer.test_loop import run
@@ -133,6 +135,30 @@ def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name):
     for key, p in module.named_parameters():
         added = np.zeros(p.shape) if p.grad is None else p.grad.numpy()
         np.testing.assert_allclose(hooked[key] - plain[key], added, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("fit_value", [0.0, 0.4])
+@pytest.mark.parametrize("reinforcement", ["ppo", "impala"])
+def test_demonstrations_beside_play_are_no_part_of_the_term(reinforcement, fit_value):
+    """Neither of the gradient that they are drawn for, nor of the next one."""
+    twice = {"epochs": 2} if reinforcement == "ppo" else {}
+    inner = ALGORITHMS[reinforcement].model_copy(update={"max_grad_norm": None, **twice})
+    config = MixedConfig(reinforcement=inner, fit_value=fit_value)
+    made = [columns_of(seed, COLUMNS) for seed in range(4)]
+    made[0] |= {DEMONSTRATION: np.ones(made[0]["mask"].shape, bool)}
+    seen = []
+
+    def looking(outputs, obs):
+        seen.append(obs.clone())
+        return term(outputs, obs)
+
+    gradient(config, looking, *made)
+    cloned, *played = ([torch.from_numpy(each["obs"])] for each in made)
+    if reinforcement == "ppo":
+        played = [[obs[:, :-1]] * 2 for (obs,) in played]
+    expected = [obs for each in (cloned, *played) for obs in each]
+    for found, want in zip(seen, expected, strict=True):
+        assert torch.equal(found.sort(0).values, want.flatten(0, 1).sort(0).values)
 
 
 def logits(weights):
