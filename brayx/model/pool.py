@@ -213,6 +213,7 @@ class _PoolActor:
         self._every_s = min((of.every_s for of in followed.values()), default=_ASK_S)
         self._asked = time.monotonic()
         self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._fetches: dict[tuple[str, int], asyncio.Task[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def newer(self, than: int, timeout_s: float) -> tuple[int, Aliases] | None:
@@ -224,10 +225,19 @@ class _PoolActor:
     async def weights(self, model: str, version: int) -> list[Any]:
         key = model, version
         if key not in self._kept:
-            self._kept[key] = ray.put(await self._pool.weights(model, version))
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            # When an alias moves all replicas ask at once, and ask again when they have waited for too long.
+            fetching = self._fetches.get(key)
+            if fetching is None:
+                fetching = self._fetches[key] = asyncio.create_task(self._fetched(key))
+                fetching.add_done_callback(lambda _: self._fetches.pop(key, None))
+            return [await asyncio.shield(fetching)]
         return [self._kept[key]]
+
+    async def _fetched(self, key: tuple[str, int]) -> Any:
+        kept = self._kept[key] = ray.put(await self._pool.weights(*key))
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return kept
 
     async def push(self, part: tuple[Part, dict[str, Metric]]) -> None:
         self._pool.add(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 import uuid
@@ -18,6 +19,7 @@ from ray import serve
 
 from brayx.actor.directory import stop_directory
 from brayx.engines.base import save_weights
+from brayx.errors import VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.model.arms import Followed
 from brayx.model.pool import PoolClient
@@ -72,6 +74,22 @@ def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_c
     for _ in range(2):
         assert ray.get(client.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {}})
         until(lambda: not there("pool-alone", ray_cluster), "it ended", WAIT_S)
+
+
+def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
+    ray_cluster: str, tracking_db: str, tmp_path: Path
+) -> None:
+    trial = Trial.open("asked", "t", tracking_db)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"factor": np.ones(1, np.float32)})
+    register(trial, trial.save_checkpoint(folder, 1), "asked")
+    client = PoolClient("pool-asked", ray_cluster, tracking_db, "", {"model": Followed("asked")})
+    answers = ray.get([client.handle().weights.remote("model", 1) for _ in range(8)], timeout=WAIT_S)
+    assert len({reference for [reference] in answers}) == 1
+    with pytest.raises(VersionUnknown, match="nearest is 1"):
+        asyncio.run(client.fetch("model", 2))
+    ray.kill(client.handle())
 
 
 def there(name: str, namespace: str) -> bool:
