@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -85,7 +86,8 @@ def write_bundle(
     What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared.
 
     Args:
-        folder: made if it is not there; a bundle in it is replaced as a whole, and what else is there stays.
+        folder: made if it is not there; a bundle in it is replaced as a whole, once the new one is made, and what else
+            is there stays.
         module: the model with its weights.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         runtimes: of `RUNTIMES`.
@@ -102,7 +104,36 @@ def write_bundle(
     if unknown := [runtime for runtime in runtimes if runtime not in RUNTIMES]:
         raise ConfigError(f"there is no export to {unknown[0]!r}, expected one of {', '.join(RUNTIMES)}")
     folder.mkdir(parents=True, exist_ok=True)
-    former = bundle_files(folder)
+    # Inside, where it is on the same disk: what fails on its way leaves the bundle that was there as it was.
+    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=folder) as made:
+        report = _make(Path(made), module, example_args, runtimes, samples, about or {}, batch_sizes, tolerances or {})
+        _replace(folder, Path(made))
+    return report
+
+
+def bundle_files(folder: Path) -> list[str]:
+    """The files of the bundle in ``folder``, by their paths in it; none where there is no bundle."""
+    try:
+        about = json.loads((folder / _DOCUMENTS[0]).read_text())
+        named = {*about["files"].values(), *(leaf["samples"] for leaf in (*about["inputs"], *about["outputs"]))}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    # What the document says may be anybody's: only names that a bundle has are its files.
+    ours = (name for name in named if name in _FILES.values() or _SAMPLE_FILE.fullmatch(str(name)))
+    return sorted(name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file())
+
+
+def _make(
+    folder: Path,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    runtimes: Sequence[str],
+    samples: Samples,
+    about: Mapping[str, Any],
+    batch_sizes: Sequence[int],
+    tolerances: Mapping[str, Tolerance],
+) -> dict[str, Any]:
+    """`write_bundle` into an empty folder."""
     reference = TorchEngine(module, example_args)
     bound = reference.bind(reference.initial)
     inputs = samples.half(1)
@@ -114,7 +145,7 @@ def write_bundle(
         path = folder / _FILES[runtime]
         largest = max(_PLANNED, *batch_sizes)
         tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
-        tolerance = (tolerances or {}).get(runtime, tolerance)
+        tolerance = tolerances.get(runtime, tolerance)
         errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
         timed[runtime] = _latencies(run, inputs, batch_sizes)
         reports[runtime] = {
@@ -130,10 +161,10 @@ def write_bundle(
                 for index, leaf in enumerate(reference.spec.outputs)
             },
         }
-    described = {**(about or {}), "files": {name: _FILES[name] for name in runtimes}}
+    described = {**about, "files": {name: _FILES[name] for name in runtimes}}
     described |= _write_samples(folder, reference.spec, names, inputs, wanted, samples.source)
     report = {
-        **(about or {}),
+        **about,
         "samples": {"source": samples.source, "compared": len(inputs[0])},
         "within": all(each["within"] for each in reports.values()),
         "runtimes": reports,
@@ -142,21 +173,17 @@ def write_bundle(
     told: dict[str, Any] = _as_json(report)
     for name, document in zip(_DOCUMENTS, (_as_json(described), told), strict=True):
         (folder / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    for name in set(former) - set(bundle_files(folder)):
-        (folder / name).unlink(missing_ok=True)
     return told
 
 
-def bundle_files(folder: Path) -> list[str]:
-    """The files of the bundle in ``folder``, by their paths in it; none where there is no bundle."""
-    try:
-        about = json.loads((folder / _DOCUMENTS[0]).read_text())
-        named = {*about["files"].values(), *(leaf["samples"] for leaf in (*about["inputs"], *about["outputs"]))}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
-    # What the document says may be anybody's: only names that a bundle has are its files.
-    ours = (name for name in named if name in _FILES.values() or _SAMPLE_FILE.fullmatch(str(name)))
-    return sorted(name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file())
+def _replace(folder: Path, made: Path) -> None:
+    """Moves the bundle in ``made`` to where another may be; while there is a ``bundle.json``, its files are whole."""
+    (folder / "samples").mkdir(exist_ok=True)
+    first = _DOCUMENTS[0]
+    for name in sorted(bundle_files(folder), key=lambda name: name != first):
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(bundle_files(made), key=lambda name: name == first):
+        (made / name).replace(folder / name)
 
 
 def _as_json(value: Any) -> Any:

@@ -141,6 +141,19 @@ def test_a_former_bundle_is_replaced_as_a_whole_and_what_else_is_there_stays(tmp
     assert there == {*ours, "model.plan", "samples/mine.bin"}
 
 
+def test_what_fails_on_its_way_leaves_the_former_bundle_as_it_was(tmp_path):
+    def files():
+        return {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    write_bundle(tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,))
+    before = files()
+    module, example = recurrent()
+    samples = Samples.of_example(example)
+    with pytest.raises(TypeError):  # the last that can fail: documents that JSON cannot carry
+        write_bundle(tmp_path, module, example, ["onnx"], samples, about={"model": object()}, batch_sizes=(1,))
+    assert files() == before
+
+
 @pytest.mark.parametrize(
     "document",
     [
