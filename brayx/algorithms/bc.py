@@ -132,7 +132,7 @@ class BC:
         for index, piece in enumerate(pieces):
             with self._optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers = self._loss(piece)
-                self._optimise.backward(loss)
+                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
         norm = self._optimise.step()
         found = torch.cat([torch.stack(measured).sum(0), norm.reshape(1)]).tolist()

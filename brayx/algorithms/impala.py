@@ -133,7 +133,7 @@ class Impala:
         for index, piece in enumerate(pieces):
             with self._optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers, errors = self._loss(piece)
-                self._optimise.backward(loss)
+                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
             priorities.append(errors)
         norm = self._optimise.step()

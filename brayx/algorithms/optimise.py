@@ -74,7 +74,7 @@ class Optimise:
         for part in parts:
             with optimise.autocast():
                 outputs = module(...)
-            optimise.backward(loss, last=part is parts[-1])
+            optimise.backward(loss, share_of_the_minibatch)
         norm = optimise.step()
 
     Args:
@@ -138,19 +138,24 @@ class Optimise:
         no_sync = None if last else getattr(self._module, "no_sync", None)
         return nullcontext() if no_sync is None else no_sync()
 
-    def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of ``loss`` to those since the last `step`."""
+    def backward(self, loss: Tensor, part: float = 1.0) -> None:
+        """Adds the gradients of ``loss`` to those since the last `step`.
+
+        Args:
+            loss: of a micro-batch.
+            part: share of the minibatch that it is of: what others add, which are means, counts by that.
+        """
         if not self._fresh:
             self.optimizer.zero_grad(set_to_none=True)
             self._fresh = True
         extra = getattr(self._module, "extra_loss", None)  # what the user adds, of the module's last forwards
         if extra is not None and (term := extra()) is not None:
-            loss = loss + term / self._config.accumulate
+            loss = loss + part * term
         for term in self.terms:
             with self.autocast():
                 also = term()
             if also is not None:
-                loss = loss + also / self._config.accumulate
+                loss = loss + part * also
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]

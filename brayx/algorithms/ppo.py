@@ -330,7 +330,7 @@ class PPO:
             for part in bounds:
                 with self._optimise.shared(last=part is bounds[-1]):
                     loss, weight = self._loss(data, scale, part, clip_param)
-                    self._optimise.backward(loss.total)
+                    self._optimise.backward(loss.total, (part[1] - part[0]) / (stop - start))
                 done.losses.append(loss.parts)
                 done.log_ratios.append(loss.log_ratio)
                 done.weights.append(weight)

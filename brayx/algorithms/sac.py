@@ -159,7 +159,7 @@ class SAC:
         for index, piece in enumerate(pieces):
             with self._optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers, error = self._loss(self._steps(piece, count), alpha)
-                self._optimise.backward(loss)
+                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
             errors.append(error)
         norm = self._optimise.step()

@@ -58,7 +58,10 @@ def gradient_of(algorithm, batch, progress=0.0):
 
 @pytest.mark.parametrize(
     ("reinforcement", "alone"),
-    [(IMPALA, Impala), (PPO_ONCE, PPO), (IMPALA.model_copy(update={"accumulate": 2}), Impala)],
+    [
+        *[(IMPALA.model_copy(update={"accumulate": parts}), Impala) for parts in (1, 2, 8)],  # of 5 columns
+        *[(PPO_ONCE.model_copy(update={"accumulate": parts}), PPO) for parts in (1, 64)],  # of 45 steps
+    ],
 )
 def test_a_gradient_is_the_sum_of_both(reinforcement, alone):
     config = MixedConfig(
@@ -92,7 +95,9 @@ def test_before_any_play_demonstrations_are_learned_from_alone_and_only_kept_aft
     assert not any(change.any() for change in gradient_of(mixed, demonstrations()).values())
 
 
-@pytest.mark.parametrize("reinforcement", [IMPALA, PPO_ONCE, IMPALA.model_copy(update={"accumulate": 2})])
+@pytest.mark.parametrize(
+    "reinforcement", [IMPALA, PPO_ONCE, *(IMPALA.model_copy(update={"accumulate": parts}) for parts in (2, 8))]
+)
 def test_a_fitted_value_adds_the_gradient_of_its_error_to_that_of_the_imitation(reinforcement):
     options = {"reinforcement": reinforcement, "imitation_coef": 0.5, "imitation_until": 1.0, "imitation_columns": 4}
     found, measured = {}, {}

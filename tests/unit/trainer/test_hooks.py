@@ -120,9 +120,10 @@ def gradient(config, loss, *stream):
     return module, moved(module, lambda: algorithm.update(ready[-1], 0.0))
 
 
+@pytest.mark.parametrize("accumulate", [1, 3, 64])  # of 4 columns, of PPO's 32 steps
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name):
-    config = ALGORITHMS[name].model_copy(update={"max_grad_norm": None})
+def test_a_term_of_the_loss_adds_its_gradient_to_that_of_every_algorithm(name, accumulate):
+    config = ALGORITHMS[name].model_copy(update={"max_grad_norm": None, "accumulate": accumulate})
     made = columns_of(5, COLUMNS)
     _, plain = gradient(config, None, made)
     _, hooked = gradient(config, term, made)
