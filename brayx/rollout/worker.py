@@ -340,7 +340,7 @@ class _Playing:
         self._collector = make_collector(spec, index=index, past=past)
         self._moments = Exchange(get_moments(spec.moments, spec.namespace), self._collector) if spec.moments else None
         self._version = 0
-        self._made = 0  # fragments with this version
+        self._made = 0  # fragments with this version, but for those that were refused
         self._left: list[Fragment | Columns] = []  # collected, and waits for room
         self._waiting_since = time.monotonic()
 
@@ -404,8 +404,8 @@ class _Playing:
             return
         try:
             self._left = self._buffer.offer(*left, timeout_s=timeout_s)
-        except BadFragment:
-            pass  # the buffer counts the transitions and keeps the message
+        except BadFragment:  # the buffer counts the transitions and keeps the message
+            self._made -= 1  # another one makes up for it: without, the update that all wait for would not be full
         except ReplayError as error:  # counted, too; a worker outlives a buffer that is lost, and its job says so
             log.warning("%s", error.message)
 

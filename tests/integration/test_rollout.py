@@ -50,6 +50,17 @@ FILES = """
 
     def breaking(name, config):
         return Breaking(gymnasium.make("CartPole-v1"))
+
+    class Slipping(gymnasium.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            Slipping.steps += 1
+            obs, reward, *rest = super().step(action)
+            return obs, np.nan if Slipping.steps == 3 else reward, *rest
+
+    def slipping(name, config):
+        return Slipping(gymnasium.make("CartPole-v1"))
 """
 T = 8
 ENVS = 4
@@ -147,6 +158,19 @@ def test_blocking_workers_collect_one_update_with_each_version(job):
     assert (stats["batches"], stats["waiting"]) == (0, 0), "nobody collects a second time with the same weights"
     assert workers.collected.overdue == 0
     assert not workers.failures
+
+
+def test_what_is_refused_of_a_blocking_worker_it_makes_up_for_with_the_same_version(job):
+    made = job(mode="blocking", func="slipping", num_workers=2)
+    with made.workers(2) as workers:
+        for version in (1, 2):
+            assert made.publish() == version
+            assert set(made.take()["policy_version"][:, :-1].flat) == {version}
+        until(lambda: workers.collected.fragments == 6, "both have told of it", WAIT_S)
+        stats = made.stats()
+    assert stats["dropped.bad_fragment"] > T
+    assert (stats["batches"], stats["waiting"]) == (0, 0), "no more than that"
+    assert workers.collected.overdue == 0, "nobody waited for a batch that would never be full"
 
 
 def test_a_worker_that_waits_for_too_long_goes_on_and_counts_it(job):
