@@ -206,8 +206,16 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     """Fragments that each of ``workers`` blocking workers collects with one version of the weights.
 
     Raises:
-        ConfigError: these do not make up updates: all would wait for weights that never come.
+        ConfigError: these do not make up updates, or not in each shard: all would wait for weights that never come.
     """
+    buffer = spec.buffer_config
+    if buffer.num_workers > 1 and buffer.sampler == "fifo" and spec.config.num_envs != buffer.batch_size:
+        raise ConfigError(
+            f"mode is blocking, and the {buffer.num_workers} shards of the buffer each wait for whole batches, which "
+            f"workers of {spec.config.num_envs} environments would leave unfinished in several: that needs one shard, "
+            f"or num_envs {buffer.batch_size}, a batch",
+            key="mode",
+        )
     of_all = workers * spec.config.num_envs
     if spec.update_columns % of_all:
         raise ConfigError(

@@ -69,6 +69,15 @@ def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
     check_job(job("rollout.num_envs=4"))  # two rounds with each version
 
 
+def test_blocking_workers_that_would_share_out_a_batch_over_shards_are_refused() -> None:
+    said = told("buffer.num_workers=2").message
+    assert "the 2 shards of the buffer" in said
+    assert "or num_envs 16, a batch" in said
+    check_job(job("buffer.num_workers=2", "rollout.num_envs=16", "trainer.weights_publish_interval=2"))
+    check_job(job("buffer.num_workers=2", "buffer.sampler=uniform"))
+    check_job(job("buffer.num_workers=2", "rollout.mode=non_blocking"))
+
+
 HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
 
 
