@@ -69,6 +69,8 @@ class Sources:
             name: Feed(buffers[source.buffer], _parts(name, source, job), epochs=source.epochs, name=name)
             for name, source in job.sources.items()
         }
+        held_out = {name for trainer in job.trainers.values() for name in trainer.eval_buffers}
+        self._learned = [feed for name, feed in self._feeds.items() if job.sources[name].buffer not in held_out]
         self._told: set[str] = set()
 
     def __enter__(self) -> Sources:
@@ -96,8 +98,12 @@ class Sources:
 
     @property
     def done(self) -> bool:
-        """There are sources, and all were read to their end."""
-        return bool(self._feeds) and all(feed.done for feed in self._feeds.values())
+        """There are sources of what is learned from, and all were read to their end.
+
+        Those of held-out data do not count: once their buffer is full they go on only as fast as it is evaluated, which
+        needs a learner that still learns.
+        """
+        return bool(self._learned) and all(feed.done for feed in self._learned)
 
     def join(self, timeout_s: float) -> bool:
         """Waits until all sources are read to their end; False if one takes longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from brayx.replay.packing import Layout, Packer
 from brayx.types import DEMONSTRATION, Fragment
 from deployments.job import JobConfig
 from pipelines.sources import Sources, check_sources
+from tests.waiting import until
 
 JOB = """
 project: p
@@ -38,6 +40,14 @@ def several(name, config):
 def raises(name, config):
     raise OSError("no such place")
 """
+
+
+class Full:
+    """A buffer that never has room."""
+
+    def offer(self, *replays: object, timeout_s: float) -> list[object]:
+        time.sleep(0.01)
+        return list(replays)
 
 
 class Buffer:
@@ -158,6 +168,22 @@ def test_only_what_is_learned_from_must_fit_the_algorithm(tmp_path: Path, monkey
     monkeypatch.setattr(f"{__name__}.JOB", JOB + "other: {kind: buffer}\n" + learns)
     save(tmp_path / "set.npz")
     check_sources(job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch))
+
+
+def test_what_is_learned_from_is_done_though_held_out_data_wait_for_the_next_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learns = LEARNS.replace("[buffer]", "[buffer], eval_buffers: [held_out]").replace("ALGORITHM", "bc")
+    rest = "held_out: {kind: buffer}\nmore: {kind: source, buffer: held_out, module: given_data, func: one}\n"
+    monkeypatch.setattr(f"{__name__}.JOB", JOB + rest + learns)
+    made = job(tmp_path, "module: given_data, func: one", monkeypatch)
+    with Sources(made, {"buffer": Full(), "held_out": Buffer()}) as sources:  # type: ignore[dict-item]
+        until(lambda: sources.fed["more"] == 3)
+        assert not sources.done
+    with Sources(made, {"buffer": Buffer(), "held_out": Full()}) as sources:  # type: ignore[dict-item]
+        until(lambda: sources.fed["data"] == 3)
+        until(lambda: sources.done)
+        assert not sources.join(0.05), "the other one is not"
 
 
 def test_files_are_marked_as_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
