@@ -58,6 +58,10 @@ class _Request(Generic[Row]):
         self.whole = whole
 
 
+def _still_waited_for(requests: deque[_Request[Row]]) -> deque[_Request[Row]]:
+    return deque(request for request in requests if not request.future.done())
+
+
 def repeat_last(rows: list[Any], size: int) -> None:
     """Pads ``rows`` to ``size`` with the last of them."""
     rows.extend([rows[-1]] * (size - len(rows)))
@@ -121,6 +125,7 @@ class Batcher(Generic[Row, Result]):
         self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
         self._in_lanes = 0
         self._held: dict[Hashable, int] = {}  # rows that wait, of each named caller
+        self._abandoned = False  # some of those that wait may have been given up
         self._calls: dict[asyncio.Task[None], list[_Request[Row]]] = {}
         self._max_calls = max_calls
         self._busy = False
@@ -159,7 +164,12 @@ class Batcher(Generic[Row, Result]):
             DeadlineExceeded: no result in time.
             ModelError: the batcher is closed.
         """
-        result: Result = await self.enqueue(row, deadline_s, key, caller, whole)
+        future = self.enqueue(row, deadline_s, key, caller, whole)
+        try:
+            result: Result = await future
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
         return result
 
     async def submit_many(
@@ -180,7 +190,8 @@ class Batcher(Generic[Row, Result]):
             return results
         finally:
             for future in futures:  # if one fails, nobody waits for the others
-                future.cancel()
+                if future.cancel():
+                    self.abandon()
 
     async def close(self) -> None:
         """Fails rows that wait, lets a running call end within its deadline, and frees timers and the thread."""
@@ -213,7 +224,8 @@ class Batcher(Generic[Row, Result]):
         whole: bool = False,
     ) -> asyncio.Future[Any]:
         """As `submit`, without a coroutine of its own around the result: a forward passes here thousands of times a
-        second. What `submit` raises at once is raised here, the rest by the future."""
+        second. What `submit` raises at once is raised here, the rest by the future. Who is cancelled calls `abandon`.
+        """
         if self._closed:
             raise ModelError("the batcher is closed")
         if len(self._waiting) + self._in_lanes >= self._max_queue:
@@ -237,6 +249,10 @@ class Batcher(Generic[Row, Result]):
                 self._flush_handle = loop.call_soon(self._flush)
         return future
 
+    def abandon(self) -> None:
+        """A caller waits no longer for what it enqueued: that takes no room from the next row on that needs some."""
+        self._abandoned = True
+
     def _queue_full(self, more: int = 1) -> QueueFull:
         room = "" if more == 1 else f"there is no room for {more} more: "
         most = self._max_queue
@@ -250,11 +266,26 @@ class Batcher(Generic[Row, Result]):
         most = max(self._held, key=self._held.__getitem__, default=None)
         if most is None or self._held[most] <= self._held.get(caller, 0) + 1:
             raise self._queue_full()
-        # All of them are in `_waiting` now.
-        index = next(i for i in range(len(self._waiting) - 1, -1, -1) if self._waiting[i].caller == most)
-        self._waiting[index].future.set_exception(self._queue_full())
-        del self._waiting[index]
-        self._held[most] -= 1
+        future = self._remove_newest(most).future
+        if not future.done():  # its caller may have been cancelled just now
+            future.set_exception(self._queue_full())
+
+    def _remove_newest(self, caller: Hashable) -> _Request[Row]:
+        """Of a caller's rows that wait."""
+        self._let_go(caller)
+        for back, request in enumerate(reversed(self._waiting), 1):
+            if request.caller == caller:
+                del self._waiting[-back]
+                return request
+        own = [(key, callers) for key, callers in self._lanes.items() if caller in callers]
+        key, callers = max(own, key=lambda found: found[1][caller][-1].arrived)
+        request = callers[caller].pop()
+        self._in_lanes -= 1
+        if not callers[caller]:
+            del callers[caller]
+        if not callers:
+            del self._lanes[key]
+        return request
 
     def _requests(self) -> Iterator[_Request[Row]]:
         """All that wait."""
@@ -264,12 +295,25 @@ class Batcher(Generic[Row, Result]):
         yield from self._waiting
 
     def _drop_abandoned(self) -> None:
-        """Rows whose callers were cancelled or ran out of time take no room."""
-        left = [request for request in self._requests() if not request.future.done()]
-        self._lanes.clear()
-        self._in_lanes = 0
-        self._waiting = deque(left)
-        self._held = dict(Counter(request.caller for request in left if request.caller is not None))
+        """Rows whose callers were cancelled or ran out of time take no room.
+
+        Only where there may be some: a storm of rows that are refused would look at the whole queue for each.
+        """
+        if not self._abandoned:
+            return
+        self._abandoned = False
+        for key, callers in list(self._lanes.items()):
+            for caller, lane in list(callers.items()):
+                if left := _still_waited_for(lane):
+                    callers[caller] = left
+                else:
+                    del callers[caller]
+            if not callers:
+                del self._lanes[key]
+        self._waiting = _still_waited_for(self._waiting)
+        requests = list(self._requests())
+        self._in_lanes = len(requests) - len(self._waiting)
+        self._held = dict(Counter(request.caller for request in requests if request.caller is not None))
 
     def _schedule(self) -> None:
         """Plans the next call; there are rows and no call runs."""
@@ -436,6 +480,7 @@ class Batcher(Generic[Row, Result]):
         running = [request for batch in self._calls.values() for request in batch]
         self._expire(self._requests(), now, "for its batch")
         self._expire(running, now, "in its call")
+        self.abandon()
         pending = [r.deadline for r in (*self._requests(), *running) if not r.future.done()]
         if pending:
             self._set_deadline_timer(min(pending))

@@ -260,7 +260,12 @@ class LocalModel:
             row = [args[0]]  # as most models are asked; what `flatten_inputs` does for any costs twice as much
         else:
             row = self._spec.flatten_inputs(args)
-        leaves, version = await self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
+        future = self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
+        try:
+            leaves, version = await future
+        except asyncio.CancelledError:
+            self._batcher.abandon()
+            raise
         return Forward(leaves[0] if self._lone_output else self._spec.output_tree.unflatten(leaves), version)
 
     async def _block(

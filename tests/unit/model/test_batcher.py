@@ -614,6 +614,63 @@ async def test_rows_that_gave_way_or_were_abandoned_take_no_room_of_their_caller
     assert await asyncio.gather(rows[4], more[0], more[1], late) == [3, "m0", "m1", "late"]
 
 
+async def in_lanes(make, callers, keys):
+    """A batcher with calls of one row, the first of which hangs; the others are sorted, and one more has room."""
+    gate = asyncio.Event()
+
+    async def run(rows, key):
+        await gate.wait()
+        return list(rows)
+
+    batcher = make(run, max_batch_size=1, max_queue=len(callers))
+    pairs = zip(callers, keys, strict=True)
+    rows = [asyncio.create_task(batcher.submit(i, key=key, caller=caller)) for i, (caller, key) in enumerate(pairs)]
+    await turns()
+    assert batcher._in_lanes == len(batcher) == len(callers) - 1
+    return batcher, gate, rows
+
+
+async def test_refused_rows_leave_what_waits_as_it_is_sorted(make):
+    """Else each of them would cost as much as all that wait."""
+    batcher, gate, rows = await in_lanes(make, "abcabca", [0] * 7)
+    rows.append(asyncio.create_task(batcher.submit(7, key=0, caller="a")))
+    await turns()
+    for caller in "abc":
+        with pytest.raises(QueueFull):
+            await batcher.submit("late", key=0, caller=caller)
+    with pytest.raises(QueueFull):
+        await batcher.submit_many(["late"] * 2, key=0)
+    assert (batcher._in_lanes, len(batcher)) == (6, 7)
+    rows[4].cancel()
+    await turns()
+    rows.append(asyncio.create_task(batcher.submit(8, key=0, caller="b")))
+    await turns()
+    gate.set()
+    results = await asyncio.gather(*rows, return_exceptions=True)
+    assert isinstance(results.pop(4), asyncio.CancelledError)
+    assert results == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+async def test_of_sorted_rows_too_the_newest_gives_way(make):
+    batcher, gate, rows = await in_lanes(make, ["hog"] * 7, [0, 1] * 3 + [0])
+    others = [batcher.enqueue("v", key=0, caller="v")]
+    rows[6].cancel()
+    others.append(batcher.enqueue("w", key=0, caller="w"))
+    await turns()
+    assert not any(row.done() for row in rows[:6]), "the one that was cancelled made room"
+    for name, refused in (("x", 5), ("y", 4), ("z", 3), ("u", 2)):
+        others.append(batcher.enqueue(name, key=0, caller=name))
+        await turns()
+        assert [row.done() for row in rows[:6]] == [i >= refused for i in range(6)]
+        assert isinstance(rows[refused].exception(), QueueFull)
+    with pytest.raises(QueueFull):
+        batcher.enqueue("t", key=0, caller="t")
+    gate.set()
+    assert await asyncio.gather(*rows[:2], *others) == [0, 1, *"vwxyzu"]
+    assert len(batcher) == 0
+    assert not batcher._held
+
+
 async def test_a_refused_row_of_many_lets_the_others_go(make):
     batcher, gate, rows = await full(make, ["a"])
     batcher._max_queue = 5
