@@ -16,11 +16,11 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
+from brayx.model.asking import unwrap
 from brayx.model.batcher import Batcher
 from brayx.model.columns import stacked, to_rows
 from brayx.model.handles import Caller, Elsewhere, sooner
 from brayx.model.local import Model, PinnedModel
-from brayx.model.weights import unwrap
 from brayx.types import Forward, NestedArray
 
 

@@ -18,10 +18,11 @@ import ray
 
 from brayx.engines.base import Engine
 from brayx.errors import DeadlineExceeded, ModelError
+from brayx.model.asking import ANSWER_S
 from brayx.model.build import engine_of
 from brayx.model.client import ModelClient
 from brayx.model.local import LocalModel
-from brayx.model.named import ANSWER_S, deployed, first_weights
+from brayx.model.named import deployed, first_weights
 from brayx.model.recipe import Recipe
 from brayx.model.versions import Versions
 from brayx.model.weights import WeightSubscriber, fetch_weights

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
@@ -30,11 +30,12 @@ from brayx.errors import (
     TrackingError,
     first_line,
 )
+from brayx.model.asking import ANSWER_S, asked, typed
 from brayx.model.checkpoints import starting_weights
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
 from brayx.model.recipe import Recipe
-from brayx.model.weights import AGAIN_S, DIED_S, DIED_TIMES, end_weight_store, get_weight_store, unwrap
+from brayx.model.weights import AGAIN_S, end_weight_store, get_weight_store
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _log = logging.getLogger(__name__)
 
 NAMESPACE = "brayx"
 MODULE = "brayx.model.remote"
-ANSWER_S = 30.0
-"""What a question to a part of the model may take."""
 
 
 def config_of(**options: Any) -> ModelConfig:
@@ -190,30 +189,6 @@ def recipe_of(store: Any, timeout_s: float) -> Recipe:
     return recipe
 
 
-def asked(call: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
-    """What a weight store answers to ``call``, a method of its handle; one that is being restarted is asked again.
-
-    Raises:
-        DeadlineExceeded: it did not answer in time.
-        ModelError: it has ended, and its model with it.
-    """
-    deadline, died = time.monotonic() + timeout_s, 0
-    while True:
-        try:
-            return ray.get(call.remote(*args), timeout=max(deadline - time.monotonic(), 0.001))
-        except ActorUnavailableError as error:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"the model's weight store was not there for {timeout_s:g} s") from error
-            time.sleep(0.1)
-        except ActorDiedError as error:
-            died += 1
-            if died >= DIED_TIMES:
-                raise _typed(error, timeout_s) from error
-            time.sleep(DIED_S)
-        except RayError as error:
-            raise _typed(error, timeout_s) from error
-
-
 def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
     """The weights that a store's answer refers to.
 
@@ -225,7 +200,7 @@ def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
         weights: Weights = ray.get(reference, timeout=timeout_s)
         return weights
     except RayError as error:
-        raise _typed(error, timeout_s) from error
+        raise typed(error, timeout_s) from error
 
 
 def first_weights(name: str, store: Any) -> tuple[int, Weights]:
@@ -248,12 +223,3 @@ def first_weights(name: str, store: Any) -> tuple[int, Weights]:
                 raise
             longest_s *= 2  # large weights may take longer than that between nodes
             time.sleep(0.1)
-
-
-def _typed(error: RayError, timeout_s: float) -> BaseException:
-    cause = unwrap(error)
-    if cause is not error:
-        return cause
-    if isinstance(error, GetTimeoutError):
-        return DeadlineExceeded(f"the model's weight store did not answer in {timeout_s:g} s")
-    return ModelError(f"the weight store failed: {first_line(error)}")

@@ -34,8 +34,8 @@ from brayx.errors import (
 )
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Arm, Followed, Results, results_of
+from brayx.model.asking import unwrap
 from brayx.model.versions import version_unknown
-from brayx.model.weights import unwrap
 from brayx.tracking import Trial, aliases, resolve, tag
 from brayx.types import Weights
 

@@ -19,6 +19,7 @@ import numpy as np
 from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed, learned
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, VersionUnknown
+from brayx.model.asking import ANSWER_S, asked
 from brayx.model.beginning import Beginning, give_up
 from brayx.model.checkpoints import Checkpoints
 from brayx.model.client import ModelClient
@@ -27,9 +28,7 @@ from brayx.model.handles import sooner
 from brayx.model.here import background, here
 from brayx.model.local import LocalModel, Model
 from brayx.model.named import (
-    ANSWER_S,
     NAMESPACE,
-    asked,
     config_of,
     deploy,
     find,

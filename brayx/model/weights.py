@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.model.asking import ANSWER_S, Restarts, asked
 from brayx.model.memory import Memory, forget
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
@@ -34,12 +34,6 @@ _MARGIN_S = 10.0
 AGAIN_S = 2.0
 """When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
 without them for ever; with a reference of its own it gets them."""
-
-DIED_TIMES = 3
-"""So often Ray says that the store died before that is for good: to whom had a call under way it says so of one that is
-being restarted, too."""
-DIED_S = 0.2
-"""Between two of those calls."""
 
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
@@ -239,9 +233,9 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
     Raises:
         VersionUnknown: it does not keep that one; names the nearest.
         DeadlineExceeded: the store did not answer in time.
-        ModelError: the weights went with the node or the process that had them.
+        ModelError: the weights went with the node or the process that had them, or the store has ended for good.
     """
-    longest_s, died = AGAIN_S, 0
+    longest_s, restarts = AGAIN_S, Restarts()
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -254,14 +248,9 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
                     return weights
                 except GetTimeoutError:
                     longest_s *= 2  # large weights may take longer than that between nodes
-                except ActorUnavailableError:  # it is being restarted
-                    await asyncio.sleep(0.1)
-                except ActorDiedError:
-                    died += 1
-                    if died >= DIED_TIMES:
-                        raise
-                    await asyncio.sleep(DIED_S)
-    except (TimeoutError, RayActorError) as error:
+                except RayActorError as error:
+                    await asyncio.sleep(restarts.wait_s(error))
+    except TimeoutError as error:
         raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
     except RayError as error:
         raise ModelError(f"the weights of version {version} are lost: {first_line(error)}") from error
@@ -276,7 +265,7 @@ class WeightPublisher:
         last_version: newest version known, when a trial is resumed: the next one will be higher.
     """
 
-    def __init__(self, store: StoreHandle, *, timeout_s: float = 30.0, last_version: int = 0) -> None:
+    def __init__(self, store: StoreHandle, *, timeout_s: float = ANSWER_S, last_version: int = 0) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._last_version = last_version
@@ -305,24 +294,11 @@ class WeightPublisher:
             ModelError: it has ended for good.
         """
         check_finite(weights)
-        deadline, died = time.monotonic() + self._timeout_s, 0
-        while True:
-            remaining_s = deadline - time.monotonic()
-            try:
-                call = self._store.publish.remote(step, weights, self._last_version + 1)
-                self._last_version, self._last_step = ray.get(call, timeout=max(remaining_s, 0.001))
-                return self._last_version
-            except GetTimeoutError as error:
-                raise DeadlineExceeded(f"the weight store took no weights in {self._timeout_s:g} s") from error
-            except ActorDiedError as error:
-                died += 1
-                if died >= DIED_TIMES:
-                    raise ModelError(f"the weight store has ended: {first_line(error)}") from error
-                time.sleep(DIED_S)
-            except RayActorError as error:  # it is being restarted; a publish applied twice only skips a version
-                if remaining_s <= 0:
-                    raise DeadlineExceeded(f"the weight store was not there for {self._timeout_s:g} s") from error
-                time.sleep(min(0.1, remaining_s))
+        # One that is applied twice, after a restart, only skips a version.
+        self._last_version, self._last_step = asked(
+            self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
+        )
+        return self._last_version
 
 
 class WeightSubscriber:
@@ -435,9 +411,3 @@ class WeightSubscriber:
         async with asyncio.timeout(_MARGIN_S):
             if await self._store.restore.remote(self._version, step, weights):
                 _log.warning("the weight store was restarted: it has version %d back from here", self._version)
-
-
-def unwrap(error: BaseException) -> BaseException:
-    """The typed error that Ray carried from another process, or ``error`` itself."""
-    cause: Any = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, BrayxError) else error

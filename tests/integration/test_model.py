@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import re
@@ -28,6 +29,7 @@ from brayx.errors import (
     VersionUnknown,
 )
 from brayx.hub import create_hub
+from brayx.model.asking import asked
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
@@ -232,16 +234,6 @@ async def test_old_versions_are_fetched_while_the_store_keeps_them(ray_cluster):
         await fetch_weights(store, 2)
     ray.kill(store)
 
-    def ended():
-        try:
-            return ray.get(store.pid.remote(), timeout=1) is None
-        except ray.exceptions.ActorDiedError:
-            return True
-
-    await asyncio.to_thread(until_sync, ended, "the store is gone")  # it may answer for a moment yet
-    with pytest.raises(DeadlineExceeded):
-        await fetch_weights(store, 3, timeout_s=1)
-
 
 def objects_in_shared_memory():
     from ray._private.internal_api import memory_summary
@@ -272,13 +264,41 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
     await subscriber.stop()
 
 
-def test_a_publish_to_a_dead_store_ends(ray_cluster):
-    handle = create_weight_store(f"weights-{uuid.uuid4().hex[:8]}")
-    WeightPublisher(handle).publish(factor(1), 1)
-    publisher = WeightPublisher(handle)
-    ray.kill(handle)
-    with pytest.raises(ModelError, match="weight store has ended"):
-        publisher.publish(factor(2), 2)
+def ask(store, timeout_s):
+    return asked(store.standing, timeout_s=timeout_s)
+
+
+def publish(store, timeout_s):
+    return WeightPublisher(store, timeout_s=timeout_s).publish(factor(2), 2)
+
+
+def fetch(store, timeout_s):
+    with pytest.raises(VersionUnknown):  # an answer, too
+        asyncio.run(fetch_weights(store, 99, timeout_s))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("question", [ask, publish, fetch])
+def test_a_question_outlasts_a_restart_of_the_store_and_no_more(store, question):
+    pid = asked(store.pid)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DeadlineExceeded, match=r"in 0\.5 s"):
+        question(store, 0.5)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        under_way = thread.submit(question, store, 60)
+        until_sync(under_way.running, "the question is on its way")
+        os.kill(pid, signal.SIGKILL)
+        under_way.result(90)
+    assert asked(store.pid) != pid
+    ray.kill(store)
+
+    def ended():
+        try:
+            question(store, 60)
+        except ModelError as error:
+            return "the weight store has ended" in str(error)
+
+    until_sync(ended, "the store is told to have ended")  # it may answer for a moment yet
 
 
 @contextlib.asynccontextmanager

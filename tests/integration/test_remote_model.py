@@ -38,10 +38,10 @@ from brayx.errors import (
     VersionUnknown,
     from_wire,
 )
+from brayx.model.asking import asked
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.model.here import background
-from brayx.model.named import asked
 from brayx.ports import free_port
 from brayx.tracking import register
 from deployments.model import ModelArgs
