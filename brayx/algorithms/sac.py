@@ -1,9 +1,10 @@
 """Soft actor-critic with twin critics and automatic temperature, for continuous actions. Torch only.
 
 Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. One gradient a
-batch, of which each column gives every step that has ``n_step`` transitions after it: columns of ``n_step`` transitions
-give one step each. Columns may have a ``weight`` (Schaul et al. 2016, "Prioritized experience replay", section 3.4),
-which counts in the critics' loss; an ``index`` gets priorities back, the mean absolute error of the critics.
+batch, of which every transition begins a return. It takes ``n_step`` of them, and fewer where the episode or the column
+ends before; there it bootstraps, unless that is a termination. Columns may have a ``weight`` (Schaul et al. 2016,
+"Prioritized experience replay", section 3.4), which counts in the critics' loss; an ``index`` gets priorities back, the
+mean absolute error of the critics.
 
 The module gives ``tanh_mean`` and ``tanh_log_std``, and has a submodule ``critic``, called with observations and
 actions for ``[N, number of critics]``, which acting never computes (`brayx.nets.soft`). The critics that targets come
@@ -46,7 +47,8 @@ class SACConfig(OptimiseConfig):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Discount per transition."""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Transitions of a return before it bootstraps; the buffer's columns must have as many."""
+    """Transitions of a return before it bootstraps, fewer at the end of a column; the buffer's columns must have as
+    many."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """Share of the critics that their slow copy takes over with each update."""
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -148,10 +150,9 @@ class SAC:
         Returns:
             By the names in `METRICS` and ``learning_rate``.
         """
-        n = self.config.n_step
-        columns.check(batch, steps=n)
+        columns.check(batch, steps=self.config.n_step)
         learning_rate = self._optimise.begin(progress)
-        learned = batch["mask"][:, :-n]
+        learned = batch["mask"][:, :-1]
         count = self._across.sum(learned.sum())
         alpha = self._log_alpha.exp()
         pieces = columns.parts(batch, self.config.accumulate)
@@ -177,24 +178,23 @@ class SAC:
     @torch.no_grad()
     def _steps(self, batch: Mapping[str, Any], count: Tensor) -> Step:
         """The steps that a batch gives, column by column."""
-        n = self.config.n_step
         reward, terminated, truncated = (
             columns.transitions(batch, key) for key in ("reward", "terminated", "truncated")
         )
         discount_t, lambda_t = returns.discounts(
             terminated, truncated, gamma=self.config.gamma, lam=1.0, dtype=returns.full_precision(reward).dtype
         )
-        found = returns.n_steps(reward, discount_t, lambda_t, n)
-        mask = batch["mask"][:, :-n]
+        found = returns.n_steps(reward, discount_t, lambda_t, self.config.n_step)
+        mask = batch["mask"][:, :-1]
         size, steps = mask.shape
-        at = found.at.T[:, :steps]
+        at = found.at.T
         column = torch.arange(size, device=at.device).unsqueeze(-1)
         importance = columns.column_weight(batch).unsqueeze(-1).expand(size, steps)
         return Step(
             obs=optree.tree_map(lambda x: x[:, :steps].flatten(0, 1), batch["obs"]),
             action=returns.full_precision(batch["action"])[:, :steps].flatten(0, 1),
-            reward=found.reward.T[:, :steps].flatten(),
-            discount=found.discount.T[:, :steps].flatten(),
+            reward=found.reward.T.flatten(),
+            discount=found.discount.T.flatten(),
             next_obs=optree.tree_map(lambda x: x[column, at].flatten(0, 1), batch["obs"]),
             weight=mask.flatten() * (self._across.size / count.clamp(min=1)),
             importance=importance.flatten(),

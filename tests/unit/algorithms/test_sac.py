@@ -65,7 +65,7 @@ def papers_losses(p, slow, batch, config, noises, alpha):
     arrays = {key: tensor.numpy() for key, tensor in batch.items()}
     columns, steps = arrays["mask"].shape[0], arrays["mask"].shape[1] - 1
     weight = arrays.get("weight", np.ones(columns))
-    starts = [(b, t) for b in range(columns) for t in range(steps - config.n_step + 1)]
+    starts = [(b, t) for b in range(columns) for t in range(steps)]
     count = sum(arrays["mask"][b, t] for b, t in starts)
     targets = []
     for row, (b, t) in enumerate(starts):
@@ -74,7 +74,7 @@ def papers_losses(p, slow, batch, config, noises, alpha):
             reward += discount * arrays["reward"][b, k]
             discount *= 0.0 if arrays["terminated"][b, k] else config.gamma
             k += 1
-            if k == t + config.n_step or arrays["terminated"][b, k - 1] or arrays["truncated"][b, k - 1]:
+            if k in (t + config.n_step, steps) or arrays["terminated"][b, k - 1] or arrays["truncated"][b, k - 1]:
                 break
         action, log_prob = numpy_sample(p, arrays["obs"][b, k], noises[0][row])
         q = numpy_q(slow, arrays["obs"][b, k], action).min()
@@ -121,7 +121,7 @@ def test_an_update_is_the_papers_gradient(n_step, steps, accumulate):
     sac.load_state_dict(state)
     p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
     slow = {f"critic.{name}": tensor.numpy() for name, tensor in state["slow"].items()}
-    rows, noises = 4 * (steps - n_step + 1) // accumulate, ([], [])
+    rows, noises = 4 * steps // accumulate, ([], [])
     torch.manual_seed(5)
     for _ in range(accumulate):
         for each in noises:
@@ -182,6 +182,22 @@ def test_done_means_terminated_only():
             expected = 0.5 * ((q - batch["reward"][:, :1].numpy()) ** 2).sum(-1).mean()
             assert losses[end] == pytest.approx(expected, abs=1e-9)
     assert losses["neither"] == losses["truncated"] != losses["terminated"]
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_the_last_transitions_of_an_episode_are_learned_from(steps):
+    """Also of one that ends within the first return of its column."""
+    module, batch = Soft(), soft_batch(columns=1, steps=steps)
+    for key in ("terminated", "truncated", "mask", "reward"):
+        batch[key].zero_()
+    batch["reward"][0, 1], batch["terminated"][0, 1], batch["mask"][0, 1] = 2.0, True, 1.0
+    q = numpy_q(
+        {name: tensor.detach().numpy() for name, tensor in module.named_parameters()},
+        batch["obs"][0, 1].numpy(),
+        batch["action"][0, 1].numpy(),
+    )
+    measured = SAC(module, sgd(module), SACConfig(n_step=3, alpha=0.0)).update(batch, 0.0)
+    assert measured["critic_loss"] == pytest.approx(0.5 * ((q - 2.0) ** 2).sum(), abs=1e-9)
 
 
 def test_priorities_are_mean_absolute_errors_of_the_columns():
