@@ -83,8 +83,9 @@ class TorchEngine(Engine):
                 # Copies on the way in, since torch warns of read-only arrays, and out, since an output may be an input.
                 leaves = [torch.tensor(array) for array in inputs]
                 return [leaf.numpy().copy() for leaf in self._forward(bound, leaves)]
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ModelError(f"the model failed on a batch of {len(inputs[0])}: {error}") from error
+        except Exception as error:  # the module is somebody else's, and may assert or look up what it likes
+            told = f"{type(error).__name__}: {error}"
+            raise ModelError(f"the model failed on a batch of {len(inputs[0])}: {told}") from error
 
     def _run_on_gpu(self, bound: torch.nn.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         leaves = [self._to_gpu(array) for array in inputs]

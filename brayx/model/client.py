@@ -82,11 +82,12 @@ class ModelClient(Elsewhere):
 
         Raises:
             DeadlineExceeded: the deployment did not answer in time.
+            QueueFull, ModelError: it is full, or failed.
         """
         try:
             async with asyncio.timeout(connect_timeout_s):
-                spec = await handle.get_spec.remote()
-                version = int(await handle.get_version.remote())
+                spec = await cls._ask(handle.get_spec.remote)
+                version = int(await cls._ask(handle.get_version.remote))
         except TimeoutError:
             raise DeadlineExceeded(f"the model deployment did not answer within {connect_timeout_s:g} s") from None
         return cls(handle, spec, **{"version": version, **options})
@@ -174,7 +175,8 @@ class ModelClient(Elsewhere):
         result: tuple[list[np.ndarray], np.ndarray] = await self._ask(send, columns, version, deadline_s)
         return result
 
-    async def _ask(self, method: Callable[..., Any], *args: Any) -> Any:
+    @staticmethod
+    async def _ask(method: Callable[..., Any], *args: Any) -> Any:
         """What a replica answers; asks another for as long as the caller waits when one dies."""
         while True:
             try:

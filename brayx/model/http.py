@@ -116,7 +116,7 @@ def _deadline(value: Any) -> float | None:
         return None
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of an integer: JSON's have any number of digits
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise BadBody(f"deadline_s is {value!r:.40}, expected a number of seconds above 0")

@@ -138,6 +138,28 @@ def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(ki
     assert len(engine.run(bound, [np.zeros((2, 2), np.float32), np.array([0, 4])])[0]) == 2
 
 
+class Particular(torch.nn.Module):
+    """Refuses a batch in ways of its own."""
+
+    def forward(self, obs):
+        if len(obs) == 3:
+            raise AssertionError("three")
+        if len(obs) == 4:
+            return {}["four"]
+        if len(obs) == 5:
+            return obs.five
+        return obs
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"), [(3, "AssertionError: three"), (4, "KeyError: 'four'"), (5, "AttributeError: .*'five'")]
+)
+def test_whatever_a_module_raises_is_a_model_error(rows, told):
+    engine = TorchEngine(Particular(), (np.zeros((1, 2), np.float32),))
+    with pytest.raises(ModelError, match=f"batch of {rows}: {told}"):
+        engine.run(engine.bind(engine.initial), [np.zeros((rows, 2), np.float32)])
+
+
 def test_a_file_that_is_no_model_is_a_model_error(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no graph")

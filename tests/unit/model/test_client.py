@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
 
-from brayx.errors import DeadlineExceeded, VersionUnknown
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.model.arms import Followed
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
@@ -60,6 +62,28 @@ async def test_a_version_that_is_taken_back_is_no_longer_told_or_pinned(replica)
     assert (await remote.forward(obs, version=3)).policy_version == 3
     assert remote.version == 1, "what is asked for by number is not what acts"
     await remote.close()
+
+
+async def test_who_connects_asks_again_where_a_replica_dies_and_gets_no_error_of_rays(replica):
+    handle = handle_of(replica)
+    answers = [RayActorError(), RayActorError(), replica.model.spec]
+
+    async def get_spec():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    handle.get_spec = SimpleNamespace(remote=get_spec)
+    await (await ModelClient.connect(handle)).close()
+    for error, typed in (
+        (BackPressureError(num_queued_requests=3, max_queued_requests=3), QueueFull),
+        (RayServeException("no such application"), ModelError),
+        (RayTaskError("get_spec", "", ConfigError("no such device")), ConfigError),
+    ):
+        answers.append(error)
+        with pytest.raises(typed):
+            await ModelClient.connect(handle)
 
 
 async def test_asking_a_deployment_that_does_not_answer_ends(replica):
