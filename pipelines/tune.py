@@ -129,7 +129,8 @@ def tune(
         say: told of progress, a line at a time.
 
     Raises:
-        ConfigError: the space, the environment or the algorithm cannot be trained with; before anything starts.
+        ConfigError: a count is none, or the space, the environment or the algorithm cannot be trained with; before
+            anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
     import gymnasium
@@ -137,6 +138,10 @@ def tune(
 
     from brayx.tracking import Trial, initialise, tracking_uri
 
+    counts = {"num_trials": num_trials, "total_steps": total_steps, "interval_steps": interval_steps}
+    for key, count in counts.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
     search.check(algorithm, space)
@@ -151,7 +156,7 @@ def tune(
     except gymnasium.error.Error as error:
         raise ConfigError(f"there is no environment {env!r}: {first_line(error)}", key="env") from None
     search.check(algorithm, space, _fits(env, space))
-    interval = interval_steps or max(1, total_steps // 12)
+    interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip

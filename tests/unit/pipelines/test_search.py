@@ -96,6 +96,22 @@ def test_a_search_that_no_trial_could_begin_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"total_steps": 0}, "total_steps is 0, expected 1 at least"),
+        ({"total_steps": -5}, "total_steps is -5"),
+        ({"interval_steps": 0}, "interval_steps is 0"),
+        ({"interval_steps": -1}, "interval_steps is -1"),
+        ({"num_trials": 0}, "num_trials is 0"),
+    ],
+)
+def test_a_count_that_is_none_starts_nothing(tmp_path: Path, counts: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tune("CartPole-v1", {"gamma": Domain("uniform", (0.9, 0.99))}, **counts, tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="algorithm is 'dqn', expected one of ppo, impala"):
         check("dqn", {"gamma": Domain("uniform", (0.9, 0.99))})
