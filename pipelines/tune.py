@@ -133,9 +133,9 @@ def tune(
             anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
-    import gymnasium
     import ray
 
+    from brayx.rollout.envs import check_env
     from brayx.tracking import Trial, initialise, tracking_uri
 
     counts = {"num_trials": num_trials, "total_steps": total_steps, "interval_steps": interval_steps}
@@ -151,10 +151,7 @@ def tune(
         raise ConfigError(
             f"pbt copies weights, so every trial has the same network: {', '.join(shapes)} has a domain", key="search"
         )
-    try:
-        gymnasium.spec(env)
-    except gymnasium.error.Error as error:
-        raise ConfigError(f"there is no environment {env!r}: {first_line(error)}", key="env") from None
+    check_env(env)
     search.check(algorithm, space, _fits(env, space))
     interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)

@@ -82,6 +82,8 @@ def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
     ("env", "algorithm", "more", "message"),
     [
         ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
         ("Pendulum-v1", "bc", "", "'bc' imitates what was recorded"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
