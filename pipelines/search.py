@@ -62,8 +62,13 @@ class Domain:
 
     @property
     def extremes(self) -> tuple[Any, ...]:
-        """Values that are right where all are: every choice, or both ends."""
-        return self.arguments
+        """Values that are right where all are: every choice, or both ends; of an even spread one between them, too,
+        since ends may be whole or yes and no where what is drawn is neither."""
+        if self.kind not in ("uniform", "loguniform"):
+            return self.arguments
+        low, high = self.arguments
+        within = (high / low) ** (1 / math.pi) * low if self.kind == "loguniform" else low + (high - low) / math.pi
+        return (low, high, within)
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(map(str, self.arguments))})"
@@ -140,7 +145,8 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
 def check(
     algorithm: str, space: Space, fits: Callable[[AlgorithmConfig, Training], None] = lambda algorithm, training: None
 ) -> None:
-    """Makes sure that any draw can be trained with: every choice and both ends of every range, each with each other's.
+    """Makes sure that any draw can be trained with: every choice, and of every range both ends and a number
+    between, each with each other's.
 
     Args:
         algorithm: its name.

@@ -57,6 +57,9 @@ def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
         (["gamma=7", "epochs=randint(2, 4)"], "gamma is 7"),
         (["num_envs=randint(0, 4)"], "num_envs is 0"),
         (["sampler=choice('fifo', 'lifo')"], "sampler is 'lifo'"),
+        (["epochs=uniform(2, 10)"], "epochs is 4.54.*: Input should be a valid integer"),
+        (["normalise_obs=uniform(0, 1)"], "normalise_obs is 0.31.*: Input should be a valid boolean"),
+        (["num_envs=loguniform(1, 64)"], "num_envs is 3.75.*: Input should be a valid integer"),
         (["total_steps=choice(10, 20)"], "there is no option 'total_steps'"),
     ],
 )
