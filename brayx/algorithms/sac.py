@@ -252,10 +252,11 @@ class SAC:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Goes on from what `state_dict` gave; a temperature that the options give stays, one that is found goes on."""
         self._slow.load_state_dict(state["slow"])
-        with torch.no_grad():
-            self._log_alpha.copy_(state["log_alpha"])
+        if self.config.alpha is None and torch.isfinite(state["log_alpha"]):  # from one of 0 none is found
+            with torch.no_grad():
+                self._log_alpha.copy_(state["log_alpha"])
         self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
         self._optimise.load_state_dict(state["optimise"])
 

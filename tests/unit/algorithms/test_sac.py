@@ -233,6 +233,24 @@ def test_going_on_from_a_saved_state_is_going_on():
         assert resumed.update(batch, 0.0) == ours
 
 
+@pytest.mark.parametrize(
+    ("before", "config", "expected"),
+    [
+        (SACConfig(alpha=0.5), SACConfig(alpha=0.2), 0.2),
+        (SACConfig(alpha_initial=0.5), SACConfig(alpha=0.0), 0.0),
+        (SACConfig(alpha_initial=0.5), SACConfig(), 0.5),
+        (SACConfig(alpha=0.0), SACConfig(alpha_initial=0.7), 0.7),
+    ],
+)
+def test_a_temperature_that_is_given_holds_where_training_goes_on(before, config, expected):
+    """One that is found goes on from where it was, but not from 0, which it could not leave."""
+    module = Soft()
+    state = SAC(module, sgd(module), before).state_dict()
+    resumed = SAC(module, sgd(module), config)
+    resumed.load_state_dict(state)
+    assert resumed.update(soft_batch(), 0.0)["alpha"] == pytest.approx(expected)
+
+
 def test_nothing_to_learn_from_changes_nothing():
     batch, module = soft_batch(), Soft()
     batch["mask"].zero_()
