@@ -17,11 +17,13 @@ class Algorithm(Protocol):
 
     Attributes:
         priorities: ``[B]`` of the columns of the last batch, when that had an ``index``; None otherwise.
-        learned: the last batch was learned from. False: it was only kept for later ones, and nothing has changed.
+        learned: the last batch led to learning. False: it was only kept for later ones, and nothing has changed.
+        counts: its own transitions were learned from, and training is so much longer. False: what was kept before was.
     """
 
     priorities: Tensor | None
     learned: bool
+    counts: bool
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch and gives what it measured.

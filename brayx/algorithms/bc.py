@@ -92,7 +92,7 @@ class BC:
     """
 
     priorities: Tensor | None = None
-    learned = True
+    learned = counts = True
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: BCConfig, across: Across = ALONE

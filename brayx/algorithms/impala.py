@@ -108,7 +108,7 @@ class Impala:
         self.module = module
         self.config = config
         self.priorities: Tensor | None = None
-        self.learned = True
+        self.learned = self.counts = True
         self._forward = Forward(module)
         self._across = across
         self._optimise = Optimise(optimizer, config, module)

@@ -41,7 +41,7 @@ _KEYS = ("action", "mask", "reward", "terminated", "truncated")
 _PATIENCE = 1000
 """Batches of play that pass while imitation comes first and there is nothing to imitate."""
 _AT_ONCE = 100
-"""Updates from demonstrations that one batch of play sets off: between two of those a training can be stopped."""
+"""Updates from demonstrations that one batch sets off: between two of those a training can be stopped."""
 
 
 def _name(options: Any) -> Any:
@@ -134,7 +134,7 @@ class Mixed:
         self._losses: list[Tensor] = []
         self._errors: list[Tensor] = []
         self.priorities: Tensor | None = None
-        self.learned = True
+        self.learned = self.counts = True
         self._keep = keep
         self._played = False
         self._left = config.imitation_updates
@@ -143,7 +143,8 @@ class Mixed:
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
 
-        Play that comes before imitation is done sets off updates from kept demonstrations instead.
+        While imitation comes first, nothing counts, and from the first play on each batch sets off updates from kept
+        demonstrations instead.
 
         Args:
             batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
@@ -157,7 +158,9 @@ class Mixed:
         config = self.config
         self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
         self.priorities = None
-        self.learned = not (DEMONSTRATION in batch and self._played and self._keep)
+        first = self._keep and self._left > 0
+        self.counts = not first
+        self.learned = not (DEMONSTRATION in batch and self._played and self._keep and not first)
         if DEMONSTRATION in batch:
             columns.check(batch)
             if self._keep:
@@ -166,9 +169,9 @@ class Mixed:
                 self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
             if not self.learned:
                 return {"imitation_coef": self._coef}
-            return self._imitate(batch, progress)
+            return self._imitate_first(progress) if first and self._played else self._imitate(batch, progress)
         self._played = True
-        if self._keep and self._left:
+        if first:
             return self._imitate_first(progress)
         self._losses.clear()
         self._errors.clear()
@@ -179,7 +182,7 @@ class Mixed:
         return {**measured, **self._fitted(), "imitation_coef": self._coef}
 
     def _imitate_first(self, progress: float) -> dict[str, float]:
-        """What a batch of play sets off while imitation is not done: it is not learned from itself."""
+        """What a batch sets off while imitation is not done: it is not learned from itself."""
         if not self._demonstrations:
             self.learned = False
             self._waited += 1

@@ -243,7 +243,7 @@ class PPO:
     """
 
     priorities: Tensor | None = None
-    learned = True
+    learned = counts = True
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig, across: Across = ALONE

@@ -127,7 +127,7 @@ class SAC:
         self.module = module
         self.config = config
         self.priorities: Tensor | None = None
-        self.learned = True
+        self.learned = self.counts = True
         self._critic = critic
         self._slow = copy.deepcopy(critic).requires_grad_(False)
         self._across = across

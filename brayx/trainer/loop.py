@@ -220,7 +220,7 @@ def learn(
             if algorithm.learned:  # else nothing has changed, and nothing of it counts
                 counters.updates += 1
                 learned_from = ready.batch
-                learned = int(ready.batch["mask"].sum())
+                learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
             if feedback is not None and algorithm.priorities is not None:
                 feedback(ready.batch["index"], algorithm.priorities.cpu().numpy())
             reached = False

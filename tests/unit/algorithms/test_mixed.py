@@ -169,25 +169,43 @@ def test_it_goes_on_from_a_saved_state():
 
 
 def test_imitation_comes_first_however_early_the_play_is():
-    """Play before so many updates sets off the rest of them, from what is kept, and is not learned from itself."""
+    """Play before so many updates sets off the rest of them, from what is kept; itself it is neither learned from nor
+    counted."""
     table, cloned = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5, imitation_coef=0.0))
     clone = BC(cloned, sgd(cloned), BCConfig(max_grad_norm=None, learning_rate_schedule="constant"))
     mixed.update(demonstrations(), 0.0)
     measured = mixed.update(random_batch(seed=3), 0.0)
-    assert mixed.learned
+    assert (mixed.learned, mixed.counts) == (True, False)
     assert "imitation_loss" in measured
     for _ in range(5):
         clone.update(demonstrations(), 0.0)
     for found, expected in zip(table.parameters(), cloned.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
+    assert mixed.counts
+
+
+def test_demonstrations_set_off_imitation_beside_the_play_so_that_less_of_that_is_lost():
+    table, cloned = Table(7, 3), Table(7, 3)
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=4, imitation_coef=0.0))
+    clone = BC(cloned, sgd(cloned), BCConfig(max_grad_norm=None, learning_rate_schedule="constant"))
+    mixed.update(random_batch(), 0.0)
+    mixed.update(demonstrations(), 0.0)
+    assert (mixed.learned, mixed.counts) == (True, False)
+    for _ in range(4):
+        clone.update(demonstrations(), 0.0)
+    for found, expected in zip(table.parameters(), cloned.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert set(mixed.update(demonstrations(), 0.0)) == {"imitation_coef"}
+    assert not mixed.learned
+    assert "policy_loss" in mixed.update(random_batch(seed=4), 0.0)
 
 
 def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
     """They are read anew after a restart, and games may be quicker."""
     table = Table(7, 3)
-    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=5))
+    mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, imitation_updates=105))
     assert set(mixed.update(random_batch(), 0.0)) == {"imitation_coef"}
     assert not mixed.learned
     mixed.update(demonstrations(), 0.0)
@@ -205,7 +223,7 @@ def test_play_waits_for_the_first_demonstrations_but_not_for_ever(monkeypatch):
 
 def test_imitation_that_is_not_done_goes_on_after_a_restart():
     table = Table(7, 3)
-    config = MixedConfig(reinforcement=IMPALA, imitation_updates=300)
+    config = MixedConfig(reinforcement=IMPALA, imitation_updates=400)
     mixed = Mixed(table, sgd(table), config)
     mixed.update(demonstrations(), 0.0)
     mixed.update(random_batch(), 0.0)

@@ -176,6 +176,21 @@ def test_demonstrations_before_any_play_are_learned_from_and_count(tmp_path):
     assert len(numbers.samples["imitation_loss"]) == 4
 
 
+def test_what_is_played_while_imitation_comes_first_is_no_part_of_the_training(tmp_path):
+    """So schedules begin with what is learned from; demonstrations count nothing either."""
+    summary, weights, numbers, *_ = run(
+        tmp_path,
+        stream=one_played_among_nine_demonstrated(8),
+        algorithm=MixedConfig(
+            reinforcement=PPOConfig(epochs=1, minibatch_size=16), imitation_updates=250, imitation_until=1.0
+        ),
+        num_steps=2 * BATCH_STEPS,
+    )
+    assert (summary.reason, summary.env_steps) == ("num_steps", 2 * BATCH_STEPS)
+    assert [step // BATCH_STEPS for _, step, _ in weights.published] == [0, 0, 0, 0, 1, 2]
+    assert numbers.samples["imitation_coef"] == [1.0, 0.5]
+
+
 def test_publish_interval(tmp_path):
     _, weights, *_ = run(tmp_path / "whole", count=6, weights_publish_interval=3)
     assert [step for _, step, _ in weights.published] == [0, 3 * BATCH_STEPS, 6 * BATCH_STEPS]
