@@ -157,9 +157,11 @@ def _location(outputs: Outputs) -> np.ndarray:
 
 
 def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    chosen = np.take_along_axis(shifted, action[..., None], -1)[..., 0]
-    found: np.ndarray = chosen - np.log(np.exp(shifted).sum(-1))
+    # Categories first: there are few of them, and NumPy reduces a short last axis row by row.
+    shifted = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
+    shifted = shifted - shifted.max(0)
+    chosen = np.take_along_axis(shifted, action[None], 0)[0]
+    found: np.ndarray = chosen - np.log(np.exp(shifted).sum(0))
     return found.astype(np.float32, copy=False)
 
 

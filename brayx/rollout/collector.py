@@ -1,8 +1,9 @@
 """Steps a vector environment with a policy and gives what came of it as replay's `Columns`.
 
 One column an environment and run of ``T`` steps. What happens at each step is only what must: environment, policy,
-drawing an action; log-probabilities, episodes, normalisation are worked out for the whole run after it. How Gymnasium's
-autoreset modes become columns:
+drawing an action; log-probabilities, episodes, normalisation are worked out for the whole run after it. A run is
+written time-major, so that a step is one block of it that the engine takes as it is, and turned round once. How
+Gymnasium's autoreset modes become columns:
 
     NEXT_STEP            the step that only resets is the column's bootstrap step: mask 0, obs is the episode's last one
     SAME_STEP, DISABLED  the last observation comes beside the columns, with nothing to hold it. An episode that
@@ -103,6 +104,7 @@ class Collector:
         self._sde_steps = sde_steps
         self._greedy = greedy
         self._mode = autoreset_mode(envs)
+        self._takes = dict(zip(policy.obs_keys, policy.obs_leaves, strict=True))
         self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
         self._raw: list[dict[str, np.ndarray]] = []
         self._moving = threading.Lock()
@@ -142,14 +144,14 @@ class Collector:
         """
         steps, num = self.unroll_length, self.num_envs
         leaves = {**self._obs, **dict(zip(self.policy.state_keys, self._state, strict=True))}
-        arrays = {key: np.zeros((num, steps + 1, *leaf.shape[1:]), leaf.dtype) for key, leaf in leaves.items()}
-        reward = np.zeros((num, steps + 1), np.float32)
-        terminated, truncated, resetting = (np.zeros((num, steps + 1), np.bool_) for _ in range(3))
+        runs = {key: np.empty((steps + 1, *leaf.shape), leaf.dtype) for key, leaf in leaves.items()}
+        rewards = np.zeros((steps + 1, num), np.float32)
+        terminations, truncations, resets = (np.zeros((steps + 1, num), np.bool_) for _ in range(3))
         gave: list[Mapping[str, Any]] = []
         took: list[np.ndarray] = []
         noise: actions.Noise = None
         for t in range(steps):
-            outputs, after = self.policy.step(self._record(arrays, t), self._state)
+            outputs, after = self.policy.step(self._record(runs, t), self._state)
             if self._greedy:
                 action = actions.greedy(outputs)
             else:
@@ -159,11 +161,13 @@ class Collector:
                 action = actions.choose(outputs, tuple(g[at] for g in noise) if isinstance(noise, tuple) else noise[at])
             gave.append(outputs)
             took.append(action)
-            resetting[:, t] = self._resetting
-            reward[:, t], terminated[:, t], truncated[:, t] = self._step(action)
+            resets[t] = self._resetting
+            rewards[t], terminations[t], truncations[t] = self._step(action)
             if after:
-                self._state = self._carried(after, terminated[:, t], truncated[:, t], resetting[:, t])
-        self._record(arrays, steps)
+                self._state = self._carried(after, terminations[t], truncations[t], resets[t])
+        self._record(runs, steps)
+        arrays = {key: _columns(run) for key, run in runs.items()}
+        reward, terminated, truncated, resetting = map(_columns, (rewards, terminations, truncations, resets))
         if self.obs_normaliser is not None:
             self._look_at_raw(self.obs_normaliser)
         truncated &= ~terminated
@@ -212,7 +216,7 @@ class Collector:
         """Closes the environments."""
         self.envs.close()
 
-    def _record(self, arrays: dict[str, np.ndarray], t: int) -> list[np.ndarray]:
+    def _record(self, runs: dict[str, np.ndarray], t: int) -> list[np.ndarray]:
         """Writes what is observed and the state before step ``t``; gives the observation's leaves as they are shown."""
         shown = self._obs
         normaliser = self.obs_normaliser
@@ -223,10 +227,10 @@ class Collector:
                     self._look_at_raw(normaliser)
             shown = {key: normaliser(key, leaf) for key, leaf in shown.items()}
         for key, leaf in shown.items():
-            arrays[key][:, t] = leaf
+            runs[key][t] = leaf
         for key, leaf in zip(self.policy.state_keys, self._state, strict=True):
-            arrays[key][:, t] = leaf
-        return [shown[key] for key in self.policy.obs_keys]
+            runs[key][t] = leaf
+        return [runs[key][t] for key in self.policy.obs_keys]
 
     def _look_at_raw(self, normaliser: ObsNormaliser) -> None:
         """From now on, observations are normalised by what was observed in this run, too."""
@@ -266,10 +270,12 @@ class Collector:
             ConfigError: the policy takes something else.
         """
         found = {"obs": obs} if isinstance(obs, np.ndarray) else flatten(obs, "obs")
-        if not set(self.policy.obs_keys) <= set(found):
-            raise ConfigError(f"the environments give {sorted(found)}, the model takes {sorted(self.policy.obs_keys)}")
-        for key, spec in zip(self.policy.obs_keys, self.policy.obs_leaves, strict=True):
-            leaf = found[key]
+        for key, spec in self._takes.items():
+            leaf = found.get(key)
+            if leaf is None:
+                raise ConfigError(f"the environments give {sorted(found)}, the model takes {sorted(self._takes)}")
+            if leaf.dtype == spec.dtype and leaf.shape[1:] == spec.shape:
+                continue
             converted = as_dtype(leaf, spec.dtype)
             if converted is None or leaf.shape[1:] != spec.shape:
                 raise ConfigError(
@@ -277,23 +283,27 @@ class Collector:
                     f"the model takes {list(spec.shape)} {spec.dtype}",
                     key=key,
                 )
-            found[key] = np.ascontiguousarray(converted)
-        for key in found.keys() - set(self.policy.obs_keys):  # only learned from, as the state of a whole game is
-            leaf = found[key]
-            found[key] = np.ascontiguousarray(leaf, np.float32 if leaf.dtype == np.float64 else None)
+            found[key] = converted
+        if len(found) > len(self._takes):  # only learned from, as the state of a whole game is
+            for key in found.keys() - self._takes.keys():
+                leaf = found[key]
+                found[key] = leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
         return found
 
     def _count_episodes(self, reward: np.ndarray, done: np.ndarray, resetting: np.ndarray) -> None:
         reward = np.where(np.isfinite(reward), reward, 0.0)  # else no later return of its environment is a number
         returns = self._return[:, None] + reward[:, :-1].cumsum(1, dtype=np.float64)
         lengths = self._length[:, None] + (~resetting[:, :-1]).cumsum(1)
-        return_before, length_before = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
-        for t, env in zip(*(axis.tolist() for axis in done[:, :-1].T.nonzero()), strict=True):
-            self._episodes.append(
-                Episode(float(returns[env, t] - return_before[env]), int(lengths[env, t] - length_before[env]), env)
-            )
-            return_before[env], length_before[env] = returns[env, t], lengths[env, t]
-        self._return, self._length = returns[:, -1] - return_before, lengths[:, -1] - length_before
+        env, t = done[:, :-1].nonzero()  # by environment, then by time
+        ret, length = returns[env, t], lengths[env, t]
+        last = np.flatnonzero(np.diff(env, append=-1))  # of each environment
+        self._return, self._length = returns[:, -1].copy(), lengths[:, -1].copy()
+        self._return[env[last]] -= ret[last]
+        self._length[env[last]] -= length[last]
+        again = np.flatnonzero(env[1:] == env[:-1])  # an episode after which its environment ended another one
+        ret[again + 1], length[again + 1] = ret[again + 1] - ret[again], length[again + 1] - length[again]
+        order = np.argsort(t, kind="stable")
+        self._episodes.extend(map(Episode, ret[order].tolist(), length[order].tolist(), env[order].tolist()))
 
     def _ended(
         self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resetting: np.ndarray
@@ -322,6 +332,11 @@ class Collector:
         density[:, :-1] = log_prob.T
         version = np.full(density.shape, self.policy.version, np.int64)
         return {"action": action, "log_prob": density, "policy_version": version}
+
+
+def _columns(run: np.ndarray) -> np.ndarray:
+    """``[T + 1, N, ...]`` as ``[N, T + 1, ...]``, C-contiguous."""
+    return np.ascontiguousarray(run.swapaxes(0, 1))
 
 
 def _stacked(gave: list[Mapping[str, Any]]) -> dict[str, Any]:
