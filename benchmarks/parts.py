@@ -80,6 +80,7 @@ def updating(seconds: float) -> Table:
     configs: dict[str, Any] = {
         "PPO, one epoch": PPOConfig(**once),
         "PPO, ten epochs": PPOConfig(**often),
+        "PPO, ten epochs, by autograd": PPOConfig(**often, clip_value=10.0),  # which its closed form does not know
         "MAPPO, ten epochs": MAPPOConfig(**often),
         "IMPALA": ImpalaConfig(),
         "cloning": BCConfig(),

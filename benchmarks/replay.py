@@ -2,12 +2,13 @@
 
     python -m benchmarks.replay
 
-Transitions have 64 floats of observation; a push is columns of exactly one learner batch, and waits for room. The
-consumer copies every array into a tensor. *Ray Data* is the stream as `TorchTrainer` gets it, *direct* the one of a
-learner in the job's own process, *queue* the peer: the same batches through ``ray.util.queue.Queue``, an actor that
-keeps what it is given. Rates are with 4 batches in flight; push to batch is with one, pushed only when the one before
-has arrived; the learner's idle share is what it waits, as `brayx.trainer.loop` takes batches, while the buffer is full
-and each update takes 50 ms of one CPU: with the trainer's option ``prefetch`` 0 and 1.
+Transitions have 64 floats of observation; a push is columns of exactly one learner batch, or as many fragments, as
+sessions push them one by one and a buffer packs them, and waits for room. The consumer copies every array into a
+tensor. *Ray Data* is the stream as `TorchTrainer` gets it, *direct* the one of a learner in the job's own process,
+*queue* the peer: the same batches through ``ray.util.queue.Queue``, an actor that keeps what it is given. Rates are
+with 4 batches in flight; push to batch is with one, pushed only when the one before has arrived; the learner's idle
+share is what it waits, as `brayx.trainer.loop` takes batches, while the buffer is full and each update takes 50 ms of
+one CPU: with the trainer's option ``prefetch`` 0 and 1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from brayx.replay.config import STREAM_ENVIRONMENT, BufferConfig
 from brayx.replay.remote import RemoteBuffer
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.trainer.prefetch import Prefetch, Prepare
-from brayx.types import Columns
+from brayx.types import Columns, Fragment
 
 FLOATS = 64
 COLUMNS, STEPS = 256, 32
@@ -59,6 +60,22 @@ def batch(rows: int = COLUMNS) -> dict[str, np.ndarray]:
     }
 
 
+def fragments() -> list[Fragment]:
+    """As many transitions as a learner batch has, each column by itself."""
+    return [
+        Fragment(
+            obs=column["obs"],
+            action=column["action"][:-1],
+            log_prob=column["log_prob"][:-1],
+            reward=column["reward"][:-1],
+            terminated=False,
+            truncated=False,
+            policy_version=column["policy_version"][:-1],
+        )
+        for column in ({key: array[row] for key, array in batch().items()} for row in range(COLUMNS))
+    ]
+
+
 @ray.remote(num_cpus=0)
 class Pusher:
     """Pushes in a process of its own."""
@@ -70,6 +87,14 @@ class Pusher:
         with contextlib.suppress(ReplayError):  # the stream was ended
             while time.monotonic() < until:
                 buffer.push(Columns(made), drop=False, timeout_s=_GIVE_UP_S)
+
+    def pieces_into_buffer(self, name: str, namespace: str, seconds: float) -> None:
+        """The same, a batch's fragments at a time."""
+        buffer = RemoteBuffer.attach(name, namespace=namespace)
+        made, until = fragments(), time.monotonic() + seconds
+        with contextlib.suppress(ReplayError):  # the stream was ended
+            while time.monotonic() < until:
+                buffer.push(*made, drop=False, timeout_s=_GIVE_UP_S)
 
     def into_queue(self, queue: Queue, seconds: float) -> None:
         """As fast as there is room."""
@@ -118,15 +143,18 @@ def _queued(queue: Queue) -> Iterator[dict[str, np.ndarray]]:
             yield queue.get(timeout=_GIVE_UP_S)
 
 
-def start_pushing(way: str, namespace: str, target: Any, pusher: Any, seconds: float) -> Any:
+def start_pushing(way: str, namespace: str, target: Any, pusher: Any, seconds: float, pieces: bool = False) -> Any:
     """The pusher at work for a while."""
     if way == "queue":
         return pusher.into_queue.remote(target, seconds)
-    return pusher.into_buffer.remote(target.name, namespace, seconds)
+    push = pusher.pieces_into_buffer if pieces else pusher.into_buffer
+    return push.remote(target.name, namespace, seconds)
 
 
-def rate(way: str, namespace: str, seconds: float) -> float:
-    """Transitions a second."""
+def rate(way: str, namespace: str, seconds: float, pieces: bool = False) -> float | None:
+    """Transitions a second; None: a queue knows no pieces of a batch."""
+    if pieces and way == "queue":
+        return None
     with plane(way, namespace, 4) as (stream, took, target, pusher):
 
         def get() -> int:
@@ -134,7 +162,7 @@ def rate(way: str, namespace: str, seconds: float) -> float:
             took()
             return int(tensors(taken)["mask"].sum())
 
-        start_pushing(way, namespace, target, pusher, 600.0)
+        start_pushing(way, namespace, target, pusher, 600.0, pieces)
         for _ in range(5):
             get()
         began, count = time.perf_counter(), 0
@@ -211,8 +239,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging_level=logging.ERROR,
         namespace=namespace,
     )
-    measures: dict[str, Callable[[str], float]] = {
+    measures: dict[str, Callable[[str], float | None]] = {
         "transitions/s": lambda way: rate(way, namespace, seconds),
+        "transitions/s, by fragments": lambda way: rate(way, namespace, seconds, pieces=True),
         "push to batch, p50 ms": lambda way: 1e3 * push_to_batch(way, namespace, pushes),
         "learner idle, %": lambda way: 1e2 * idle_share(way, namespace, seconds, 0),
         "learner idle, prefetch 1, %": lambda way: 1e2 * idle_share(way, namespace, seconds, 1),
