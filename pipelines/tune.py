@@ -46,6 +46,8 @@ _REDUCTION = 3
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
+_COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
+"""Options whose moments a copy takes over, which one without them could not."""
 _END_S = 60
 """How long a trial that is stopped may take to end, a run that it collects included."""
 _ORIGIN_FILE = "origin.json"
@@ -145,11 +147,12 @@ def tune(
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
     search.check(algorithm, space)
-    if method == "pbt" and (
-        shapes := sorted(name for name in space if name.startswith("network.") and isinstance(space[name], Domain))
-    ):
+    copied = [name for name in space if name.startswith("network.") or name in _COPIED]
+    if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
         raise ConfigError(
-            f"pbt copies weights, so every trial has the same network: {', '.join(shapes)} has a domain", key="search"
+            "pbt copies what was learned, so every trial has the same network and normalises the same: "
+            f"{', '.join(differ)} has a domain",
+            key="search",
         )
     check_env(env)
     search.check(algorithm, space, _fits(env, space))

@@ -8,7 +8,6 @@ from typing import Any
 import mlflow
 import pytest
 
-from brayx.errors import ConfigError
 from pipelines.search import Domain
 from pipelines.tune import tune
 
@@ -73,9 +72,3 @@ def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Pat
     client = mlflow.MlflowClient(found.trial.uri)
     runs = client.search_runs([client.get_experiment_by_name("tuning").experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
-
-
-def test_what_cannot_be_copied_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"every trial has the same network: network.hidden"):
-        tune("CartPole-v1", {"network.hidden": Domain("choice", ([8], [16]))}, method="pbt", tracking=str(tmp_path))
-    assert not list(tmp_path.iterdir())

@@ -102,6 +102,20 @@ def test_a_search_that_no_trial_could_begin_starts_nothing(
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        "network.hidden=choice([8], [16])",
+        *(f"{name}=choice(False, True)" for name in ("normalise_obs", "normalise_reward", "normalise_value")),
+    ],
+)
+def test_what_a_copy_could_not_go_on_with_is_refused(tmp_path: Path, option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"pbt copies what was learned.*: {name} has a domain"):
+        tune("CartPole-v1", parse([option, "gamma=uniform(0.9, 0.99)"]), method="pbt", tracking=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("counts", "message"),
     [
         ({"total_steps": 0}, "total_steps is 0, expected 1 at least"),
