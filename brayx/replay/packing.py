@@ -13,7 +13,8 @@ after it, times ``1 - terminated``; the trace is cut where ``terminated`` or ``t
 
 Where the model's observation is known, a fragment's is converted to its dtypes as `forward` converts it (float64 to
 float32, integers to floats, say), and one of another shape or meaning is refused: what an agent acts with is learned
-from, and ``np.asarray`` of a list of JSON numbers is float64.
+from, and ``np.asarray`` of a list of JSON numbers is float64. Where its actions are known, others are refused: a
+category that it does not have, say.
 
 `Columns` are such columns already, many at once. They are looked at as whole arrays and copied by slices; one of
 exactly a batch's size is the batch itself. A batch's columns may come from both.
@@ -24,11 +25,12 @@ Knows nothing of queues, Ray or torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.errors import BadFragment
 from brayx.types import Columns, Fragment, NestedArray, flatten
@@ -60,12 +62,14 @@ class Layout:
         action: of one action; None: not known yet.
         extras: by name; None: not known yet.
         model: the paths of ``obs`` that the model takes, which fragments are converted to.
+        acts: the actions that the model has; None: not known.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
     action: tuple[tuple[int, ...], np.dtype] | None
     extras: dict[str, tuple[tuple[int, ...], np.dtype]] | None
     model: frozenset[str] = frozenset()
+    acts: ActionSpec | None = None
 
     @staticmethod
     def of(fragment: Fragment) -> Layout:
@@ -77,11 +81,11 @@ class Layout:
         )
 
     @staticmethod
-    def of_model(forward_args: tuple[NestedArray, ...]) -> Layout:
+    def of_model(forward_args: tuple[NestedArray, ...], acts: ActionSpec | None = None) -> Layout:
         """The layout of what a model takes, from example arguments ``[B, ...]``; the rest is not known yet."""
         example = forward_args[0] if len(forward_args) == 1 else forward_args
         obs = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(example, "obs").items()}
-        return Layout(obs=obs, action=None, extras=None, model=frozenset(obs))
+        return Layout(obs=obs, action=None, extras=None, model=frozenset(obs), acts=acts)
 
     @staticmethod
     def of_example(obs: NestedArray, action: NestedArray) -> Layout:
@@ -112,7 +116,7 @@ class Layout:
         if self.action is not None and self.extras is not None:
             return self
         own = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
-        return Layout({**own.obs, **self.obs}, self.action or own.action, own.extras, self.model)
+        return replace(self, obs={**own.obs, **self.obs}, action=self.action or own.action, extras=own.extras)
 
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Every key of a learner batch with the shape and dtype of one step, of a layout that knows all of them."""
@@ -176,6 +180,7 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
         raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
     for key, array in arrays.items():
         arrays[key] = _fitting(key, array, 1, whole, expected)
+    _check_action(arrays["action"], 1, whole.acts)
     _check_version(arrays["policy_version"], newest_version)
     return arrays
 
@@ -215,6 +220,7 @@ def check_columns(
     for key in sorted(expected.keys() - arrays.keys()):
         raise BadFragment(f"{key}: missing; this buffer's columns have {sorted(expected)}", field=key)
     arrays = {key: _fitting(key, array, 2, whole, expected) for key, array in arrays.items()}
+    _check_action(arrays["action"], 2, whole.acts)
     mask = arrays["mask"]
     if not ((mask == 0) | (mask == 1)).all():
         raise BadFragment("mask: holds something else than 0 and 1", field="mask")
@@ -274,6 +280,33 @@ def _fitting(
     if not _is_finite(converted):
         raise BadFragment(f"{key}: holds NaN or infinity", field=key)
     return converted
+
+
+def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> None:
+    """Raises `BadFragment` for actions that the model does not have, after ``axes`` leading axes."""
+    if acts is None:
+        return
+    if action.shape[axes:] != acts.shape:
+        raise BadFragment(
+            f"action: expected shape {acts.shape} a step, as the model has it, got {action.shape[axes:]}",
+            field="action",
+        )
+    if acts.sizes:
+        if action.dtype.kind == "f" and (action != np.floor(action)).any():
+            raise BadFragment("action: holds fractions, and the model's are whole numbers", field="action")
+        low, high = np.zeros(len(acts.sizes)), np.subtract(acts.sizes, 1.0)
+    elif acts.low is not None and acts.high is not None:
+        low, high = acts.low, acts.high
+    else:
+        return
+    steps = action.reshape(-1, len(low))
+    lowest, highest = steps.min(0), steps.max(0)
+    for found, beyond in ((lowest, lowest < low), (highest, highest > high)):
+        if beyond.any():
+            at = int(beyond.argmax())
+            raise BadFragment(
+                f"action: holds {float(found[at]):g}, and the model's are {low[at]:g} to {high[at]:g}", field="action"
+            )
 
 
 def _array(key: str, value: NestedArray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from brayx.actions import ActionSpec
 from brayx.algorithms.build import AlgorithmConfig, check_critic, check_outputs
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.sac import SACConfig
@@ -67,6 +68,20 @@ def check_model(
         if len(shape) != rank:
             raise ModelError(f"model {name!r} gave {told[path]}, expected {path} {expected}", output=path)
     return given
+
+
+def actions_of(given: ModelSpec) -> ActionSpec:
+    """The actions of a policy that gives this; `check_model` knows it for one."""
+    shapes = {leaf.path: leaf.shape for leaf in given.outputs}
+    sizes = tuple(shape[-1] for path, shape in shapes.items() if path.split("/")[0] == "logits")
+    if "logits" in shapes:
+        return ActionSpec("discrete", sizes, ())
+    if sizes:
+        return ActionSpec("multi_discrete", sizes, (len(sizes),))
+    if "mean" in shapes:
+        return ActionSpec("box", (), shapes["mean"])
+    bound = np.ones(shapes["tanh_mean"], np.float32)
+    return ActionSpec("box", (), bound.shape, -bound, bound)
 
 
 def _critic_args(

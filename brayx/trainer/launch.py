@@ -17,6 +17,7 @@ import ray
 import torch
 from torch import nn
 
+from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
 from brayx.metrics import Kind
@@ -28,7 +29,7 @@ from brayx.replay.source import Buffers, Stream, batches_of, read_buffer, replay
 from brayx.tracking import Trial
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.fits import check_model
+from brayx.trainer.fits import actions_of, check_model
 from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.loop import Summary, learn
 from brayx.trainer.prefetch import close, state_argument
@@ -216,16 +217,25 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
         ConfigError: names what is wrong with it.
         ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
     """
-    module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
-    check_model(spec.config.algorithm, module, forward_args, name=spec.model_name)
+    module, forward_args, _ = _built(spec)
     return module, forward_args
 
 
 def observation(spec: LearnerSpec) -> Layout:
-    """The layout of what the model of ``spec`` observes; arguments and errors as `learned_model`."""
-    module, forward_args = learned_model(spec)
+    """The layout of what the model of ``spec`` observes and does; arguments and errors as `learned_model`."""
+    module, forward_args, given = _built(spec)
     at = state_argument(module)  # what a memory held comes beside the observation
-    return Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at))
+    hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
+    return Layout.of_model(
+        tuple(arg for index, arg in enumerate(forward_args) if index != at),
+        actions_of(given) if hooks.handle is None else None,  # that may make the model's actions of others
+    )
+
+
+def _built(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...], ModelSpec]:
+    module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
+    given = check_model(spec.config.algorithm, module, forward_args, name=spec.model_name)
+    return module, forward_args, given
 
 
 def train_worker(spec: LearnerSpec) -> Summary | BrayxError:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
 from brayx.replay.packing import Layout, Packer
 from brayx.types import DEMONSTRATION, Fragment
@@ -69,11 +70,11 @@ def job(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> JobConfig
     return JobConfig.load(folder / "job.yaml")
 
 
-def save(path: Path, width: int = 2) -> None:
+def save(path: Path, width: int = 2, action: np.ndarray | None = None) -> None:
     np.savez(
         path,
         observations=np.zeros((2, width), np.float32),
-        action=np.zeros(2),
+        action=np.zeros(2) if action is None else action,
         reward=np.array([5.0, 6.0]),
         terminated=np.array([False, True]),
     )
@@ -113,6 +114,19 @@ def test_a_dataset_that_does_not_fit_is_refused_naming_what_does(
         check_sources(job(tmp_path, "path: set.npz", monkeypatch))
     with pytest.raises(ConfigError, match="no such file"):
         check_sources(job(tmp_path, "path: other.npz", monkeypatch))
+
+
+def test_actions_that_the_model_does_not_have_are_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "set.npz", action=np.array([1, 5]))
+    made = job(tmp_path, "path: set.npz, fields: {obs: observations}", monkeypatch)
+    example = (np.zeros((1, 2), np.float32),)
+    with pytest.raises(ConfigError, match=r"source 'data': .*action: holds 5, and the model's are 0 to 3"):
+        check_sources(made, Layout.of_model(example, ActionSpec("discrete", (4,), ())))
+    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected shape \(2,\) a step"):
+        check_sources(made, Layout.of_model(example, ActionSpec("box", (), (2,))))
+    check_sources(made, Layout.of_model(example, ActionSpec("discrete", (6,), ())))
 
 
 @pytest.mark.parametrize("source", ["epochs: 1", "module: given_data, path: set.npz"])

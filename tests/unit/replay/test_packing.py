@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brayx.actions import ActionSpec
 from brayx.errors import BadFragment
 from brayx.replay.packing import Layout, Packer, check
 from brayx.types import Columns, Fragment
+
+DISCRETE = ActionSpec("discrete", (4,), ())
+HEADS = ActionSpec("multi_discrete", (2, 3), (2,))
+GAUSSIAN = ActionSpec("box", (), (2,))
+SQUASHED = ActionSpec("box", (), (2,), -np.ones(2, np.float32), np.ones(2, np.float32))
 
 
 def fragment(start: int, length: int, end: str = "neither", **changes) -> Fragment:
@@ -314,3 +320,34 @@ def test_columns_observations_are_converted_to_what_the_model_takes():
     packer = Packer(2, 4, MODEL)
     (batch,) = packer.add(columns(0, 2, **{"obs/x": np.ones((2, 5, 1))}))
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("acts", "good", "bad", "message"),
+    [
+        (DISCRETE, [0, 3, 1], [0, 5, 1], "action: holds 5, and the model's are 0 to 3"),
+        (DISCRETE, [0.0, 3.0, 1.0], [0, -1, 1], "action: holds -1, and the model's are 0 to 3"),
+        (DISCRETE, [True, False, True], [0.5, 0.0, 1.0], "action: holds fractions"),
+        (DISCRETE, [0, 3, 1], [[0], [3], [1]], r"expected shape \(\) a step, as the model has it, got \(1,\)"),
+        (HEADS, [[1, 2]] * 3, [[1, 2], [2, 1], [0, 0]], "action: holds 2, and the model's are 0 to 1"),
+        (SQUASHED, [[0.5, -1.0]] * 3, [[0.5, -1.5]] * 3, "action: holds -1.5, and the model's are -1 to 1"),
+        (GAUSSIAN, [[7.0, -9.0]] * 3, [[7.0]] * 3, r"expected shape \(2,\) a step"),
+    ],
+)
+def test_actions_that_the_model_does_not_have_are_refused_in_fragments_and_columns(acts, good, bad, message):
+    def pushed(action):
+        action = np.array(action)
+        plain = fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32))
+        steps = np.concatenate([action, np.zeros_like(action[:1])])[None]
+        (batch,) = Packer(1, 3).add(plain)
+        return dataclasses.replace(plain, action=action), Columns({**batch, "action": steps})
+
+    layout = Layout.of_model((np.zeros((1, 2), np.float32),), acts)
+    for each in pushed(good):
+        (batch,) = Packer(1, 3, layout).add(each)
+        np.testing.assert_array_equal(batch["action"][0, :3], good)
+    for each in pushed(bad):
+        packer = Packer(1, 3, layout)
+        with pytest.raises(BadFragment, match=message):
+            packer.add(each)
+        assert packer.layout is layout

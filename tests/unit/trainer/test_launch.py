@@ -10,6 +10,7 @@ import torch
 from ray.exceptions import RayTaskError
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
+from brayx.actions import ActionSpec
 from brayx.errors import BadWeights, ConfigError, ModelError, StartupError
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
@@ -43,12 +44,14 @@ MODEL = """
 
 @pytest.fixture
 def spec(tmp_path):
-    def make(returns, begin="pass", algorithm="ppo", **options):
+    def make(returns, begin="pass", algorithm="ppo", hooks="", **options):
         module = f"model_{uuid.uuid4().hex}"
         text = textwrap.dedent(MODEL).replace("RETURNS", returns).replace("BEGIN", begin)
         (tmp_path / f"{module}.py").write_text(text)
         return LearnerSpec(
-            config=TrainerConfig(model="model", buffers=["buffer"], algorithm={"name": algorithm, **options}),
+            config=TrainerConfig(
+                model="model", buffers=["buffer"], algorithm={"name": algorithm, **options}, hooks=hooks or None
+            ),
             model_name="model",
             model_module=module,
             model_folder=str(tmp_path),
@@ -114,6 +117,27 @@ def test_outputs_that_cannot_be_learned_from_are_named(spec, returns, message):
 )
 def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
     learned_model(spec(returns))
+
+
+@pytest.mark.parametrize(
+    ("returns", "acts"),
+    [
+        ('"logits": x, "value": x[:, 0]', ActionSpec("discrete", (3,), ())),
+        ('"logits": (x, x[:, :2]), "value": x[:, 0]', ActionSpec("multi_discrete", (3, 2), (2,))),
+        ('"mean": x, "log_std": x, "value": x[:, 0]', ActionSpec("box", (), (3,))),
+        ('"tanh_mean": x, "tanh_log_std": x, "value": x[:, 0]', ActionSpec("box", (), (3,))),
+    ],
+)
+def test_the_actions_of_a_model_are_known_beforehand(spec, returns, acts):
+    found = observation(spec(returns)).acts
+    assert found == acts
+    assert (found.low is None) == ("tanh" not in returns)
+
+
+def test_a_hook_that_handles_batches_may_make_the_models_actions_of_others(spec, tmp_path):
+    hooks = f"hooks_{uuid.uuid4().hex}"
+    (tmp_path / f"{hooks}.py").write_text("def handle(batch):\n    return batch\n")
+    assert observation(spec(GOOD, hooks=hooks)).acts is None
 
 
 @pytest.mark.parametrize(
