@@ -20,11 +20,15 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from brayx.algorithms.build import AlgorithmConfig, algorithm_options
+from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
+from brayx.nets.soft import NETWORK
 from pipelines.training import Training
 
 _NETWORK = "network."
+_OWN = {"sac": NETWORK.model_dump()}
+"""Networks that differ from `NetworkConfig`'s defaults."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
 
 
@@ -114,6 +118,9 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
     """What `pipelines.rollouts.train_local` is told, from options by name.
 
+    What is not given is what suits the algorithm: networks of its own, and for SAC a table, of which a batch is sampled
+    for each transition that comes.
+
     Args:
         algorithm: its name, such as ``ppo``.
         values: of the options.
@@ -135,7 +142,12 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
         chosen[group][name.removeprefix(_NETWORK)] = value
     try:
         config: Any = model(**chosen["algorithm"])
-        return config, Training(**chosen["run"], network=NetworkConfig(**chosen["network"]))
+        network = NetworkConfig(**{**_OWN.get(algorithm, {}), **chosen["network"]}) if chosen["network"] else None
+        training = Training(**chosen["run"], network=network)
+        if isinstance(config, SACConfig) and chosen["run"].get("sampler") != "fifo":
+            table = {"sampler": "uniform", "unroll_length": config.n_step, "samples_per_insert": training.batch_size}
+            training = Training(**{**table, **chosen["run"]}, network=network)
+        return config, training
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))

@@ -9,7 +9,10 @@ import pytest
 
 from brayx.algorithms.build import check_fits
 from brayx.errors import ConfigError
+from brayx.nets.policy import NetworkConfig
+from brayx.nets.soft import NETWORK
 from pipelines.search import Domain, arguments, check, parse
+from pipelines.training import Training
 from pipelines.tune import Outcome, perturbed, table, tune
 
 
@@ -27,6 +30,26 @@ def test_options_go_where_they_belong() -> None:
     assert training.num_envs == 4
     assert (algorithm.name, algorithm.gamma) == ("impala", 0.9)
     assert training.network.lstm == 32
+
+
+def test_what_is_not_given_is_what_suits_the_algorithm() -> None:
+    _, training = arguments("ppo", {"gamma": 0.9})
+    assert training == Training()
+    _, training = arguments("sac", {"gamma": 0.9})
+    assert training.network is None, "the one that SAC has of its own"
+    assert (training.sampler, training.unroll_length) == ("uniform", 1)
+    assert training.samples_per_insert == training.batch_size, "a gradient a transition"
+    _, training = arguments("sac", {"n_step": 5, "batch_size": 64, "sampler": "prioritised"})
+    assert (training.sampler, training.unroll_length, training.samples_per_insert) == ("prioritised", 5, 64)
+    _, training = arguments("sac", {"sampler": "fifo"})
+    assert training == Training()
+
+
+def test_options_of_the_network_change_the_one_that_the_algorithm_has() -> None:
+    _, training = arguments("sac", {"network.hidden": [32]})
+    assert training.network == NETWORK.model_copy(update={"hidden": [32]})
+    _, training = arguments("ppo", {"network.hidden": [32]})
+    assert training.network == NetworkConfig(hidden=[32])
 
 
 @pytest.mark.parametrize(

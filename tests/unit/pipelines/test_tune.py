@@ -85,6 +85,12 @@ def test_what_was_collected_stays_in_the_table_from_one_look_to_the_next(tmp_pat
     assert updates[-1] - updates[0] > 0.8 * (looks[-1].numbers["env_steps"] - looks[0].numbers["env_steps"]) / 8
 
 
+def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path: Path) -> None:
+    options = {"min_columns": 100, "num_envs": 2, "network.hidden": [8]}
+    (look,) = looks_at(tmp_path, "Pendulum-v1", options, total=500, interval=500, algorithm="sac")
+    assert 390 <= look.counters["updates"] <= 410
+
+
 def test_a_trial_that_reaches_its_target_is_told_of_once_more_and_is_over(tmp_path: Path) -> None:
     looks = looks_at(tmp_path, "CartPole-v1", PPO, total=40_000, interval=4000, target=5.0)
     assert [look.numbers["over"] for look in looks] == [True]
