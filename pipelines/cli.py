@@ -336,6 +336,11 @@ def _check(arguments: argparse.Namespace) -> int:
     check_code(job, job.actors, mode="train")
     with contextlib.suppress(BrokenPipeError):
         print(documented(job), end="")
+    if job.rollouts:
+        from pipelines.environments import lag_notes
+
+        for note in lag_notes(job):
+            print(f"brayx: note: {note}", file=sys.stderr)
     return 0
 
 

@@ -73,17 +73,46 @@ def policy_lag(job: JobConfig, name: str) -> int | None:
     That would stay ahead of all that comes later, and each batch would be a version old. Where others make versions
     too, play of the newest may be rare.
     """
-    buffer, (trainer,) = job.buffers[name], job.trainers.values()
-    one_of_all = (
-        trainer.buffers == [name]
-        and not job.actors
-        and not any(source.buffer == name for source in job.sources.values())
-        and [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name] == ["blocking"]
-    )
-    one_reads = buffer.num_workers == trainer.num_workers == 1 and not trainer.prefetch
-    if buffer.max_policy_lag is None and buffer.sampler == "fifo" and one_of_all and one_reads:
+    buffer = job.buffers[name]
+    unbounded = buffer.max_policy_lag is None and buffer.sampler == "fifo"
+    if unbounded and "blocking" in _modes(job, name) and not _beside(job, name):
         return 0
     return buffer.max_policy_lag
+
+
+def lag_notes(job: JobConfig) -> list[str]:
+    """What to know of blocking rollouts after whose waits, once given up, data may stay old: see `policy_lag`."""
+    notes = []
+    for name, rollout in job.rollouts.items() if len(job.trainers) == 1 else ():
+        buffer = job.buffers[rollout.buffer]
+        beside = _beside(job, rollout.buffer)
+        if rollout.mode == "blocking" and buffer.max_policy_lag is None and buffer.sampler == "fifo" and beside:
+            notes.append(
+                f"{name}.mode is blocking, but {' and '.join(beside)}: {rollout.buffer}.max_policy_lag is not 0 then. "
+                f"Once a worker has waited for longer than wait_s ({rollout.wait_s:g} s), what is learned from stays a "
+                f"version older; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
+            )
+    return notes
+
+
+def _modes(job: JobConfig, name: str) -> list[str]:
+    """Of the rollouts that fill a buffer."""
+    return [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name]
+
+
+def _beside(job: JobConfig, name: str) -> list[str]:
+    """What there is beside one rollout that fills the buffer and one rank that reads it, batch after batch."""
+    buffer, (trainer,) = job.buffers[name], job.trainers.values()
+    found = {
+        "several rollouts fill the buffer": len(_modes(job, name)) > 1,
+        "a source fills the buffer, too": any(source.buffer == name for source in job.sources.values()),
+        "games play through the door, too": bool(job.actors),
+        "the trainer reads several buffers": trainer.buffers != [name],
+        f"the buffer has {buffer.num_workers} shards": buffer.num_workers > 1,
+        f"the trainer has {trainer.num_workers} ranks": trainer.num_workers > 1,
+        f"prefetch is {trainer.prefetch}": trainer.prefetch > 0,
+    }
+    return [what for what, there in found.items() if there]
 
 
 class Rollouts:

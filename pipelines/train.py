@@ -35,7 +35,7 @@ from deployments.actor import (
 from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
-from pipelines.environments import Rollouts, check_rollouts, normalises, policy_lag
+from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalises, policy_lag
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
@@ -300,6 +300,8 @@ def train_on(
         learned = [buffers[name] for name in config.buffers]
         storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-train-", ignore_cleanup_errors=True))
 
+        for note in lag_notes(job):
+            progress.say(note)
         progress.say("Ray is up; the learner is starting" + (", and the actors" if actor else ""))
         learner = Learner(spec, storage)
         served = stack.enter_context(contextlib.ExitStack())

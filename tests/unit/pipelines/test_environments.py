@@ -16,7 +16,8 @@ from brayx.algorithms.critic import critic_of
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, ModelError
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
-from pipelines.environments import check_rollouts, policy_lag, spec_of
+from pipelines.cli import main
+from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of
 from pipelines.models import build_model
 from pipelines.train import check_job, cluster_for
 
@@ -255,3 +256,30 @@ def test_no_version_but_the_newest_is_learned_from_where_blocking_workers_alone_
     overrides: list[str], lag: int | None
 ) -> None:
     assert policy_lag(job(*overrides), "buffer") == lag
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], ""),
+        (["rollout.mode=non_blocking", "trainer.prefetch=1"], ""),
+        (["buffer.max_policy_lag=1", "trainer.prefetch=1"], ""),
+        (["buffer.sampler=uniform", "trainer.prefetch=1"], ""),
+        (["trainer.prefetch=2"], "rollout.mode is blocking, but prefetch is 2: buffer.max_policy_lag is not 0 then"),
+        (
+            ["trainer={kind: trainer, model: model, buffers: [buffer], num_workers: 2}", "buffer.num_workers=3"],
+            "but the buffer has 3 shards and the trainer has 2 ranks:",
+        ),
+        (["other={kind: buffer}", "trainer.buffers=[buffer, other]"], "but the trainer reads several buffers:"),
+        (["more={kind: source, path: x.npz, buffer: buffer}"], "but a source fills the buffer, too:"),
+    ],
+)
+def test_check_says_where_blocking_does_not_mean_the_newest_version_only(
+    overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for override in overrides for word in ("--set", override)]
+    assert main(["check", str(TEMPLATE), *words]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("brayx: note: rollout.mode is blocking") if said else told == ""
+    assert said in told
+    assert bool(lag_notes(job(*overrides))) == bool(said)
