@@ -145,9 +145,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     following = _following(spec, models, runtime)
     buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
-        rollout = _normalising(spec.config, name)
+        rollout = _normalising(spec.config)
         if rollout is not None:
-            buffers[name] = _Refused(f"rollout {rollout!r} fills buffer {name!r} with normalised observations")
+            buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
             continue
         buffers[name] = await asyncio.to_thread(
             RemoteBuffer.attach,
@@ -174,23 +174,20 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     return runtime
 
 
-def _normalising(config: Mapping[str, Any], buffer: str) -> str | None:
-    """The rollout of a job that fills a buffer with normalised observations; None: there is none."""
+def _normalising(config: Mapping[str, Any]) -> str | None:
+    """The rollout of a job that normalises observations; None: there is none."""
     rollouts = [(name, part) for name, part in config.items() if isinstance(part, Mapping)]
-    return next(
-        (name for name, part in rollouts if part.get("buffer") == buffer and part.get("normalise_obs")),
-        None,
-    )
+    return next((name for name, part in rollouts if part.get("kind") == "rollout" and part.get("normalise_obs")), None)
 
 
 class _Refused:
-    """A buffer that games must not fill: what they observe is not what it holds. They act as any."""
+    """A buffer that games must not fill: what they observe is not what is learned from. They act as any."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
     def push(self, *fragments: Any) -> None:
-        raise ConfigError(f"{self._why}, and agents have them as games send them: give agents a buffer of their own")
+        raise ConfigError(f"{self._why}, and agents have them as games send them: agents of this job cannot push")
 
 
 def _following(

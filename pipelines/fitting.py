@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from brayx.algorithms.build import check_fits
+from brayx.algorithms.bc import BCConfig
+from brayx.algorithms.build import AlgorithmConfig, check_fits
+from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import ConfigError
 from brayx.types import DEMONSTRATION
 
 if TYPE_CHECKING:
-    from deployments.job import JobConfig
+    from brayx.trainer.config import TrainerConfig
+    from deployments.job import JobConfig, SourceConfig
 
 
 def check_algorithm(
@@ -27,10 +30,12 @@ def check_algorithm(
         recorded: what `pipelines.sources.check_sources` found.
 
     Raises:
-        ConfigError: names the file, the component, and what fits.
+        ConfigError: names the file, the component, and what fits; or a rollout that changes what it sees or is given,
+            beside data as they are.
     """
     ((trainer_name, trainer),) = job.trainers.items()
     algorithm = trainer.algorithm
+    _check_alike(job, trainer)
     feeding = {name: source for name, source in job.sources.items() if source.buffer in trainer.buffers}
     gives: set[str] | None = None
     if not job.actors and all(name in recorded for name in feeding):
@@ -45,3 +50,32 @@ def check_algorithm(
             check_fits(algorithm, unroll_length=job.buffers[name].unroll_length)
     except ConfigError as error:
         raise ConfigError(f"{job.file}: {trainer_name}.algorithm: {error.message}", **error.details) from error
+
+
+def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
+    """Refuses observations and rewards as they are beside those that a rollout has changed, which only it can do."""
+    read = (*trainer.buffers, *trainer.eval_buffers)
+    raw = [name for name, source in job.sources.items() if source.buffer in read]
+    raw += [name for name, rollout in job.rollouts.items() if not rollout.normalise_obs]
+    rewarded = [
+        name
+        for name, source in job.sources.items()
+        if source.buffer in trainer.buffers and not _only_imitated(trainer.algorithm, source)
+    ]
+    for name, rollout in job.rollouts.items():
+        changed = {"normalise_obs": raw, "normalise_reward": rewarded, "reward_clip": rewarded}
+        for option, others in changed.items():
+            if getattr(rollout, option) and others:
+                what = "observations" if option == "normalise_obs" else "rewards"
+                raise ConfigError(
+                    f"{job.file}: {name}.{option}: the model would learn from {what} changed so, and from those of "
+                    f"{others[0]!r} as they are: expected {option} off, or none of {', '.join(others)}",
+                    key=option,
+                )
+
+
+def _only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
+    """Nothing is learned from its rewards; a source's own function may mark what it gives as demonstrations."""
+    if isinstance(algorithm, MixedConfig):
+        return not algorithm.fit_value and (source.demonstration or source.path is None)
+    return isinstance(algorithm, BCConfig)

@@ -83,8 +83,10 @@ async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
 
 
 def test_games_do_not_fill_a_buffer_of_normalised_observations() -> None:
-    config = {"a": {"kind": "rollout", "buffer": "b", "normalise_obs": True}, "c": {"buffer": "d"}, "e": 1}
-    assert _normalising(config, "b") == "a"
-    assert _normalising(config, "d") is None
-    with pytest.raises(ConfigError, match="a buffer of their own"):
+    """Nor one of their own, which the same model would learn from."""
+    config: dict[str, Any] = {"a": {"kind": "rollout", "buffer": "b", "normalise_obs": True}, "c": {"buffer": "d"}}
+    assert _normalising({**config, "e": 1}) == "a"
+    config["a"]["normalise_obs"] = False
+    assert _normalising(config) is None
+    with pytest.raises(ConfigError, match="agents of this job cannot push"):
         _Refused("why").push(1)

@@ -117,6 +117,56 @@ def test_what_a_source_gives_beside_the_play_counts(tmp_path: Path, algorithm: s
     check_job(JobConfig.load(file, [f"trainer.algorithm={algorithm}"]))
 
 
+def recorded(tmp_path: Path, options: str) -> Path:
+    """The template with a source of some rows beside its rollout."""
+    rows = {"reward": np.ones(3), "terminated": np.arange(3) == 2, "log_prob": np.zeros(3)}
+    np.savez(tmp_path / "games.npz", obs=np.zeros((3, 4), np.float32), action=np.zeros(3, np.int64), **rows)
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{TEMPLATE.read_text()}\nother: {{kind: buffer}}\nrecorded: {{kind: source, {options}}}\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("change", "algorithm", "source", "message"),
+    [
+        ("normalise_obs=true", "{name: bc}", "buffer: buffer", "observations changed so, and from those of 'recorded'"),
+        ("normalise_obs=true", "{name: mixed}", "buffer: other, demonstration: true", "'recorded' as they are"),
+        ("normalise_obs=true", "{name: ppo}", "buffer: other", ""),
+        ("normalise_reward=true", "{name: mixed, fit_value: 0.5}", "buffer: other, demonstration: true", "rewards"),
+        ("reward_clip=1.0", "{name: ppo}", "buffer: buffer", ""),
+        ("normalise_reward=true", "{name: mixed}", "buffer: other, demonstration: true", None),
+        ("reward_clip=1.0", "{name: bc}", "buffer: buffer", None),
+    ],
+)
+def test_data_as_they_are_beside_play_that_is_changed_are_refused(
+    tmp_path: Path, change: str, algorithm: str, source: str, message: str | None
+) -> None:
+    """A policy would imitate, or a value fit, what nobody observes or gets in play."""
+    file = recorded(tmp_path, f"path: games.npz, {source}")
+    overrides = [f"trainer.algorithm={algorithm}", "trainer.buffers=[buffer, other]"]
+    check_job(JobConfig.load(file, overrides))
+    made = JobConfig.load(file, [*overrides, f"rollout.{change}"])
+    if message is None:
+        check_job(made)
+        return
+    with pytest.raises(ConfigError, match=f"rollout.{change.split('=')[0]}: .*{message}"):
+        check_job(made)
+
+
+def test_data_as_they_are_are_not_measured_either_where_observations_are_normalised(tmp_path: Path) -> None:
+    file = recorded(tmp_path, "path: games.npz, buffer: other")
+    overrides = ["trainer.eval_buffers=[other]", "trainer.eval_interval=5", "rollout.normalise_obs=true"]
+    with pytest.raises(ConfigError, match="'recorded' as they are: expected normalise_obs off, or none of recorded"):
+        check_job(JobConfig.load(file, overrides))
+
+
+def test_all_rollouts_of_a_job_normalise_what_they_observe_or_none_does() -> None:
+    more = "more={kind: rollout, env: CartPole-v1, model: model, buffer: buffer}"
+    error = told("rollout.normalise_obs=true", "rollout.mode=non_blocking", more)
+    assert "from those of 'more' as they are" in error.message
+    check_job(job("rollout.normalise_obs=true", "rollout.mode=non_blocking", f"{more[:-1]}, normalise_obs: true}}"))
+
+
 def test_workers_are_told_what_an_update_takes() -> None:
     spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout", NAMES, "n")
     assert (spec.update_columns, spec.gamma, spec.moments) == (48, 0.9, "")
