@@ -167,7 +167,8 @@ class RemoteBuffer:
             self._all_taken(done.value, timeout_s)
 
     def offer(self, *replays: Replay, timeout_s: float) -> list[Replay]:
-        """Pushes what there is room for within ``timeout_s`` and gives back the rest. Drops nothing.
+        """Pushes what there is room for within ``timeout_s`` and gives back the rest, all of it while the buffer is
+        being restarted. Drops nothing.
 
         Raises:
             BadFragment: all are taken, but for those that were refused.
@@ -301,8 +302,10 @@ class RemoteBuffer:
                 )
             except (ray.exceptions.RayError, TimeoutError) as error:
                 lane.room = False
-                restarts = isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone()
-                if restarts and time.monotonic() < deadline:  # what it had taken went with it: nothing comes twice
+                # What it had taken went with it: nothing comes twice. Until it is back it has no room.
+                if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
+                    if time.monotonic() >= deadline:
+                        break
                     yield None
                     continue
                 self._drop("buffer_lost", sum(map(len, left)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -68,6 +70,13 @@ def job(tmp_path: Path, function: str) -> JobConfig:
     return JobConfig.load(tmp_path / "job.yaml")
 
 
+def pid(buffer: Any) -> int | None:
+    try:
+        return int(ray.get(buffer.shards[0].actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))
+    except ray.exceptions.RayActorError:  # it is being restarted
+        return None
+
+
 def test_everything_arrives_in_order_although_the_buffer_is_small(
     tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +105,28 @@ def test_a_source_that_fails_is_told(
     assert isinstance(error, ConfigError)
     assert said in error.message
     assert "'data'" in error.message
+
+
+def test_a_source_outlives_the_process_of_its_buffer(
+    tmp_path: Path, buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
+    with Sources(job(tmp_path, "good"), {"buffer": buffer}) as sources:
+        until(lambda: sources.fed["data"] >= 4, timeout_s=60)  # full: it waits for room
+        victim = pid(buffer)
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: pid(buffer) not in (None, victim), "another process", timeout_s=60)
+        seen: list[float] = []
+        for batch in buffer.batches(timeout_s=30):
+            seen.extend(batch["reward"][:, 0].tolist())
+            if len(seen) == 12:
+                break
+        assert sources.join(10.0)
+    assert seen == [4.0, 5.0, 6.0, 7.0, *map(float, range(8))], "all but the four that went with it, once each"
+    assert sources.fed == {"data": 16}
+    assert not sources.errors
 
 
 def test_a_buffer_that_is_gone_is_told_in_one_line(

@@ -179,6 +179,21 @@ def test_what_has_no_room_in_time_is_given_back(calls):
         remote._all_taken(left, 0.0)
 
 
+def test_what_a_buffer_that_is_being_restarted_has_no_room_for_is_given_back(calls, monkeypatch):
+    remote = buffer((calls, ""))
+    monkeypatch.setattr(remote.shards, "gone", lambda: False)
+    died = ray.exceptions.ActorDiedError()
+    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), died)
+    assert [len(replay) for replay in left] == [3, 16]
+    asked, left = drive(remote._offer([fragment(3)], 9.0), died, None, taken(1))
+    assert (asked, left) == ([[3], None, [3]], [])
+    assert not remote.dropped
+    monkeypatch.setattr(remote.shards, "gone", lambda: True)
+    with pytest.raises(ReplayError, match="was lost during a push"):
+        drive(remote._offer([fragment(3)], 9.0), died)
+    assert remote.dropped == {"buffer_lost": 3}
+
+
 def test_a_push_that_waits_tells_of_refusals_at_its_end(calls):
     steps = buffer((calls, ""))._offer([fragment(3), fragment(1)], 9.0)
     with pytest.raises(BadFragment, match="NaN"):
