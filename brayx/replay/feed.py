@@ -1,6 +1,7 @@
 """Iterators into a buffer: read in threads, as fast as the buffer takes it, some times over. Knows nothing of files.
 
-What is read waits for room; nothing is dropped for it. A fragment that the buffer refuses is counted and left out, any
+What is read waits for room; nothing is dropped for it. Its policy versions are 0, older than any of the trial's that
+learns from it: another's say nothing here. A fragment that the buffer refuses is counted and left out, any
 other error ends the feed, and its owner finds it in ``error``. That the buffer's stream has ended is no
 error: its reader has all it wants.
 """
@@ -8,9 +9,12 @@ error: its reader has all it wants.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from brayx.errors import BadFragment, BrayxError, ConfigError, ReplayError
 from brayx.types import Columns, Fragment
@@ -84,7 +88,7 @@ class Feed:
                         raise ConfigError(
                             f"source {self._name!r} gave a {given}, expected brayx.Fragment or brayx.Columns"
                         )
-                    self._push(replay)
+                    self._push(_without_version(replay))
                     if self._stopping.is_set():
                         return
         except ReplayError as error:
@@ -123,3 +127,14 @@ class Feed:
             if not self._stopping.is_set() and self.error is None:
                 self.error = error
         self._stopping.set()
+
+
+def _without_version(replay: Fragment | Columns) -> Fragment | Columns:
+    """The same, of policy version 0; as it is where its versions are no array, which the buffer refuses."""
+    try:
+        if isinstance(replay, Fragment):
+            return dataclasses.replace(replay, policy_version=np.zeros_like(replay.policy_version, np.int64))
+        versions = np.zeros_like(replay.arrays["policy_version"], np.int64)
+        return Columns({**replay.arrays, "policy_version": versions})
+    except (IndexError, KeyError, TypeError, ValueError):
+        return replay

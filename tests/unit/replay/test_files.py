@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from brayx.errors import BadFragment, ConfigError, ReplayError
+from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.feed import Feed
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout, check
-from tests.unit.replay.made import fragment
+from tests.unit.replay.made import changed, columns, fragment
 
 
 def steps(ends: str, **more) -> dict[str, np.ndarray]:
@@ -271,6 +272,30 @@ def test_a_feed_leaves_out_what_is_refused_and_ends_at_what_breaks():
         assert feed.join(5)
     assert (feed.fed, feed.refused) == (1, 1)
     assert feed.error.message == "source 'data' raised OSError: disk gone"
+
+
+@pytest.mark.parametrize("published", [None, 1])
+def test_what_is_fed_is_taken_whatever_versions_another_trial_gave_it(tmp_path, published):
+    save_npz(tmp_path / "data.npz", {**steps("-----T"), "policy_version": np.full(6, 800)})
+    buffer = ReplayBuffer(changed(max_policy_lag=1))
+    if published is not None:
+        buffer.published(published)
+
+    class There:
+        def offer(self, *replays, timeout_s):
+            for replay in replays:
+                buffer.push(replay)
+            return []
+
+    made = columns(2, version=800)
+    with Feed(There(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [made]]) as feed:
+        assert feed.join(5)
+    assert (feed.fed, feed.refused, feed.error) == (2, 0, None)
+    buffer.push(columns(2, version=1))  # the agent's own, which is not too old beside them
+    buffer.flush()
+    batches = list(iter(buffer.pop, None))
+    assert sum(int(batch["mask"].sum()) for batch in batches) == 6 + 8 + 8
+    assert {int(version) for batch in batches for version in np.unique(batch["policy_version"])} == {0, 1}
 
 
 @pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "gave a int")])
