@@ -331,9 +331,10 @@ def _claimed(replay: Any) -> int | None:
     try:
         if isinstance(replay, Columns):
             versions, mask = np.asarray(replay.arrays["policy_version"]), np.asarray(replay.arrays["mask"])
-            return int(versions.max(where=mask > 0, initial=-1))
-        return int(np.max(replay.policy_version))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        else:
+            versions, mask = np.asarray(replay.policy_version), np.ones(())
+        return int(versions.max(where=mask > 0, initial=-1)) if versions.dtype.kind == "i" else None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
 
 

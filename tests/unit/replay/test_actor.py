@@ -251,7 +251,7 @@ async def test_pushes_that_wait_at_once_are_counted_once_each():
 ODD = [
     None, 3, "x", b"x", [[1], [2, 3]], [[None]], {}, {"a": np.zeros(3)}, np.zeros(()), np.zeros(0), np.zeros((2, 5, 2)),
     np.array(["a"]), np.array([object()]), np.zeros((2, 5), complex), np.zeros((2, 5), "M8[s]"),
-    np.full((2, 5), np.nan),
+    np.full((2, 5), np.nan), np.full((2, 5), np.inf),
 ]  # fmt: skip
 """What somebody may push where an array belongs."""
 
@@ -271,7 +271,8 @@ def bad_pushes() -> list[object]:
 async def test_whatever_is_pushed_its_neighbours_are_taken_and_what_is_refused_shapes_nothing(options, drop):
     refusals = 0
     for bad in bad_pushes():
-        actor = BufferActor(changed(**options))
+        actor = BufferActor(changed(**options), weights="store")
+        actor._store = Store(0)
         taken = await actor.push([bad], drop)
         assert (taken.whole, taken.refused) in ((1, 0), (1, 1)), bad
         if not taken.refused:  # an empty mapping of extras, and the like
