@@ -21,7 +21,7 @@ import ray
 from brayx.errors import BadFragment, DeadlineExceeded, ReplayError, first_line
 from brayx.replay.actor import MAX_WAIT_S, Taken
 from brayx.replay.config import BufferConfig
-from brayx.replay.packing import READY_KEY, Batch, Layout
+from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 from brayx.replay.shards import Shard, Shards
 from brayx.types import Columns, Fragment
 
@@ -255,7 +255,7 @@ class RemoteBuffer:
         self.flush(timeout_s)
         with self._lock:
             self._closed = True
-            lost = sum(map(len, self._pending))
+            lost = sum(map(transitions, self._pending))
             self._pending.clear()
             if self._retry is not None:
                 self._retry.cancel()
@@ -271,9 +271,9 @@ class RemoteBuffer:
             if not closed:
                 self._pending.extend(replays)
             while len(self._pending) > self._max_pending:
-                lost += len(self._pending.popleft())
+                lost += transitions(self._pending.popleft())
         if closed:
-            self._drop("closed", sum(map(len, replays)))
+            self._drop("closed", sum(map(transitions, replays)))
             return
         if lost:
             self._drop("full", lost)
@@ -282,9 +282,9 @@ class RemoteBuffer:
 
     def _all_taken(self, left: list[Replay], timeout_s: float) -> None:
         if left:
-            transitions = sum(map(len, left))
-            said = f"buffer {self.name!r} had no room for {transitions} transitions within {timeout_s:g} s"
-            raise DeadlineExceeded(said, left=transitions)
+            count = sum(map(transitions, left))
+            said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
+            raise DeadlineExceeded(said, left=count)
 
     def _offer(self, left: list[Replay], timeout_s: float) -> Generator[Any, Taken, list[Replay]]:
         """Gives calls, whose answers it is sent, or what they raised thrown; None: wait a moment."""
@@ -308,7 +308,7 @@ class RemoteBuffer:
                         break
                     yield None
                     continue
-                self._drop("buffer_lost", sum(map(len, left)))
+                self._drop("buffer_lost", sum(map(transitions, left)))
                 said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
                 raise ReplayError(said, buffer=self.name) from error
             lane.room = answer.room
@@ -375,7 +375,7 @@ class RemoteBuffer:
         if replays is None:
             return
         logger.warning("a push to the replay buffer failed: %s", first_line(error))
-        self._drop("buffer_lost", sum(map(len, replays)))
+        self._drop("buffer_lost", sum(map(transitions, replays)))
         with self._lock:
             lane.down_until = time.monotonic() + _RETRY_S
         self._send()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 
@@ -70,6 +72,23 @@ def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
     assert remote.flush(5)
     assert remote.dropped == {"buffer_lost": 1}
     remote.close()
+
+
+def test_what_looks_wrong_is_counted_and_stops_nothing(calls):
+    """A reward that is one number has no length; the buffer says so to whoever pushes it."""
+    remote = buffer((calls, ""), max_pending=2)
+    wrong = dataclasses.replace(fragment(3), reward=np.float32(1))
+    remote.push(wrong)
+    calls.made[0][1].set_exception(RuntimeError("the actor died"))
+    assert remote.dropped == {"buffer_lost": 1}
+    remote.push(wrong, fragment(1), fragment(1))
+    assert remote.dropped == {"buffer_lost": 1, "full": 1}
+    until(lambda: len(calls.made) == 2, "the rest being sent")
+    remote.push(wrong)
+    remote.close(0)
+    assert remote.dropped == {"buffer_lost": 1, "full": 1, "closed": 1}
+    with pytest.raises(DeadlineExceeded, match="no room for 1 transitions"):
+        remote._all_taken([wrong], 0.0)
 
 
 def test_a_call_without_an_answer_does_not_block_for_ever(calls):
