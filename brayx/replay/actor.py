@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,8 +68,8 @@ class Taken(NamedTuple):
 class BufferActor:
     """A shard: readers and pushes wait here, and credits bound what is on its way to the learner.
 
-    One reader reads at a time. A new one (`attach`) takes over: the credits of the batches that its predecessor had
-    in flight are forgotten, and the predecessor is told that its stream ended.
+    One reader reads at a time. A new one (`attach`) takes over: its predecessor is told that its stream ended, and what
+    that had in flight is given to nobody again, which is counted as dropped (``reader_lost``) unless it was sampled.
 
     Args:
         config: sizes, and how to sample.
@@ -98,7 +98,7 @@ class BufferActor:
         # A random start tells the readers of a process that died from those of this one.
         self._first = secrets.randbits(60)
         self._reader = self._first
-        self._in_flight = 0
+        self._in_flight: deque[int] = deque()  # of each batch, the transitions that are lost if it does not arrive
         self._ended = False
         self._stopping = False
         self._failure: BrayxError | None = None
@@ -177,7 +177,10 @@ class BufferActor:
     async def attach(self) -> int:
         """Makes the caller the one reader, and gives it the number to read with."""
         self._reader += 1
-        self._in_flight = 0
+        lost = sum(self._in_flight)
+        self._in_flight.clear()
+        if lost:
+            self._buffer.dropped_elsewhere("reader_lost", lost)
         await self._notify()
         return self._reader
 
@@ -194,11 +197,12 @@ class BufferActor:
                 return Next(None, unknown=True)
             if reader < self._reader or self._stopping:
                 return Next(None, ended=True)
-            if self._in_flight < self._config.max_in_flight:
+            if len(self._in_flight) < self._config.max_in_flight:
                 since = np.asarray(self._ready_since)
-                batch = self._buffer.pop(reuse=not self._ended and self._in_flight == 0)
+                batch = self._buffer.pop(reuse=not self._ended and not self._in_flight)
                 if batch is not None:
-                    self._in_flight += 1
+                    once = self._buffer.table is None and self._buffer.reused == self._reused
+                    self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
                     self._books.add("replay_reused", self._buffer.reused - self._reused)
                     self._reused = self._buffer.reused
                     self._look()
@@ -219,7 +223,8 @@ class BufferActor:
         """
         if reader is not None and reader != self._reader:
             return
-        self._in_flight = max(0, self._in_flight - count)
+        for _ in range(min(count, len(self._in_flight))):
+            self._in_flight.popleft()
         await self._notify()
 
     async def expire(self, newest: int) -> None:
@@ -263,7 +268,7 @@ class BufferActor:
 
     async def stats(self) -> dict[str, float]:
         """Counters of the buffer, and ``in_flight``."""
-        return {**self._buffer.stats(), "in_flight": self._in_flight}
+        return {**self._buffer.stats(), "in_flight": len(self._in_flight)}
 
     async def has_room(self) -> bool:
         """Whether something can be taken without dropping."""

@@ -74,6 +74,32 @@ async def test_a_new_reader_takes_over_and_the_credits_of_the_old_one_are_free()
     assert (await actor.next_batch(new, 0.1)).batch["reward"][0, 0] == 1
 
 
+@pytest.mark.parametrize(("sampler", "lost"), [("fifo", 2 * WHOLE), ("uniform", 0)])
+async def test_what_a_predecessor_had_in_flight_is_counted_as_lost_where_it_does_not_come_again(sampler, lost):
+    actor = BufferActor(changed(max_in_flight=3, sampler=sampler))
+    reader = await actor.attach()
+    await actor.push([columns(2, number) for number in range(3)])
+    for _ in range(3):
+        assert (await actor.next_batch(reader, 0.1)).batch is not None
+    await actor.ack()
+    await actor.attach()
+    await actor.push([columns(1)])
+    assert (await actor.stats()).get("dropped.reader_lost", 0) == lost
+    assert actor._books.summary().get("replay_dropped.reader_lost", 0) == lost
+
+
+async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
+    actor = BufferActor(changed(max_reuse=1))
+    reader = await actor.attach()
+    await actor.push([columns(2)])
+    assert (await actor.next_batch(reader, 0.1)).batch is not None
+    await actor.ack()
+    assert (await actor.next_batch(reader, 0.1)).batch is not None
+    assert (await actor.stats())["reused"] == 1
+    await actor.attach()
+    assert "dropped.reader_lost" not in await actor.stats()
+
+
 async def test_what_a_predecessor_acknowledges_late_gives_the_new_reader_no_credit():
     actor = BufferActor(CONFIG)
     old = await actor.attach()
