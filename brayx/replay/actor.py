@@ -80,6 +80,7 @@ class BufferActor:
         namespace: of the hub and the weight store.
         weights: name of the weight store that knows which versions of the policy there are: what claims to be of a
             newer one is refused. Empty: any is taken.
+        number: of this shard.
         restarted: this actor takes the place of one that died.
     """
 
@@ -90,9 +91,10 @@ class BufferActor:
         hub: str = "",
         namespace: str = "",
         weights: str = "",
+        number: int = 0,
         restarted: bool | None = None,
     ) -> None:
-        self._buffer = ReplayBuffer(config, layout)
+        self._buffer = ReplayBuffer(config, layout, shard=number)
         self._config = config
         self._changed = asyncio.Condition()
         # A random start tells the readers of a process that died from those of this one.

@@ -26,6 +26,7 @@ class ReplayBuffer:
         config: sizes, and how to sample.
         layout: what fragments must look like; what it does not know, or None, is as in the first good one.
         seed: of what is drawn; None: another each time.
+        shard: number of this one, where a buffer has several.
 
     Attributes:
         pushed: transitions accepted so far.
@@ -35,9 +36,11 @@ class ReplayBuffer:
         last_refusal: what the newest refused fragment was refused for.
     """
 
-    def __init__(self, config: BufferConfig, layout: Layout | None = None, *, seed: int | None = None) -> None:
+    def __init__(
+        self, config: BufferConfig, layout: Layout | None = None, *, seed: int | None = None, shard: int = 0
+    ) -> None:
         self._config = config
-        self.table = None if config.sampler == "fifo" else Table.of(config, seed)
+        self.table = None if config.sampler == "fifo" else Table.of(config, seed, shard)
         self._packer = Packer(config.batch_size if self.table is None else 1, config.unroll_length, layout)
         self._batches: deque[Batch] = deque()
         self._newest = -1

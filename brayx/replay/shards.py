@@ -101,7 +101,7 @@ class Shards:
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
-            ).remote(config, layout, hub, namespace or "", weights)
+            ).remote(config, layout, hub, namespace or "", weights, number)
             shards.append(Shard(actor))
             return actor.config.remote()
 

@@ -22,7 +22,9 @@ from brayx.replay.samplers import Prioritised, Sampler, Uniform
 PRIORITY = "priority"
 """Name of an extra ``[T]``: what is pushed with it has its largest one as the priority to begin with."""
 
-_SLOT_BITS, _GENERATION_BITS, _ORIGIN_BITS = 28, 20, 15
+_SLOT_BITS, _GENERATION_BITS, _RANDOM_BITS = 28, 12, 16
+"""Of a column's id, from the lowest: where it lies, how often that was written, and whose it is: chance, and in the 7
+bits above it the shard."""
 MAX_CAPACITY = 1 << _SLOT_BITS
 _NEVER = int(np.iinfo(np.int64).max)
 
@@ -35,6 +37,7 @@ class Table:
         batch_size: columns of a sample.
         sampler, remover, limiter: made for that capacity and batch size.
         seed: of what is drawn.
+        shard: number of the table among those whose ids must not be taken for each other's; 0 to 127.
 
     Attributes:
         dropped: transitions, by reason: ``rate_limited`` (not taken in), ``policy_lag`` (too old), ``reservoir`` (not
@@ -52,6 +55,7 @@ class Table:
         limiter: RateLimiter | None = None,
         *,
         seed: int | None = None,
+        shard: int = 0,
     ) -> None:
         if not 1 <= capacity <= MAX_CAPACITY:
             raise ValueError(f"capacity is {capacity}, expected 1 to {MAX_CAPACITY}")
@@ -64,8 +68,9 @@ class Table:
         self._version = np.zeros(capacity, np.int64)
         self._transitions = np.zeros(capacity, np.int64)
         self._generation = np.zeros(capacity, np.int64)
-        # Ids of another table's columns, or of this one's before its process died, are not taken for ours.
-        self._origin = secrets.randbits(_ORIGIN_BITS)
+        # Ids of another shard's columns are not taken for ours; chance tells those of another buffer, and of this one
+        # before its process died.
+        self._origin = shard << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
         self._lowest_version = _NEVER
         self._count = 0
         self.dropped: Counter[str] = Counter()
@@ -98,7 +103,7 @@ class Table:
         return cls(capacity, batch_size, Uniform(capacity), Reservoir(capacity), limiter, **options)
 
     @classmethod
-    def of(cls, config: BufferConfig, seed: int | None = None) -> Table:
+    def of(cls, config: BufferConfig, seed: int | None = None, shard: int = 0) -> Table:
         """What the options of a buffer ask for."""
         capacity = config.capacity
         removers: dict[str, Callable[[int], Remover]] = {
@@ -113,7 +118,13 @@ class Table:
         else:
             sampler = Uniform(capacity)
         return cls(
-            capacity, config.batch_size, sampler, removers[config.remover](capacity), config.limiter(), seed=seed
+            capacity,
+            config.batch_size,
+            sampler,
+            removers[config.remover](capacity),
+            config.limiter(),
+            seed=seed,
+            shard=shard,
         )
 
     def __len__(self) -> int:

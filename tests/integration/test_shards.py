@@ -176,6 +176,8 @@ def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
         until(lambda: set(next(stream)["reward"][:, 0].tolist()) == {5.0} and (stream.took() or True), "priorities")
         assert buffer.stats()["stale"] == 0
         stream.close()
+        origins = [shard.actor.__ray_call__.remote(lambda self: self._buffer.table._origin) for shard in buffer.shards]
+        assert [origin >> 16 for origin in ray.get(origins)] == [0, 1], "it cannot be taken for the other's"
 
 
 def test_columns_arrive_as_they_were_pushed(ray_cluster):

@@ -68,12 +68,17 @@ def test_priorities_come_back_by_index_and_stale_ones_are_let_be():
     assert table.sample()["reward"][:, 0].max() == 12, "those in the same slots were not touched"
 
 
-def test_ids_of_another_table_are_not_taken_for_ones_own():
-    one, other = (Table.prioritised(4, 4, seed=0) for _ in range(2))
-    other._origin = one._origin ^ 1
-    for table in (one, other):
+def test_ids_of_another_table_are_not_taken_for_ones_own(monkeypatch):
+    chance = iter([7, 7, 8])
+    monkeypatch.setattr("brayx.replay.table.secrets.randbits", lambda bits: next(chance))
+    one, *others = (Table.prioritised(4, 4, seed=0, shard=shard) for shard in (126, 127, 126))
+    for table in (one, *others):
         table.insert(columns(range(4)))
-    assert one.update_priorities(other.sample()["index"], np.ones(4)) == 0
+    for other in others:
+        index = other.sample()["index"]
+        assert (index >= 0).all()
+        assert one.update_priorities(index, np.ones(4)) == 0
+        assert other.update_priorities(index, np.ones(4)) == 4
     assert one.stale == 0
 
 
