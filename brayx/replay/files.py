@@ -4,7 +4,7 @@ npz and Parquet hold *steps*, one row each, in order, under a fragment's names: 
 ``action``, ``reward``, ``terminated``; and if they have them ``truncated``, ``next_obs``, ``log_prob``,
 ``policy_version`` and extras. A row that is terminated or truncated ends its episode; an episode does not go on in the
 next file. Without ``next_obs`` nobody knows what followed the last step of one that is not terminated, so that step is
-only bootstrapped from.
+only bootstrapped from. Parquet is read some rows at a time, an archive as a whole.
 
 Minari's ``main_data.hdf5`` has a group for each episode, whose ``observations`` have one entry more than its
 ``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"); it needs
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import glob
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -35,6 +35,8 @@ _SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "
 _NEEDED = ("action", "reward", "terminated")
 _PLAIN = ("reward", "terminated", "truncated", "log_prob", "policy_version")
 _OWN = (*_NEEDED, "truncated", "log_prob", "policy_version")
+_ROWS = 4096
+"""Rows of a Parquet file that are read together."""
 
 
 class Dataset:
@@ -128,17 +130,26 @@ class Dataset:
                 arrays = {name: archive[name] for name in archive.files}
         except Exception as error:  # zipfile, zlib and NumPy each have their own for a file that is no archive
             raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
-        yield from self._episodes(file, arrays)
+        yield from self._episodes(file, [arrays])
 
     def _parquet(self, file: Path) -> Iterator[Fragment]:
         import pyarrow as pa
         import pyarrow.parquet
 
-        try:
-            table = pyarrow.parquet.read_table(file)
-        except (OSError, pa.ArrowException) as error:
-            raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
-        yield from self._episodes(file, {name: _column(file, name, table[name]) for name in table.column_names})
+        def pieces() -> Iterator[dict[str, np.ndarray]]:
+            row, shapes = 0, dict[str, tuple[int, ...]]()
+            try:
+                with pyarrow.parquet.ParquetFile(file) as source:
+                    for batch in filter(len, source.iter_batches(_ROWS)):
+                        names = batch.schema.names
+                        yield {name: _column(file, name, batch[name], row, shapes) for name in names}
+                        row += len(batch)
+                    if row == 0:  # no rows of what it has
+                        yield {name: np.zeros(0) for name in source.schema_arrow.names}
+            except (OSError, pa.ArrowException) as error:
+                raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+
+        yield from self._episodes(file, pieces())
 
     def _minari(self, file: Path) -> Iterator[Fragment]:
         try:
@@ -167,12 +178,24 @@ class Dataset:
                     policy_version=np.zeros(steps, np.int64),
                 )
 
-    def _episodes(self, file: Path, arrays: dict[str, np.ndarray]) -> Iterator[Fragment]:
+    def _episodes(self, file: Path, pieces: Iterable[dict[str, np.ndarray]]) -> Iterator[Fragment]:
+        """Episodes of rows that come a piece after the other; one that goes on in the next piece is kept until then."""
+        begun: list[dict[str, np.ndarray]] = []
+        for arrays in map(functools.partial(self._rows, file), pieces):
+            last = int(_ends(arrays).nonzero()[0].max(initial=-1)) + 1
+            if last:
+                yield from self._whole([*begun, {name: array[:last] for name, array in arrays.items()}])
+                begun = []
+            if last < len(arrays["reward"]):
+                begun.append({name: array[last:] for name, array in arrays.items()})
+        if begun:
+            yield from self._whole(begun)
+
+    def _rows(self, file: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Some rows of a file by our names; raises ConfigError where something is missing or not there for each."""
         theirs = {name: ours for ours, name in self._fields.items()}
         arrays = {theirs.get(name, name): array for name, array in arrays.items()}
         self._need(file, arrays, list(arrays))
-        observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
-        following = {name for name in arrays if name == "next_obs" or name.startswith("next_obs/")}
         for name, array in arrays.items():
             if array.ndim == 0:
                 raise ConfigError(f"{file}: {name} is one value, expected one for each step", path=str(file))
@@ -185,8 +208,15 @@ class Dataset:
         for name, array in arrays.items():
             if len(array) != rows:
                 raise ConfigError(f"{file}: {name} has {len(array)} rows, and reward {rows}", path=str(file))
-        terminated = arrays["terminated"].astype(bool)
-        ends = terminated | arrays.get("truncated", np.zeros(rows)).astype(bool)
+        return arrays
+
+    def _whole(self, pieces: list[dict[str, np.ndarray]]) -> Iterator[Fragment]:
+        """The episodes of some rows, with the last of which one ends."""
+        first = pieces[0]
+        arrays = first if len(pieces) == 1 else {name: np.concatenate([p[name] for p in pieces]) for name in first}
+        observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
+        following = {name for name in arrays if name == "next_obs" or name.startswith("next_obs/")}
+        terminated, ends = arrays["terminated"].astype(bool), _ends(arrays)
         ends[-1:] = True
         start = 0
         for end in (np.flatnonzero(ends) + 1).tolist():
@@ -232,18 +262,34 @@ class Dataset:
             )
 
 
-def _column(file: Path, name: str, column: Any) -> np.ndarray:
-    """A Parquet column ``[rows, ...]``; lists of one length become axes; raises ConfigError for others and nulls."""
+def _ends(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which rows end an episode."""
+    terminated = arrays["terminated"].astype(bool)
+    return terminated | arrays["truncated"].astype(bool) if "truncated" in arrays else terminated
+
+
+def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tuple[int, ...]]) -> np.ndarray:
+    """Some rows of a Parquet column, ``[rows, ...]``; lists of one length become axes.
+
+    Args:
+        file, name: for errors.
+        array: its values.
+        first: number of the first of these rows in the file.
+        shapes: of a row, by name, as the first rows of the file had it; those are written down.
+
+    Raises:
+        ConfigError: lists of other lengths, and nulls.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    array = column.combine_chunks()
+    known = shapes.get(name)
     shape: list[int] = [len(array)]
     each = 1  # entries of a row, as deep as this is
 
     def refuse(found: np.ndarray, what: str) -> None:
         if found.any():
-            row = int(found.argmax()) // max(1, each)
+            row = first + int(found.argmax()) // max(1, each)
             raise ConfigError(f"{file}: {name}: row {row} (the first is 0) {what}", path=str(file), row=row)
 
     while True:
@@ -255,11 +301,12 @@ def _column(file: Path, name: str, column: Any) -> np.ndarray:
         ):
             break
         lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-        length = int(lengths[0]) if len(lengths) else 0
+        length = int(lengths[0]) if known is None else known[len(shape) - 1]
         refuse(lengths != length, f"has a list of another length than the first one, {length}")
         shape.append(length)
         each *= length
         array = array.flatten()
+    shapes[name] = tuple(shape[1:])
     flat: np.ndarray = array.to_numpy(zero_copy_only=False)
     return flat.reshape(shape)
 

@@ -217,6 +217,41 @@ def test_lists_in_lists_are_axes_however_the_file_is_cut_into_groups(tmp_path):
     assert (only.extras["bonus"] == np.arange(10).reshape(5, 2)).all()
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("following", [False, True])
+def test_episodes_of_a_file_that_is_read_some_rows_at_a_time_are_whole(tmp_path, monkeypatch, rows, following):
+    made = steps("--T-C-----TTC---")
+    if following:
+        made["next_obs"] = made["obs"] + 1
+    save_npz(tmp_path / "data.npz", made)
+    save_parquet(tmp_path / "data.parquet", made)
+    monkeypatch.setattr("brayx.replay.files._ROWS", rows)
+    found, expected = list(Dataset(tmp_path / "data.parquet")), list(Dataset(tmp_path / "data.npz"))
+    assert len(found) == len(expected) == (6 if following else 5)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.obs == other.obs).all()
+        assert (one.reward == other.reward).all()
+        assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"), [(None, "row 9000 .* holds null"), ([1.0], "row 9000 .* another length than the first one, 2")]
+)
+def test_of_a_long_file_only_what_is_at_hand_is_read(tmp_path, wrong, told):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    made = {name: array.tolist() for name, array in steps("---T" * 2500).items()}
+    made["obs"][9000] = wrong
+    pyarrow.parquet.write_table(pa.table(made), tmp_path / "data.parquet")
+    dataset = Dataset(tmp_path / "data.parquet")
+    dataset.check()
+    episodes = iter(dataset)
+    assert next(episodes).reward.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {told}"):
+        list(episodes)
+
+
 def test_parts_are_all_files_once(tmp_path):
     for number in range(5):
         save_npz(tmp_path / f"{number}.npz", {**steps("-T"), "reward": np.full(2, number)})
