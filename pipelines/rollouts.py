@@ -244,36 +244,35 @@ def ready_made(
 ) -> Callable[[NestedArray, ActionSpec], Model]:
     """Makes the networks that an algorithm learns, for an observation and an action space.
 
-    An actor-critic, in which whole numbers are seen one-hot; for SAC and MAPPO their own, whose critic does not act.
+    An actor-critic; for SAC and MAPPO their own, whose critic does not act. Whole numbers are seen one-hot.
     """
     space = envs.single_observation_space
-    categories: Any = None
-    if isinstance(space, gymnasium.spaces.Discrete):
-        categories = int(space.n)
-    elif isinstance(space, gymnasium.spaces.Dict):
-        categories = {
-            name: int(part.n) for name, part in space.spaces.items() if isinstance(part, gymnasium.spaces.Discrete)
-        }
+    categories = _categories(space)
 
     def make(obs: NestedArray, spec: ActionSpec) -> Model:
         sizes: Any = spec.sizes[0] if spec.kind == "discrete" else list(spec.sizes) if spec.sizes else None
         size = spec.shape[0] if spec.kind == "box" else None
         try:
             if isinstance(algorithm, SACConfig):
-                return soft_policy_for(obs, action_size=spec.shape[0], network=network or NETWORK)
-            if isinstance(algorithm, MAPPOConfig):
-                return central_policy_for(obs, num_actions=sizes, action_size=size, network=network)
-            return policy_for(
-                obs,
-                num_actions=sizes,
-                action_size=size,
-                categories=categories,
-                network=network,
-            )
+                return soft_policy_for(
+                    obs, action_size=spec.shape[0], network=network or NETWORK, categories=categories
+                )
+            made = central_policy_for if isinstance(algorithm, MAPPOConfig) else policy_for
+            return made(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
         except ValueError as error:
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
 
     return make
+
+
+def _categories(space: Any) -> Any:
+    """How many categories a Discrete observation has; of a Dict by name, of those that have any."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gymnasium.spaces.Dict):
+        found = {name: _categories(part) for name, part in space.spaces.items()}
+        return {name: count for name, count in found.items() if count}
+    return None
 
 
 class _Run:

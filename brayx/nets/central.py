@@ -12,9 +12,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from brayx.nets.encoders import MASK, Observation, features_of
-from brayx.nets.heads import Categorical, Gaussian, MultiHead, Value
-from brayx.nets.policy import NetworkConfig, encoder_for, example_of, trunk_for
+from brayx.nets.encoders import MASK, features_of
+from brayx.nets.heads import Value
+from brayx.nets.policy import (
+    NetworkConfig,
+    encoder_for,
+    example_of,
+    head_for,
+    observation_for,
+    refuse_options,
+    trunk_for,
+)
 from brayx.types import NestedArray
 
 OWN, STATE = "obs", "state"
@@ -24,9 +32,9 @@ OWN, STATE = "obs", "state"
 class Central(nn.Module):
     """A value of states: ``[N, ...] -> [N]``."""
 
-    def __init__(self, state: NestedArray, network: NetworkConfig) -> None:
+    def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | None = None) -> None:
         super().__init__()
-        self.encoder = encoder_for(np.asarray(state), None, network)
+        self.encoder = encoder_for(np.asarray(state), categories, network, STATE)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.value = Value(network.hidden[-1] if network.hidden else features)
@@ -46,7 +54,12 @@ class CentralisedPolicy(nn.Module):
         state: one state of the game.
         num_actions: of a discrete action; several numbers for several at once; None: continuous.
         action_size: length of a continuous action.
-        network: options.
+        categories: of ``obs`` and ``state``, as `policy_for` has them.
+        network: options; ``entities`` knows the state as ``state``.
+
+    Raises:
+        ValueError: neither kind of action, or options that do not apply: a memory, layers shared with the value, or
+            several values.
     """
 
     def __init__(
@@ -56,27 +69,25 @@ class CentralisedPolicy(nn.Module):
         *,
         num_actions: int | Sequence[int] | None = None,
         action_size: int | None = None,
+        categories: Mapping[str, Any] | None = None,
         network: NetworkConfig | None = None,
     ) -> None:
         super().__init__()
-        network = network or NetworkConfig()
-        leaves = own if isinstance(own, Mapping) else {"": own}
-        self.encoder = Observation(
-            {name: encoder_for(np.asarray(leaf), None, network) for name, leaf in leaves.items() if name != MASK}
+        network, categories = network or NetworkConfig(), categories or {}
+        refuse_options(
+            network,
+            "a policy with a central value",
+            lstm="has no memory",
+            shared="sees something else than its value, and shares no layers with it",
+            value_heads="has a single value",
         )
+        if (num_actions is None) == (action_size is None):
+            raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
+        self.encoder = observation_for(own, categories.get(OWN), network)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
-        last = network.hidden[-1] if network.hidden else features
-        self.head: nn.Module
-        if isinstance(num_actions, int):
-            self.head = Categorical(last, num_actions)
-        elif num_actions is not None:
-            self.head = MultiHead(last, num_actions)
-        elif action_size is not None:
-            self.head = Gaussian(last, action_size, network.log_std or 0.0)
-        else:
-            raise ValueError("give num_actions or action_size, got neither")
-        self.critic = Central(state, network)
+        self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
+        self.critic = Central(state, network, categories.get(STATE))
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """``{"obs": [N, ...]}`` -> the head's outputs."""

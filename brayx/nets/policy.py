@@ -145,26 +145,18 @@ def policy_for(
     network = network or NetworkConfig()
     if (num_actions is None) == (action_size is None):
         raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
-    if isinstance(obs, Mapping):
-        leaves = {str(name): np.asarray(leaf) for name, leaf in obs.items()}
-        counts = dict(categories) if isinstance(categories, Mapping) else {}
-    else:
-        leaves = {"": np.asarray(obs)}
-        counts = {} if categories is None or isinstance(categories, Mapping) else {"": categories}
-    encoder = Observation(
-        {name: encoder_for(leaf, counts.get(name), network, name) for name, leaf in leaves.items() if name != MASK}
-    )
+    encoder = observation_for(obs, categories, network)
     images = any(isinstance(each, Spatial) for each in encoder.encoders)
     module: nn.Module
     if network.lstm:
-        module = RecurrentPolicy(encoder, _head(num_actions, action_size, network), network)
+        module = RecurrentPolicy(encoder, head_for(num_actions, action_size, network), network)
     else:
         shared = images if network.shared is None else network.shared
-        module = Policy(encoder, _head(num_actions, action_size, network), network, shared)
-    if MASK in leaves and num_actions is not None:
+        module = Policy(encoder, head_for(num_actions, action_size, network), network, shared)
+    if isinstance(obs, Mapping) and MASK in obs and num_actions is not None:
         expected = num_actions if isinstance(num_actions, int) else sum(num_actions)
-        if leaves[MASK].shape != (expected,):
-            raise ValueError(f"{MASK}: expected shape ({expected},), one for each action, got {leaves[MASK].shape}")
+        if np.shape(obs[MASK]) != (expected,):
+            raise ValueError(f"{MASK}: expected shape ({expected},), one for each action, got {np.shape(obs[MASK])}")
     example = example_of(obs)
     return module, (example, module.memory.initial(2)) if isinstance(module, RecurrentPolicy) else (example,)
 
@@ -181,7 +173,38 @@ def example_of(obs: NestedArray) -> NestedArray:
     return torch.from_numpy(np.zeros((2, *leaf.shape), np.float32 if leaf.dtype.kind == "f" else leaf.dtype))
 
 
-def encoder_for(leaf: np.ndarray, categories: int | None, network: NetworkConfig, name: str | None = None) -> nn.Module:
+def observation_for(
+    obs: NestedArray, categories: int | Mapping[str, int] | None, network: NetworkConfig
+) -> Observation:
+    """What sees a whole observation, ``action_mask`` left out; arguments as of `policy_for`."""
+    if isinstance(obs, Mapping):
+        leaves = {str(name): np.asarray(leaf) for name, leaf in obs.items()}
+        counts = dict(categories) if isinstance(categories, Mapping) else {}
+    else:
+        leaves = {"": np.asarray(obs)}
+        counts = {} if categories is None or isinstance(categories, Mapping) else {"": categories}
+    return Observation(
+        {name: encoder_for(leaf, counts.get(name), network, name) for name, leaf in leaves.items() if name != MASK}
+    )
+
+
+def refuse_options(network: NetworkConfig, who: str, **why: str) -> None:
+    """Refuses options that networks do not have, where they say something.
+
+    Args:
+        network: options.
+        who: has these networks.
+        **why: by option.
+
+    Raises:
+        ValueError: names the first such option.
+    """
+    for name, reason in why.items():
+        if getattr(network, name) not in (None, 0, False):
+            raise ValueError(f"network.{name} is {getattr(network, name)}: {who} {reason}")
+
+
+def encoder_for(leaf: np.ndarray, categories: int | None, network: NetworkConfig, name: str) -> nn.Module:
     """What sees one leaf of an observation, given without batch axis; by its name the options know it."""
     if categories is not None:
         return OneHot(categories, leaf.shape)
@@ -199,7 +222,9 @@ def trunk_for(features: int, config: NetworkConfig) -> nn.Module:
     return MLP([features, *config.hidden], _ACTIVATIONS[config.activation], last_activation=True)
 
 
-def _head(num_actions: int | Sequence[int] | None, action_size: int | None, config: NetworkConfig) -> Any:
+def head_for(num_actions: int | Sequence[int] | None, action_size: int | None, config: NetworkConfig) -> Any:
+    """Makes the head of a policy, given the number of features."""
+
     def head(features: int) -> nn.Module:
         if isinstance(num_actions, int):
             return Categorical(features, num_actions)

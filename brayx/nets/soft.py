@@ -11,13 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from brayx.nets.encoders import Observation, features_of
+from brayx.nets.encoders import features_of
 from brayx.nets.heads import Squashed
-from brayx.nets.policy import NetworkConfig, encoder_for, example_of, trunk_for
+from brayx.nets.policy import NetworkConfig, example_of, observation_for, refuse_options, trunk_for
 from brayx.types import NestedArray
 
 NETWORK = NetworkConfig(hidden=[256, 256], activation="relu", distribution="squashed")
@@ -65,15 +64,32 @@ class SoftActorCritic(nn.Module):
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
         action_size: length of an action.
         network: options; ``distribution`` is squashed whatever it says.
+        categories: as `policy_for` has them.
+
+    Raises:
+        ValueError: options that do not apply: a memory, layers shared with a value, or several values.
     """
 
-    def __init__(self, obs: NestedArray, action_size: int, network: NetworkConfig = NETWORK) -> None:
+    def __init__(
+        self,
+        obs: NestedArray,
+        action_size: int,
+        network: NetworkConfig = NETWORK,
+        categories: int | Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder = _encoder(obs, network)
+        refuse_options(
+            network,
+            "soft actor-critic",
+            lstm="has no memory",
+            shared="has critics with layers of their own",
+            value_heads="has critics, and no value",
+        )
+        self.encoder = observation_for(obs, categories, network)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)
-        self.critic = Critics(_encoder(obs, network), action_size, network.hidden)
+        self.critic = Critics(observation_for(obs, categories, network), action_size, network.hidden)
 
     def forward(self, obs: Any) -> dict[str, Tensor]:
         """Observations ``[N, ...]`` -> ``tanh_mean`` and ``tanh_log_std`` ``[N, D]``."""
@@ -82,19 +98,15 @@ class SoftActorCritic(nn.Module):
 
 
 def soft_policy_for(
-    obs: NestedArray, *, action_size: int, network: NetworkConfig = NETWORK
+    obs: NestedArray,
+    *,
+    action_size: int,
+    network: NetworkConfig = NETWORK,
+    categories: int | Mapping[str, int] | None = None,
 ) -> tuple[SoftActorCritic, tuple[NestedArray, ...]]:
     """Networks for soft actor-critic and an example of their arguments, as an engine is built from.
 
     Args:
-        obs, action_size, network: as of `SoftActorCritic`.
+        obs, action_size, network, categories: as of `SoftActorCritic`.
     """
-    leaves = (
-        {str(name): np.asarray(leaf) for name, leaf in obs.items()} if isinstance(obs, Mapping) else np.asarray(obs)
-    )
-    return SoftActorCritic(leaves, action_size, network), (example_of(leaves),)
-
-
-def _encoder(obs: NestedArray, network: NetworkConfig) -> Observation:
-    leaves = obs if isinstance(obs, Mapping) else {"": obs}
-    return Observation({name: encoder_for(np.asarray(leaf), None, network) for name, leaf in leaves.items()})
+    return SoftActorCritic(obs, action_size, network, categories), (example_of(obs),)

@@ -8,7 +8,9 @@ import torch
 
 from brayx.engines import build_engine
 from brayx.nets.central import central_policy_for
+from brayx.nets.encoders import OneHot
 from brayx.nets.policy import NetworkConfig
+from brayx.nets.transformer import Entities
 
 NETWORK = NetworkConfig(hidden=[8])
 
@@ -49,3 +51,40 @@ def test_an_observation_of_one_kind_is_refused():
         central_policy_for(np.zeros(3, np.float32), num_actions=2)
     with pytest.raises(ValueError, match="num_actions or action_size"):
         central_policy_for({"obs": np.zeros(3), "state": np.zeros(3)})
+
+
+def test_whole_numbers_are_seen_one_hot_and_sets_by_a_transformer():
+    obs = {"obs": {"kind": np.int64(0), "others": np.zeros((4, 3), np.float32)}, "state": np.int64(0)}
+    network = NetworkConfig(hidden=[8], entities=["others"])
+    module, _ = central_policy_for(obs, num_actions=2, categories={"obs": {"kind": 5}, "state": 7}, network=network)
+    kind, others = module.encoder.encoders
+    assert isinstance(kind, OneHot)
+    assert isinstance(others, Entities)
+    assert torch.equal(kind(torch.tensor([3])), torch.eye(5)[3:4])
+    assert torch.equal(module.critic.encoder(torch.tensor([6])), torch.eye(7)[6:])
+    seen = {"obs": {"kind": torch.zeros(2, dtype=torch.int64), "others": torch.randn(2, 4, 3)}}
+    assert module(seen)["logits"].shape == (2, 2)
+    units = np.zeros((4, 3), np.float32)
+    module, _ = central_policy_for(
+        {"obs": np.zeros(3, np.float32), "state": units}, num_actions=2, network=NetworkConfig(entities=["state"])
+    )
+    assert isinstance(module.critic.encoder, Entities)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "names"),
+    [("gaussian", {"mean", "log_std"}), ("squashed", {"tanh_mean", "tanh_log_std"}), ("sde", {"mean", "sde_std"})],
+)
+def test_continuous_actions_have_the_distribution_that_the_options_say(distribution, names):
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    network = NetworkConfig(hidden=[8], distribution=distribution)
+    module, example = central_policy_for(obs, action_size=2, network=network)
+    assert names <= set(module(*example))
+
+
+@pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
+def test_options_that_do_not_apply_are_refused_by_name(option, value):
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match=f"network.{option} is {value}: a policy with a central value"):
+        central_policy_for(obs, num_actions=2, network=NetworkConfig(**{option: value}))
+    central_policy_for(obs, num_actions=2, network=NetworkConfig(shared=False))

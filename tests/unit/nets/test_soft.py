@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from brayx.engines import build_engine
-from brayx.nets.encoders import Numbers
+from brayx.nets.encoders import Numbers, features_of
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import Critics, soft_policy_for
+from brayx.nets.transformer import Entities
 
 
 def test_critics_are_networks_of_their_own():
@@ -41,3 +43,22 @@ def test_acting_computes_no_critic():
     bound = engine.bind(engine.initial)
     found = engine.run(bound, [np.ones((4, 2, 2), np.float32), np.ones((4, 3), np.float32)])
     assert [leaf.shape for leaf in found] == [(4, 2), (4, 2)]
+
+
+def test_policy_and_critics_see_whole_numbers_one_hot_and_sets_by_a_transformer():
+    obs = {"kind": np.int64(0), "others": np.zeros((4, 3), np.float32)}
+    network = NetworkConfig(hidden=[8], entities=["others"])
+    module, _ = soft_policy_for(obs, action_size=2, network=network, categories={"kind": 5})
+    for encoder in (module.encoder, module.critic.encoder):
+        kind, others = encoder.encoders
+        assert isinstance(others, Entities)
+        assert torch.equal(kind(torch.tensor([3])), torch.eye(5)[3:4])
+    bare, example = soft_policy_for(np.int64(0), action_size=2, network=NetworkConfig(hidden=[8]), categories=6)
+    assert features_of(bare.encoder) == features_of(bare.critic.encoder) == 6
+    assert bare(*example)["tanh_mean"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
+def test_options_that_do_not_apply_are_refused_by_name(option, value):
+    with pytest.raises(ValueError, match=f"network.{option} is {value}: soft actor-critic"):
+        soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**{option: value}))

@@ -276,6 +276,33 @@ def test_sac_learns_networks_of_its_own_and_refuses_what_it_cannot_act_in() -> N
         train_local("CartPole-v1", SACConfig(), training)
 
 
+class Numbered(Whole):
+    """The same with whole numbers, of an agent that has no use for them but to be told."""
+
+    observation_space = gymnasium.spaces.Dict(
+        obs=gymnasium.spaces.Dict(kind=gymnasium.spaces.Discrete(5)), state=gymnasium.spaces.Discrete(7)
+    )
+
+
+class Turning(Numbered):
+    observation_space = gymnasium.spaces.Discrete(6)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+
+def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
+    module = train_local(Numbered, MAPPOConfig(epochs=1), Training(**QUICK)).module
+    assert (module.encoder.features, module.critic.encoder.features) == (5, 7)
+    quick = Training(**{**QUICK, "total_steps": 40})
+    module = train_local(Turning, SACConfig(), quick).module
+    assert (module.encoder.features, module.critic.encoder.features) == (6, 6)
+
+
+@pytest.mark.parametrize(("env", "algorithm"), [(Turning, SACConfig()), (Whole, MAPPOConfig())])
+def test_an_option_of_the_network_that_an_algorithm_has_no_use_for_is_refused(env, algorithm) -> None:
+    with pytest.raises(ConfigError, match=r"network\.lstm is 8: .* has no memory"):
+        train_local(env, algorithm, Training(**QUICK, network=NetworkConfig(lstm=8)))
+
+
 @pytest.mark.parametrize(
     ("env", "algorithm", "message"),
     [
