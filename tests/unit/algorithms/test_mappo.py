@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import optree
 import pytest
 import torch
 from torch import nn
 
 from brayx.algorithms.mappo import MAPPO, MAPPOConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.central import central_policy_for
+from brayx.nets.distributions import sample
+from brayx.nets.policy import NetworkConfig
+from tests.unit.algorithms.ppo_cases import CASES, make_batch, slow_update
 from tests.unit.algorithms.tables import moved, random_batch, sgd
 
 
@@ -39,6 +46,55 @@ class Both(Shared):
 
 
 OPTIONS = {"epochs": 2, "minibatch_size": 20, "max_grad_norm": None}
+
+
+class Everything(nn.Module):
+    """A policy and its critic, for the slow PPO that shows a module one observation of all."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, obs):
+        own = {name: leaf for name, leaf in obs.items() if name != "state"}
+        outputs = self.module({"obs": own["x"] if list(own) == ["x"] else own})
+        return {**outputs, "value": self.module.critic(obs["state"])}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"normalise_value": True}, {"clip_value": 0.05}, {"accumulate": 3}])
+@pytest.mark.parametrize("case", ["entropy", "masked", "gaussian", "squashed"])
+def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
+    """Against one step at a time, with the ready-made networks, in which the value of a step sees its state alone."""
+    own, actions, network, more = CASES[case]
+    batch = make_batch(case, seed=seed)
+    state = torch.from_numpy(np.random.default_rng(seed + 1).normal(size=(*batch["mask"].shape, 4)))
+    torch.manual_seed(seed)
+    obs = {"obs": own, "state": np.zeros(4, np.float32)}
+    module, _ = central_policy_for(obs, **actions, network=NetworkConfig(hidden=[6], **network))
+    module.double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+        if case == "squashed":  # away from the edges, where float64 has digits that float32 has not
+            module.head.both.bias[2:] -= 1.5
+        shown = optree.tree_map(lambda x: x.flatten(0, 1), batch["obs"])
+        drawn, near = sample(module({"obs": shown}))  # acted much as it would now
+        batch["action"] = drawn.unflatten(0, batch["mask"].shape)
+        batch["log_prob"] = (near + 0.3 * torch.randn_like(near)).view_as(batch["mask"])
+    config = MAPPOConfig(**{"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, **more, **options})
+    mappo = MAPPO(module, sgd(module), config)
+    leaves = batch["obs"] if isinstance(batch["obs"], dict) else {"x": batch["obs"]}
+    slow = SimpleNamespace(module=Everything(module), config=config, _optimise=mappo._optimise)
+    want, measured_want = slow_update(slow, {**batch, "obs": {**leaves, "state": state}})
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    measured = mappo.update({**batch, "obs": {"obs": batch["obs"]}, "obs/state": state}, 0.0)
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(p.detach(), want[f"module.{name}"], rtol=0, atol=1e-9)
+        assert (p - before[name]).abs().max() > 1e-6, f"{name} is learned"
+    if case == "squashed":  # whose entropy torch does not know
+        measured_want.pop("entropy")
+    assert {name: measured[name] for name in measured_want} == pytest.approx(measured_want, abs=1e-9)
 
 
 def test_an_update_is_ppos_with_the_critics_value():
