@@ -53,6 +53,7 @@ PROJECT = "brayx-models"
 """MLflow experiment of the checkpoints."""
 
 _CALLS_AT_ONCE = 8
+"""Of one large batch, where replicas act."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -234,7 +235,8 @@ class RemoteModel:
             return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
         columns = to_columns(self.spec, arguments)
         size = abs(self._recipe.config.max_batch_size)
-        slots = asyncio.Semaphore(_CALLS_AT_ONCE)
+        # One engine has one call at a time: more of them here would only be as many turns to another caller's one.
+        slots = asyncio.Semaphore(1 if self._recipe.local else _CALLS_AT_ONCE)
         loop = asyncio.get_running_loop()
         longest_s = sooner(self._deadline_s, deadline_s)
         until = loop.time() + longest_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -157,6 +158,32 @@ def test_handles_that_are_dropped_follow_nothing(monkeypatch):
     del other
     gc.collect()
     until(lambda: not subscriber.running, "it is let go")
+
+
+async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch(monkeypatch):
+    running = Running(monkeypatch, local=True)
+    model = RemoteModel("m")
+    engine, run = model._here._engine, model._here._engine.run
+    entered, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def gated(bound, leaves):
+        running.calls.append(len(leaves[0]))
+        loop.call_soon_threadsafe(entered.set)
+        assert gate.wait(10)
+        return run(bound, leaves)
+
+    monkeypatch.setattr(engine, "run", gated)
+    large = asyncio.create_task(model.forward(np.ones((9 * 64, 2), np.float32), batch=True))
+    await entered.wait()
+    one = asyncio.create_task(model.forward(X))
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await large).shape == (9 * 64, 1)
+    await one
+    assert running.calls == [64, 1, *[64] * 8]
+    await asyncio.to_thread(model.close)
+    await running.replica.close()
 
 
 async def test_a_large_batch_has_one_deadline_for_all_of_its_parts(running):
