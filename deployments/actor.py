@@ -15,7 +15,6 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -32,16 +31,16 @@ from brayx.engines import FROZEN, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
 from brayx.model.arms import Followed
-from brayx.model.build import acting_model, engine_of
+from brayx.model.build import acting_model
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
-from brayx.model.deployment import model_application, read_checkpoint
+from brayx.model.deployment import engine_from, model_application
 from brayx.model.following import Following
 from brayx.model.local import LocalModel
 from brayx.model.pool import PoolClient
 from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
 from brayx.replay.remote import RemoteBuffer
-from brayx.tracking import Trial, find, resolve, tracking_uri
+from brayx.tracking import Trial, find, local_files, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig
@@ -55,26 +54,21 @@ _VERSION_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where a model's weights come from: a weight store that publishes, or a checkpoint's folder; neither: as built.
+    """Where a model's weights come from: a weight store that publishes, or a checkpoint; neither: as built.
 
     Attributes:
         store: name of the weight store's Ray actor.
-        checkpoint: folder with ``weights.npz`` and ``meta.json``.
+        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
+        tracking: MLflow's URI, of such a reference.
         version: in the registry, of a checkpoint that is from there: it is what sessions act with; None: as that says.
         followed: it is served by an alias, which may move; None: it stays.
     """
 
     store: str = ""
     checkpoint: str = ""
+    tracking: str = ""
     version: int | None = None
     followed: Followed | None = None
-
-    def read(self) -> tuple[int, Weights] | None:
-        """Policy version and weights of the checkpoint; None when there is none. Errors as of `read_checkpoint`."""
-        if not self.checkpoint:
-            return None
-        version, weights = read_checkpoint(Path(self.checkpoint))
-        return version if self.version is None else self.version, weights
 
 
 @dataclass(frozen=True)
@@ -254,9 +248,8 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
     module, example = acting_model(spec.folder, config.module, name, spec.config)
     if source.store:
         refuse_frozen(config.engine)
-    checkpoint = source.read()
-    weights = checkpoint[1] if checkpoint else None
-    engine = await asyncio.to_thread(engine_of, config, module, example, weights, source.checkpoint or None)
+    begins = source.checkpoint or None, source.tracking, source.version
+    engine, version = await asyncio.to_thread(engine_from, config, module, example, *begins)
     store = get_weight_store(source.store, NAMESPACE) if source.store else None
     fetch: Callable[[int], Awaitable[Weights]] | None = None
     if store is not None:
@@ -265,7 +258,7 @@ async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> Loc
         fetch = functools.partial(spec.pool.fetch, name)
     model = LocalModel(
         engine,
-        version=checkpoint[0] if checkpoint else 0,
+        version=version,
         buckets=config.buckets,
         max_versions=config.max_versions,
         fetch=fetch,
@@ -322,6 +315,7 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
             name=model,
             weight_store=(spec.weights[model].store, NAMESPACE) if spec.weights[model].store else None,
             checkpoint=spec.weights[model].checkpoint or None,
+            tracking=spec.weights[model].tracking,
             hub=(spec.hub, NAMESPACE) if spec.hub else None,
             version=spec.weights[model].version,
             following=(model, spec.followed[model], spec.pool) if spec.pool and model in spec.followed else None,
@@ -392,8 +386,9 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
     followed = _followed(job.models[model], named)
     try:
         entry = find(named, uri)
-        folder = resolve(f"models:/{entry.name}/{entry.version}", uri)
-        return WeightSource(checkpoint=str(folder), version=entry.version, followed=followed)
+        # Files that are not local are a replica's to download: it may be on another node, or start long after this.
+        checkpoint = str(local_files(entry, uri) or f"models:/{entry.name}/{entry.version}")
+        return WeightSource(checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed)
     except ModelNotFound as error:
         if reference:
             raise

@@ -55,6 +55,7 @@ def app(args: ModelArgs) -> serve.Application:
         config,
         name=name,
         checkpoint=source.checkpoint or None,
+        tracking=source.tracking,
         version=source.version,
         following=(name, source.followed, pool) if source.followed is not None and pool is not None else None,
     )

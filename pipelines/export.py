@@ -6,8 +6,9 @@ goes to the trial that it came from.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from brayx.engines.bundle import Samples, bundle_files, write_bundle
 from brayx.engines.torch import with_weights
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model, recorded_samples
-from brayx.tracking import Trial, find, resolve, tracking_uri
+from brayx.tracking import Trial, files_of, find, tracking_uri
 from brayx.types import NestedArray
 from deployments.job import JobConfig
 
@@ -72,10 +73,10 @@ def export(
         TrackingError: MLflow failed.
     """
     uri = tracking_uri(tracking)
-    origin = _find(reference, uri)
-    module, example = _build(origin.folder, job, model)
-    module = with_weights(module, load_weights(origin.folder / "weights.npz"))
-    samples = _samples(origin.folder, module, example)
+    with _find(reference, uri) as origin:
+        module, example = _build(origin.folder, job, model)
+        module = with_weights(module, load_weights(origin.folder / "weights.npz"))
+        samples = _samples(origin.folder, module, example)
     report = write_bundle(
         out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
     )
@@ -105,16 +106,18 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console.print(f"compared over {samples['compared']} rows: {samples['source']}")
 
 
-def _find(reference: str, uri: str) -> _Origin:
+@contextlib.contextmanager
+def _find(reference: str, uri: str) -> Iterator[_Origin]:
     if reference.startswith("models:"):
         entry = find(reference, uri)
-        folder = resolve(f"models:/{entry.name}/{entry.version}", uri)
-        about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
-        return _Origin(folder, about, entry.run_id, f"{entry.name}-{entry.version}")
+        with files_of(f"models:/{entry.name}/{entry.version}", uri) as folder:
+            about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
+            yield _Origin(folder, about, entry.run_id, f"{entry.name}-{entry.version}")
+        return
     folder = Path(reference)
     if not (folder / "weights.npz").is_file():
         raise ConfigError(f"{reference} is neither models:/NAME@ALIAS nor a folder with a checkpoint's weights.npz")
-    return _Origin(folder, {"model": folder.resolve().name, **_policy_version(folder)})
+    yield _Origin(folder, {"model": folder.resolve().name, **_policy_version(folder)})
 
 
 def _meta(folder: Path) -> Mapping[str, Any]:

@@ -6,17 +6,19 @@ Ray; a write that fails is logged, and the next one that is due is tried.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 from brayx.engines.base import load_weights, save_weights
 from brayx.errors import BadWeights, BrayxError, ModelError
-from brayx.tracking import Trial, resolve
+from brayx.tracking import Trial, files_of
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,20 @@ class Checkpoints:
             _log.exception("a checkpoint of model %r at step %d was not written", trial.name, step)
 
 
+@contextlib.contextmanager
+def checkpoint_folder(checkpoint: str, uri: str) -> Iterator[Path]:
+    """The folder that ``checkpoint`` is, or of what it names in the registry of ``uri``, to read in a ``with`` block.
+
+    Raises:
+        TrackingError: the reference names nothing, or its files cannot be had.
+    """
+    if checkpoint.startswith("models:/"):
+        with files_of(checkpoint, uri) as folder:
+            yield folder
+    else:
+        yield Path(checkpoint)
+
+
 def starting_weights(
     own: Weights | None, trial: Trial | None, checkpoint: str | None, uri: str
 ) -> tuple[int, int, Weights]:
@@ -99,8 +115,8 @@ def starting_weights(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
     if checkpoint is not None:
-        found = resolve(checkpoint, uri) if checkpoint.startswith("models:/") else Path(checkpoint)
-        return 0, 0, load_weights(found / "weights.npz")
+        with checkpoint_folder(checkpoint, uri) as found:
+            return 0, 0, load_weights(found / "weights.npz")
     if own is None:
         raise BadWeights("there are no weights to start with")
     return 0, 0, own

@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from brayx.engines import refuse_frozen
-from brayx.engines.base import ModelSpec, load_weights
+from brayx.engines.base import Engine, ModelSpec, load_weights
 from brayx.errors import ModelError
 from brayx.hub import HubClient, get_hub
 from brayx.metrics import Sink
 from brayx.model import http
 from brayx.model.arms import Followed
 from brayx.model.build import engine_of
+from brayx.model.checkpoints import checkpoint_folder
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.following import Following
@@ -56,13 +57,16 @@ class ModelReplica:
         config: engine and batcher options.
         weight_store: name and namespace of the store to follow; None for weights that stay.
         hub: name and namespace of the hub that its metrics go to; None: nowhere.
-        checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version.
+        checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version; or
+            ``models:/name/3``, whose files are read where the replica is.
+        tracking: MLflow's URI, of such a reference.
         version: their policy version, instead of what that says.
         following: component name, what is followed and by whom, of a model that is served by an alias.
 
     Raises:
         BadWeights: the checkpoint's weights cannot be read or do not fit.
         ModelError: its ``meta.json`` cannot be read.
+        TrackingError: the registry has no such version, or its files cannot be had.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ModelReplica:
         *,
         weight_store: tuple[str, str | None] | None = None,
         checkpoint: str | None = None,
+        tracking: str = "",
         hub: tuple[str, str] | None = None,
         version: int | None = None,
         following: tuple[str, Followed, PoolClient] | None = None,
@@ -81,12 +86,11 @@ class ModelReplica:
         self._books = HubClient(get_hub(*hub) if hub is not None else None)
         self.recorder: Sink = self._books
         module, example_args = build()
-        found, weights = (0, None) if checkpoint is None else read_checkpoint(Path(checkpoint))
-        engine = engine_of(config, module, example_args, weights, checkpoint)
+        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version)
         self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
-            version=found if version is None else version,
+            version=version,
             max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
             fetch=self._fetch if weight_store is not None or following is not None else None,
             max_batch_size=config.max_batch_size,
@@ -209,6 +213,7 @@ def model_application(
     name: str = "model",
     weight_store: tuple[str, str | None] | None = None,
     checkpoint: str | None = None,
+    tracking: str = "",
     hub: tuple[str, str] | None = None,
     version: int | None = None,
     following: tuple[str, Followed, PoolClient] | None = None,
@@ -237,11 +242,32 @@ def model_application(
         config,
         weight_store=weight_store,
         checkpoint=checkpoint,
+        tracking=tracking,
         hub=hub,
         version=version,
         following=following,
     )
     return application
+
+
+def engine_from(
+    config: ModelConfig,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    checkpoint: str | None,
+    tracking: str,
+    version: int | None,
+) -> tuple[Engine, int]:
+    """The engine of a model that begins with a checkpoint, and the policy version that it acts with.
+
+    Arguments and errors are those of `ModelReplica`, and of `engine_of`.
+    """
+    if checkpoint is None:
+        return engine_of(config, module, example_args), version or 0
+    with checkpoint_folder(checkpoint, tracking) as folder:
+        found, weights = read_checkpoint(folder)
+        engine = engine_of(config, module, example_args, weights, folder)
+    return engine, found if version is None else version
 
 
 def read_checkpoint(folder: Path) -> tuple[int, Weights]:

@@ -36,7 +36,7 @@ from brayx.metrics import Metric, Part
 from brayx.model.arms import Arm, Followed, Results, results_of
 from brayx.model.asking import unwrap
 from brayx.model.versions import version_unknown
-from brayx.tracking import Trial, aliases, resolve, tag
+from brayx.tracking import Trial, aliases, files_of, tag
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
@@ -166,12 +166,12 @@ class Pool:
 
     def _read(self, name: str, version: int) -> Weights:
         try:
-            folder = resolve(f"models:/{name}/{version}", self._uri)
+            with files_of(f"models:/{name}/{version}", self._uri) as folder:
+                return load_weights(folder / "weights.npz")
         except ModelNotFound as error:
             if known := error.details.get("known"):
                 raise version_unknown(version, known) from None
             raise VersionUnknown(error.message, version=version, known=[]) from None
-        return load_weights(folder / "weights.npz")
 
     def _aliases(self, of: Followed) -> dict[str, int]:
         return {alias: v for alias, v in aliases(of.name, self._uri).items() if alias in (of.alias, of.canary)}

@@ -4,7 +4,7 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
-from brayx.tracking.registry import PoolEntry, aliases, find, promote, register, resolve, tag
+from brayx.tracking.registry import PoolEntry, aliases, files_of, find, local_files, promote, register, tag
 from brayx.tracking.store import initialise, tracking_uri
 from brayx.tracking.trial import Checkpoint, Status, Trial
 
@@ -14,11 +14,12 @@ __all__ = [
     "Status",
     "Trial",
     "aliases",
+    "files_of",
     "find",
     "initialise",
+    "local_files",
     "promote",
     "register",
-    "resolve",
     "tag",
     "tracking_uri",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,13 +209,49 @@ def tag(name: str, version: int, tags: Mapping[str, str], uri: str) -> None:
             client_of(uri).set_model_version_tag(name, str(version), key, value)
 
 
-def resolve(reference: str, uri: str) -> Path:
-    """Local folder with the files of the version that ``reference`` names; arguments and errors as `find`."""
-    entry = find(reference, uri)
-    with telling(f"cannot read the files of {reference} (version {entry.version}) at {entry.source}"):
-        from mlflow.artifacts import download_artifacts
+@contextlib.contextmanager
+def files_of(reference: str, uri: str) -> Iterator[Path]:
+    """A folder with the files of the version that ``reference`` names, to read in a ``with`` block.
 
-        return Path(download_artifacts(artifact_uri=entry.source, tracking_uri=uri))
+    Where artifacts are local it is their own; else it is a download, which goes with the block. Arguments and errors as
+    `find`.
+    """
+    entry = find(reference, uri)
+    with tempfile.TemporaryDirectory(prefix="brayx-version-") as temporary:
+        folder = local_files(entry, uri)
+        if folder is None:
+            with telling(f"cannot read the files of {reference} (version {entry.version}) at {entry.source}"):
+                from mlflow.artifacts import download_artifacts
+
+                source = download_artifacts(artifact_uri=entry.source, dst_path=temporary, tracking_uri=uri)
+                folder = Path(source)
+        yield folder
+
+
+def local_files(entry: PoolEntry, uri: str) -> Path | None:
+    """The folder that a version's files are in; None: they are not local, and `files_of` downloads them.
+
+    Args:
+        entry: the version.
+        uri: tracking URI.
+
+    Raises:
+        TrackingError: the store could not be read.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+    root, path = entry.source, ""
+    with telling(f"cannot find the files of version {entry.version} of model {entry.name!r} at {entry.source}"):
+        if match := re.fullmatch("runs:/([^/]+)/(.+)", root):
+            # Not by the repository of such URIs, which copies what is local, too.
+            path = match[2]
+            root = client_of(uri).get_run(match[1]).info.artifact_uri
+        repository = get_artifact_repository(root, tracking_uri=uri)
+        if not isinstance(repository, LocalArtifactRepository):
+            return None
+        folder = Path(repository.artifact_dir, path)
+        return folder if folder.is_dir() else None
 
 
 def _lineage(trial: Trial) -> dict[str, str]:

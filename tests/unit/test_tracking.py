@@ -8,6 +8,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +19,15 @@ import pytest
 from brayx.errors import ConfigError, ModelNotFound, TrackingError
 from brayx.tracking import (
     Checkpoint,
+    PoolEntry,
     Trial,
     aliases,
+    files_of,
     find,
     initialise,
+    local_files,
     promote,
     register,
-    resolve,
     tracking_uri,
 )
 
@@ -39,6 +43,11 @@ def folder_with(tmp_path: Path, text: str) -> Path:
 def text_of(folder: Path | None) -> str:
     assert folder is not None
     return str(json.loads((folder / "meta.json").read_text())["text"])
+
+
+def text_at(reference: str, uri: str) -> str:
+    with files_of(reference, uri) as folder:
+        return text_of(folder)
 
 
 class TestUri:
@@ -280,12 +289,34 @@ def trained(tracking_db: str, tmp_path: Path) -> tuple[Trial, Checkpoint]:
     return trial, trial.save_checkpoint(folder_with(tmp_path, "best"), 100, {"score": 1.0})
 
 
+@pytest.fixture
+def no_leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that leaves temporary files."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    yield
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def logged(trial: Trial, folder: Path, name: str) -> PoolEntry:
+    """A version that is a logged model of MLflow's: below the run's URI, but not in the run's folder."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(trial.uri)
+    experiment = client.get_run(trial.run_id).info.experiment_id
+    model = client.create_logged_model(experiment, name, source_run_id=trial.run_id)
+    client.log_model_artifacts(model.model_id, str(folder))
+    client.create_registered_model(name)
+    client.create_model_version(name, source=f"runs:/{trial.run_id}/{name}", run_id=trial.run_id)
+    return find(f"models:/{name}", trial.uri)
+
+
 class TestRegistry:
     def test_champion_resolves_to_the_files(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
         entry = register(trial, checkpoint, "cartpole", tags={"engine": "onnx"})
         assert (entry.name, entry.version, entry.run_id) == ("cartpole", 1, trial.run_id)
-        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "best"
+        assert text_at("models:/cartpole@champion", trial.uri) == "best"
         assert find("models:/cartpole/1", trial.uri).tags == {"engine": "onnx", "brayx.step": "100"}
 
     def test_registering_again_gives_the_same_version(self, trained: tuple[Trial, Checkpoint]) -> None:
@@ -299,8 +330,8 @@ class TestRegistry:
         register(trial, checkpoint, "cartpole")
         better = trial.save_checkpoint(folder_with(tmp_path, "better"), 200)
         register(trial, better, "cartpole")
-        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "better"
-        assert text_of(resolve("models:/cartpole/1", trial.uri)) == "best"
+        assert text_at("models:/cartpole@champion", trial.uri) == "better"
+        assert text_at("models:/cartpole/1", trial.uri) == "best"
         assert find("models:/cartpole", trial.uri).version == 2
 
     def test_promoting_moves_an_alias_to_what_is_there(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
@@ -328,7 +359,36 @@ class TestRegistry:
         trial, checkpoint = trained
         register(trial, checkpoint, "cartpole")
         trial.prune_checkpoints(keep_last=0)
-        assert text_of(resolve("models:/cartpole@champion", trial.uri)) == "best"
+        assert text_at("models:/cartpole@champion", trial.uri) == "best"
+
+    @pytest.mark.parametrize("name", ["cartpole", "policy (v2) 100%"])
+    def test_local_files_are_read_where_they_are(
+        self, trained: tuple[Trial, Checkpoint], no_leavings: None, name: str
+    ) -> None:
+        trial, checkpoint = trained
+        entry = register(trial, checkpoint, name)
+        with files_of(f"models:/{name}@champion", trial.uri) as folder:
+            assert text_of(folder) == "best"
+            assert folder == local_files(entry, trial.uri)
+        assert folder.is_dir()
+
+    def test_a_download_goes_when_it_has_been_read(
+        self, trained: tuple[Trial, Checkpoint], no_leavings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", trained[0].uri)  # where MLflow looks for logged models
+        entry = logged(trained[0], folder_with(tmp_path, "logged"), "theirs")
+        assert local_files(entry, trained[0].uri) is None
+        with files_of("models:/theirs", trained[0].uri) as folder:
+            assert text_of(folder) == "logged"
+        assert not folder.exists()
+
+    def test_files_that_are_gone_are_told(self, trained: tuple[Trial, Checkpoint]) -> None:
+        trial, checkpoint = trained
+        folder = local_files(register(trial, checkpoint, "cartpole"), trial.uri)
+        assert folder is not None
+        shutil.rmtree(folder)
+        with pytest.raises(TrackingError, match=r"cannot read the files of models:/cartpole@champion \(version 1\)"):
+            text_at("models:/cartpole@champion", trial.uri)
 
     def test_with_onnx_mlflow_loads_it_itself(
         self, trained: tuple[Trial, Checkpoint], monkeypatch: pytest.MonkeyPatch
@@ -341,29 +401,28 @@ class TestRegistry:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
         trial, checkpoint = trained
         register(trial, checkpoint, "cartpole", onnx=model.SerializeToString())
-        source = resolve("models:/cartpole@champion", trial.uri)
-        assert text_of(source) == "best"
+        assert text_at("models:/cartpole@champion", trial.uri) == "best"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", trial.uri)
         assert mlflow.onnx.load_model("models:/cartpole@champion").graph.name == "negate"
 
     def test_errors_name_the_nearest(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
         with pytest.raises(ModelNotFound, match=r"no model 'cartpole'.*empty of them.*brayx train"):
-            resolve("models:/cartpole@champion", trial.uri)
+            text_at("models:/cartpole@champion", trial.uri)
         register(trial, checkpoint, "cartpole")
         with pytest.raises(ModelNotFound, match=r"no model 'cart-pole'.*nearest is 'cartpole'"):
-            resolve("models:/cart-pole@champion", trial.uri)
+            text_at("models:/cart-pole@champion", trial.uri)
         with pytest.raises(ModelNotFound, match="no alias 'champoin', nearest is 'champion'"):
-            resolve("models:/cartpole@champoin", trial.uri)
+            text_at("models:/cartpole@champoin", trial.uri)
         with pytest.raises(ModelNotFound, match=r"no version 7: it has \[1\]"):
-            resolve("models:/cartpole/7", trial.uri)
+            text_at("models:/cartpole/7", trial.uri)
         with pytest.raises(ConfigError, match="expected models:/name@alias"):
-            resolve("cartpole", trial.uri)
+            text_at("cartpole", trial.uri)
 
     def test_a_store_that_cannot_be_read_is_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").write_text("this is not a database, it is a text " * 100)
         with pytest.raises(TrackingError) as raised:
-            resolve("models:/cartpole@champion", tracking_uri(tmp_path))
+            text_at("models:/cartpole@champion", tracking_uri(tmp_path))
         assert not isinstance(raised.value, ModelNotFound)
 
     def test_a_model_past_the_first_page_is_found(self, trained: tuple[Trial, Checkpoint]) -> None:
@@ -378,7 +437,7 @@ class TestRegistry:
 
     def test_asking_makes_no_database(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match=r"there is no MLflow database .*make demo"):
-            resolve("models:/cartpole@champion", tracking_uri(tmp_path))
+            text_at("models:/cartpole@champion", tracking_uri(tmp_path))
         assert list(tmp_path.iterdir()) == []
 
 

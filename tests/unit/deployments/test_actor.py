@@ -3,46 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorReplica
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ConfigError, ModelError
-from deployments.actor import WeightSource, _normalising, _Refused, actor_spec, application
+from brayx.engines.torch import module_weights
+from brayx.errors import ConfigError
+from brayx.model.build import build_model
+from brayx.tracking import Trial, register
+from deployments.actor import WeightSource, _normalising, _Refused, actor_spec, application, build_runtime, pooled
 from deployments.job import JobConfig
 
 ROOT = Path(__file__).parents[3]
 
 
-def checkpoint(folder: Path, meta: str | None) -> WeightSource:
-    save_weights(folder / "weights.npz", {"w": np.array([1.0, 2.0], np.float32)})
-    if meta is not None:
-        (folder / "meta.json").write_text(meta)
-    return WeightSource(checkpoint=str(folder))
+def test_a_replica_is_told_a_folder_that_stays_or_the_version_to_download(tracking_db: str, tmp_path: Path) -> None:
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
+    trial = Trial.open(job.project, "t", tracking_db)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "weights.npz").write_bytes(b"nobody reads them here")
+    register(trial, trial.save_checkpoint(tmp_path / "made", 1), job.project)
+    source = pooled(job, "model", tracking_db)
+    assert Path(source.checkpoint, "weights.npz").is_file()
+    assert Path(source.checkpoint).is_relative_to(tmp_path / "mlartifacts"), "the run's own"
+    client = MlflowClient(tracking_db)
+    client.create_model_version(job.project, source="http://127.0.0.1:1/elsewhere")
+    client.set_registered_model_alias(job.project, "champion", "2")
+    source = pooled(job, "model", tracking_db)
+    assert (source.checkpoint, source.tracking, source.version) == (f"models:/{job.project}/2", tracking_db, 2)
 
 
-@pytest.mark.parametrize(("meta", "version"), [('{"counters": {"policy_version": 41}}', 41), ("{}", 0), (None, 0)])
-def test_a_checkpoint_gives_version_and_weights(tmp_path: Path, meta: str | None, version: int) -> None:
-    read = checkpoint(tmp_path, meta).read()
-    assert read is not None
-    assert read[0] == version
-    np.testing.assert_array_equal(read[1]["w"], [1.0, 2.0])
-
-
-def test_what_cannot_be_read_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"meta\.json cannot be read"):
-        checkpoint(tmp_path, "half").read()
-    with pytest.raises(BadWeights, match="nowhere"):
-        WeightSource(checkpoint=str(tmp_path / "nowhere")).read()
-
-
-def test_without_a_checkpoint_there_is_nothing_to_read() -> None:
-    assert WeightSource(store="weights").read() is None
+@pytest.mark.parametrize("at", ["folder", "registry"])
+async def test_a_model_beside_its_agents_begins_with_its_version(tracking_db: str, tmp_path: Path, at: str) -> None:
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml")
+    module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
+    (tmp_path / "made").mkdir()
+    save_weights(tmp_path / "made" / "weights.npz", module_weights(module))
+    trial = Trial.open(job.project, "t", tracking_db)
+    register(trial, trial.save_checkpoint(tmp_path / "made", 1), job.project)
+    source = pooled(job, "model", tracking_db)
+    if at == "registry":
+        source = replace(source, checkpoint=f"models:/{job.project}/1")
+    runtime = await build_runtime(actor_spec(job, "actor", mode="serve", weights={"model": source}), {})
+    assert runtime.versions() == {"model": 1}
+    for close in runtime.close:
+        await close()
 
 
 class Built(Exception):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from brayx.engines.base import save_weights
-from brayx.errors import BadWeights, ConfigError, ModelError, ShapeMismatch
+from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
+from brayx.tracking import Trial, register
 
 CONFIG = ModelConfig(module="unused", engine="torch", max_batch_size=4)
 
@@ -78,6 +79,19 @@ async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
     [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     np.testing.assert_array_equal(y, [[3, 3]])
     await replica.close()
+
+
+async def test_a_checkpoint_may_be_a_version_of_the_registry(tmp_path: Path, tracking_db):
+    (tmp_path / "made").mkdir()
+    save_weights(tmp_path / "made" / "weights.npz", {"factor": np.array(3, np.float32)})
+    trial = Trial.open("p", "t", tracking_db)
+    register(trial, trial.save_checkpoint(tmp_path / "made", 1), "p")
+    replica = ModelReplica(build, CONFIG, checkpoint="models:/p/1", tracking=tracking_db, version=1)
+    [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
+    await replica.close()
+    with pytest.raises(ModelNotFound, match="no version 2"):
+        ModelReplica(build, CONFIG, checkpoint="models:/p/2", tracking=tracking_db)
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
-from brayx.tracking import Trial, find, resolve
+from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig
 from pipelines import cli
@@ -198,8 +198,8 @@ def champion(uri):
 def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, tracking_db):
     said = []
     assert trained(5.0, said.append) == (1, "champion: p version 1")
-    files = {path.name for path in resolve("models:/p@champion", tracking_db).iterdir()}
-    assert files == {"weights.npz", "meta.json"}
+    with files_of("models:/p@champion", tracking_db) as folder:
+        assert {path.name for path in folder.iterdir()} == {"weights.npz", "meta.json"}
     (line,) = said
     assert line.startswith(
         "the best checkpoint is registered without an ONNX file: the model cannot be exported to ONNX"
