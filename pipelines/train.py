@@ -227,7 +227,7 @@ def train_on(
     import ray
 
     from brayx.hub import create_hub
-    from brayx.model.weights import KEPT_VERSIONS, create_weight_store
+    from brayx.model.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
     from brayx.replay.remote import RemoteBuffer
     from brayx.rollout.statistics import create_moments, stored_moments
     from brayx.trainer.launch import Learner, LearnerSpec, observation
@@ -277,7 +277,8 @@ def train_on(
         store = create_weight_store(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
         )
-        stack.callback(_kill, [hub, store])
+        stack.callback(_kill, [hub])
+        stack.callback(end_weight_store, store)
         if moments:
             stack.callback(_kill, [create_moments(moments, NAMESPACE)])
         buffers = {}

@@ -14,6 +14,7 @@ import uuid
 import numpy as np
 import pytest
 import ray
+from ray.experimental.internal_kv import _internal_kv_list
 
 from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError, StartupError
@@ -26,6 +27,10 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.launch import Learner, LearnerSpec
 from brayx.types import Fragment
+from deployments.job import JobConfig
+from pipelines.cli import TEMPLATES
+from pipelines.cluster import Cluster
+from pipelines.train import train
 from tests.processes import ours
 from tests.waiting import until
 
@@ -255,6 +260,19 @@ def test_two_ranks_learn_as_one(job):
     assert summary.reason == "num_steps"
     assert summary.env_steps == 40 * STEPS
     assert summary.updates == 20, "each update learns from a batch of either rank"
+
+
+def test_a_job_that_has_ended_leaves_nothing_of_its_weight_store_in_ray(ray_cluster, tracking_db):
+    before = remembered()
+    few = ["trainer.num_steps=2048", "rollout.num_workers=1", "buffer.batch_size=8", "trainer.target_games=1"]
+    done = train(JobConfig.load(TEMPLATES / "ppo_env.yaml", few), tracking=tracking_db, cluster=Cluster(ingress=None))
+    assert done.finished
+    assert remembered() == before
+
+
+def remembered():
+    """Keys of what weight stores would find after a restart."""
+    return set(_internal_kv_list("", namespace="brayx-weights"))
 
 
 def _train_workers():
