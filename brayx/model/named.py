@@ -136,10 +136,15 @@ def deployed(name: str, timeout_s: float) -> Any:
             time.sleep(0.2)
 
 
-def remove(name: str) -> None:
-    """Ends the model of that name, if there is one: replicas, weights, then its name; its trial can be resumed then."""
+def remove(name: str, of: Any = None) -> None:
+    """Ends the model of that name, if there is one: replicas, weights, then its name; its trial can be resumed then.
+
+    Args:
+        name: of the model.
+        of: its weight store; a model with another one, which has the name by now, goes on. None: whichever it is.
+    """
     store = find(name)
-    if store is None:
+    if store is None or (of is not None and store != of):
         return
     try:
         trial = recipe_of(store, ANSWER_S).trial

@@ -7,6 +7,7 @@ finds them. A facade: it batches, swaps and restarts nothing itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 import threading
@@ -18,7 +19,7 @@ import numpy as np
 
 from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed, learned
-from brayx.errors import ConfigError, DeadlineExceeded, ModelError, VersionUnknown
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
 from brayx.model.asking import ANSWER_S, asked
 from brayx.model.beginning import Beginning, give_up
 from brayx.model.checkpoints import Checkpoints
@@ -37,6 +38,7 @@ from brayx.model.named import (
     remove,
 )
 from brayx.model.recipe import CheckpointInterval, Origin, Recipe, prepare
+from brayx.model.turns import turn
 from brayx.model.weights import (
     KEPT_VERSIONS,
     WeightPublisher,
@@ -77,7 +79,8 @@ class RemoteModel:
         cpus_per_worker, gpus_per_worker, memory_per_worker: what Ray reserves for each; memory in MiB.
         use_onnx: ONNX Runtime acts; otherwise torch.
         local_mode: forwards run in the process that asks for them, without replicas; weights still travel.
-        override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights.
+        override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights. Of several
+            that do so at once each does it whole, one after the other, and the last has the name.
         max_versions: policy versions kept for who asks for one.
         deadline_s: a forward without a result after this long fails.
         start_timeout_s: until all replicas must be up; whatever was started is ended otherwise.
@@ -153,39 +156,49 @@ class RemoteModel:
             except BaseException:
                 give_up(trial)
                 raise
-            if override:  # not before the new one is known to be sound
-                remove(name)
             token = secrets.token_hex(8)
             recipe = Recipe(
                 *(skeleton, example, names, spec, layout, config, local_mode),
                 *(begins.lineage, trial, checkpoint_interval, token),
             )
-            store = create_weight_store(
-                f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
-            )
         until = time.monotonic() + start_timeout_s
-        self._store = store
-        self._recipe = recipe_of(store, start_timeout_s)
-        started = self._recipe.token == token
-        if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
-            give_up(trial)  # another process was first
-        self._started = started
-        self._deadline_s = self._recipe.config.deadline_s
-        self._lock = threading.Lock()
-        self._closed = False
-        self._callers: dict[Model, Model] = {}
-        self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
-        self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
-        try:
-            if started:
-                self._publisher.publish(weights, begins.step)
-                if not local_mode:
-                    deploy(name, self._recipe, route_prefix, until)
-            self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
-        except BaseException:
-            if started:
-                remove(name)
-            raise
+        with contextlib.ExitStack() as overriding:
+            if override:
+                try:
+                    # Of two that end and make at once, one would end what the other has made, or serve it as its own.
+                    overriding.enter_context(turn(name, NAMESPACE, until))
+                    remove(name)  # not before the new one is known to be sound
+                except BaseException:
+                    give_up(trial)
+                    raise
+            if store is None:
+                store = create_weight_store(
+                    f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
+                )
+            self._store = store
+            self._recipe = recipe_of(store, start_timeout_s)
+            started = self._recipe.token == token
+            if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
+                give_up(trial)  # another process was first
+            if override and not started:
+                raise StartupError(f"model {name!r} has not ended in time, or was started anew meanwhile", name=name)
+            self._started = started
+            self._deadline_s = self._recipe.config.deadline_s
+            self._lock = threading.Lock()
+            self._closed = False
+            self._callers: dict[Model, Model] = {}
+            self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
+            self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
+            try:
+                if started:
+                    self._publisher.publish(weights, begins.step)
+                    if not local_mode:
+                        deploy(name, self._recipe, route_prefix, until)
+                self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
+            except BaseException:
+                if started:
+                    remove(name, store)
+                raise
 
     @property
     def name(self) -> str:
@@ -369,10 +382,10 @@ class RemoteModel:
         self._here.leave(self)
 
     def delete(self) -> None:
-        """Ends the model itself: its replicas and its weights. Checkpoints stay in MLflow; whichever process starts the
-        model again goes on from them."""
+        """Ends the model itself: its replicas and its weights, and not one that has overridden it. Checkpoints stay in
+        MLflow; whichever process starts the model again goes on from them."""
         self.close()
-        remove(self._name)
+        remove(self._name, self._store)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteModel, (self._name,)

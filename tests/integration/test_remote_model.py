@@ -42,6 +42,8 @@ from brayx.model.asking import asked
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.model.here import background
+from brayx.model.named import NAMESPACE
+from brayx.model.turns import turn
 from brayx.ports import free_port
 from brayx.tracking import register
 from deployments.model import ModelArgs
@@ -147,6 +149,15 @@ class Elsewhere:
 
     def publish(self, name, value, step):
         return RemoteModel(name).publish_weights(factor(value), step)
+
+    def override(self, name, value, num_workers):
+        RemoteModel(name, Scale(value), EXAMPLE, OFFSET, num_workers=num_workers, override_model=True)
+
+    def take_the_turn(self, name, has):
+        """Until it is killed."""
+        with turn(name, NAMESPACE, time.monotonic() + 60):
+            has.write_text(str(os.getpid()))
+            threading.Event().wait()
 
 
 async def test_a_named_model_from_start_to_end(model):
@@ -438,6 +449,40 @@ def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tr
     assert again(X, ZERO)["scaled"][0] == 3, "the trial of the thread that came second is not in its way"
     for made in (again, other, model):
         made.delete()
+
+
+def test_of_models_that_override_one_at_once_the_last_has_the_name_whole(serve_instance):
+    model = RemoteModel("contested", Scale(1), EXAMPLE, OFFSET)
+    processes = [Elsewhere.remote() for _ in range(2)]
+    ray.get([process.forward.remote("contested") for process in processes])  # what they need is imported then
+    ray.get([process.override.remote("contested", 2 + i, 1 + i) for i, process in enumerate(processes)], timeout=200)
+    last = RemoteModel("contested")
+    value = last.get_model().factor.item()
+    assert last(X, ZERO)["scaled"][0] == value
+    assert (last.version, last._recipe.config.num_workers) == (1, value - 1)
+    model.delete()
+    replicas = serve.status().applications["model-contested"].deployments["model"].replica_states
+    assert sum(replicas.values()) == value - 1
+    assert RemoteModel("contested").publish_weights(factor(7)) == 2, "who was overridden ends nothing"
+    last.delete()
+
+
+@pytest.mark.chaos
+def test_who_is_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster, tmp_path):
+    def override(timeout_s):
+        return RemoteModel(
+            "abandoned", Scale(2), EXAMPLE, OFFSET, local_mode=True, override_model=True, start_timeout_s=timeout_s
+        )
+
+    other, has = Elsewhere.remote(), tmp_path / "pid"
+    other.take_the_turn.remote("abandoned", has)
+    until(lambda: has.exists() and has.read_text(), "it has the turn")
+    with pytest.raises(StartupError, match="another process is overriding model 'abandoned', and not done in time"):
+        override(0.5)
+    os.kill(int(has.read_text()), signal.SIGKILL)
+    model = override(60)
+    assert model(X, ZERO)["scaled"][0] == 2
+    model.delete()
 
 
 def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):

@@ -41,7 +41,7 @@ class Running:
         self.removed: list[str] = []
         self.connection = "1"
         monkeypatch.setattr(remote, "find", lambda name: self)
-        monkeypatch.setattr(remote, "remove", self.removed.append)
+        monkeypatch.setattr(remote, "remove", lambda name, of: self.removed.append(name))
         monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
         monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
         monkeypatch.setattr(here_module, "first_weights", lambda name, store: self._newest())
