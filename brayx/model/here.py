@@ -108,7 +108,7 @@ class Here:
     def _build(self, name: str) -> None:
         """Local mode: an engine of this process, whose weights follow the store."""
         recipe = self._recipe
-        version, weights = first_weights(name, self._store)
+        version, weights = first_weights(name, self._store, recipe.trial)
         engine = engine_of(recipe.config, recipe.module(weights), recipe.example_args)
         self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
         self._engine = engine

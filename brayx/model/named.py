@@ -36,6 +36,7 @@ from brayx.model.config import ModelConfig
 from brayx.model.deployment import model_application
 from brayx.model.recipe import Recipe
 from brayx.model.weights import AGAIN_S, end_weight_store, get_weight_store
+from brayx.tracking import Trial
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 NAMESPACE = "brayx"
 MODULE = "brayx.model.remote"
+_GIVEN_BACK_S = 5.0
+"""Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
 
 
 def config_of(**options: Any) -> ModelConfig:
@@ -113,13 +116,19 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
     recipe: Recipe = recipe_of(store, ANSWER_S)
     found = asked(store.newest)
     if found is None and recipe.trial is not None:
-        version, step, weights = starting_weights(None, recipe.trial, None, "")
-        asked(store.restore, version, step, weights)
+        weights = _from_checkpoint(store, recipe.trial)
     elif found is None:
         raise StartupError(f"the weight store of model {name!r} holds nothing yet", name=name)
     else:
         weights = taken(found[2][0])
     return recipe.module(weights), recipe.example_args
+
+
+def _from_checkpoint(store: Any, trial: Trial) -> Weights:
+    """The weights of the trial's newest checkpoint, which a store that has none gets, too."""
+    version, step, weights = starting_weights(None, trial, None, "")
+    asked(store.restore, version, step, weights)
+    return weights
 
 
 def deployed(name: str, timeout_s: float) -> Any:
@@ -208,18 +217,24 @@ def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
         raise typed(error, timeout_s) from error
 
 
-def first_weights(name: str, store: Any) -> tuple[int, Weights]:
-    """Version and weights of the newest, once there are some.
+def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weights]:
+    """Version and weights of the newest, once there are some; the newest checkpoint's, if the store lost what it had.
 
     Raises:
         StartupError: there are none, and none come.
+        BadWeights, TrackingError: a checkpoint cannot be read.
         ModelError: as of `asked`.
     """
     deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
     while True:
-        found = asked(store.wait_newer, 0, ANSWER_S, timeout_s=2 * ANSWER_S)
+        found = asked(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
         if not isinstance(found, tuple):
-            raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
+            if time.monotonic() > deadline:
+                raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
+            # Of one that has never had any, somebody is about to publish the first.
+            if trial is not None and asked(store.standing)[0] and trial.checkpoints():
+                _from_checkpoint(store, trial)
+            continue
         version, _, [reference] = found
         try:
             return version, taken(reference, longest_s)

@@ -44,7 +44,7 @@ class Running:
         monkeypatch.setattr(remote, "remove", lambda name, of: self.removed.append(name))
         monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
         monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
-        monkeypatch.setattr(here_module, "first_weights", lambda name, store: self._newest())
+        monkeypatch.setattr(here_module, "first_weights", lambda name, store, trial: self._newest())
         monkeypatch.setattr(here_module, "WeightSubscriber", Subscriber)
         monkeypatch.setattr(here_module, "_connection", lambda: self.connection)
         self.forward = SimpleNamespace(remote=self._forward)

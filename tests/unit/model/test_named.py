@@ -1,0 +1,70 @@
+"""The parts of a named model, over a weight store in this process: what is done when one was lost or is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import numpy as np
+import pytest
+
+from brayx.model import named
+from brayx.model.checkpoints import Checkpoints
+from brayx.model.weights import WeightStore
+from brayx.tracking import Trial
+
+
+class Asked:
+    """A weight store as its handle is, whose actor was restarted after version 5."""
+
+    def __init__(self, last=(5, 50)):
+        self.store = WeightStore(last=last)
+
+    def restore(self, version, step, weights):
+        return self.store.restore(version, step, [weights])
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    loop = asyncio.new_event_loop()
+
+    def asked(method, *args, timeout_s=0):
+        answer = method(*args)
+        return loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer
+
+    monkeypatch.setattr(named, "asked", asked)
+    monkeypatch.setattr(named, "taken", lambda reference, timeout_s: reference)
+    monkeypatch.setattr(named, "_GIVEN_BACK_S", 0.05)
+    yield
+    loop.close()
+
+
+def weights(value):
+    return {"factor": np.array([value], np.float32)}
+
+
+@pytest.fixture
+def trial(tracking_db):
+    made = Trial.open("brayx-models", "m", tracking_db)
+    checkpoints = Checkpoints(made, 1)
+    assert checkpoints.offer(weights(4), version=4, step=40)
+    checkpoints.close()
+    return made
+
+
+def test_a_store_that_lost_its_weights_has_the_newest_checkpoint_s(trial):
+    store = Asked()
+    version, found = named.first_weights("m", store, trial)
+    assert (version, found["factor"]) == (4, 4)
+    assert store.newest()[:2] == (4, 40)
+    assert store.publish(41, [weights(6)]) == 6, "it counts on from what it had"
+
+
+def test_what_is_there_is_taken_before_a_checkpoint(trial):
+    store = Asked()
+    store.store.publish(60, [weights(6)])
+    version, found = named.first_weights("m", store, trial)
+    assert (version, found["factor"]) == (6, 6)
