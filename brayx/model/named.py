@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 NAMESPACE = "brayx"
 MODULE = "brayx.model.remote"
+_ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
 _GIVEN_BACK_S = 5.0
 """Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
 
@@ -140,7 +141,7 @@ def deployed(name: str, timeout_s: float) -> Any:
         except (RayServeException, RayError) as error:
             if time.monotonic() > deadline:
                 raise StartupError(
-                    f"model {name!r} did not start within {timeout_s:g} s: {first_line(error)}"
+                    f"model {name!r} did not start within {timeout_s:g} s: {first_line(error)}; {_ANEW}", name=name
                 ) from error
             time.sleep(0.2)
 
@@ -174,6 +175,16 @@ def remove(name: str, of: Any = None) -> None:
             trial.finish("KILLED")  # to be gone on with from any process, and not from this one only
         except TrackingError as error:
             _log.warning("model %r has ended, and its trial goes on in MLflow: %s", name, error)
+
+
+def withdraw(name: str, token: str) -> None:
+    """Ends what a start of ``token`` left that failed or was interrupted; the name may be another's by now."""
+    store = find(name)
+    try:
+        if store is not None and recipe_of(store, ANSWER_S).token == token:
+            remove(name, store)
+    except BrayxError as error:
+        _log.warning("what was started of model %r may be there still: %s", name, error)
 
 
 def find(name: str) -> Any | None:
@@ -230,7 +241,7 @@ def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weig
         found = asked(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
         if not isinstance(found, tuple):
             if time.monotonic() > deadline:
-                raise StartupError(f"the weight store of model {name!r} holds nothing", name=name)
+                raise StartupError(f"the weight store of model {name!r} holds nothing; {_ANEW}", name=name)
             # Of one that has never had any, somebody is about to publish the first.
             if trial is not None and asked(store.standing)[0] and trial.checkpoints():
                 _from_checkpoint(store, trial)

@@ -36,6 +36,7 @@ from brayx.model.named import (
     not_found,
     recipe_of,
     remove,
+    withdraw,
 )
 from brayx.model.recipe import CheckpointInterval, Origin, Recipe, prepare
 from brayx.model.turns import turn
@@ -176,28 +177,30 @@ class RemoteModel:
                     f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
                 )
             self._store = store
-            self._recipe = recipe_of(store, start_timeout_s)
-            started = self._recipe.token == token
-            if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
-                give_up(trial)  # another process was first
-            if override and not started:
-                raise StartupError(f"model {name!r} has not ended in time, or was started anew meanwhile", name=name)
-            self._started = started
-            self._deadline_s = self._recipe.config.deadline_s
-            self._lock = threading.Lock()
-            self._closed = False
-            self._callers: dict[Model, Model] = {}
-            self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
-            self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
             try:
+                self._recipe = recipe_of(store, start_timeout_s)
+                started = self._recipe.token == token
+                if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
+                    give_up(trial)  # another process was first
+                if override and not started:
+                    raise StartupError(
+                        f"model {name!r} has not ended in time, or was started anew meanwhile", name=name
+                    )
+                self._started = started
+                self._deadline_s = self._recipe.config.deadline_s
+                self._lock = threading.Lock()
+                self._closed = False
+                self._callers: dict[Model, Model] = {}
+                self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
+                self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
                 if started:
                     self._publisher.publish(weights, begins.step)
                     if not local_mode:
                         deploy(name, self._recipe, route_prefix, until)
                 self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
             except BaseException:
-                if started:
-                    remove(name, store)
+                if token:
+                    withdraw(name, token)
                 raise
 
     @property

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ray.serve.exceptions import RayServeException
 
+from brayx.errors import StartupError
 from brayx.model import named
 from brayx.model.checkpoints import Checkpoints
 from brayx.model.weights import WeightStore
@@ -68,3 +71,30 @@ def test_what_is_there_is_taken_before_a_checkpoint(trial):
     store.store.publish(60, [weights(6)])
     version, found = named.first_weights("m", store, trial)
     assert (version, found["factor"]) == (6, 6)
+
+
+@pytest.mark.parametrize("last", [(0, 0), (5, 50)], ids=["never published", "no checkpoint"])
+def test_where_there_is_nothing_to_begin_with_the_way_out_is_told(trial, tracking_db, monkeypatch, last):
+    monkeypatch.setattr(named, "ANSWER_S", 0.1)
+    of = trial if last == (0, 0) else Trial.open("brayx-models", "empty", tracking_db)
+    with pytest.raises(StartupError, match=r"store of model 'm' holds nothing; .*`override_model=True`"):
+        named.first_weights("m", Asked(last), of)
+
+
+def test_replicas_that_nobody_starts_are_told_of_with_the_way_out(monkeypatch):
+    def nowhere(name):
+        raise RayServeException("no application")
+
+    monkeypatch.setattr(named.serve, "get_app_handle", nowhere)
+    with pytest.raises(StartupError, match=r"did not start within 0 s: no application; .*`override_model=True`"):
+        named.deployed("m", 0)
+
+
+@pytest.mark.parametrize(("token", "removed"), [("mine", ["m"]), ("another's", [])])
+def test_only_what_a_start_itself_made_is_withdrawn(monkeypatch, token, removed):
+    ended = []
+    monkeypatch.setattr(named, "find", lambda name: Asked())
+    monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token=token))
+    monkeypatch.setattr(named, "remove", lambda name, of: ended.append(name))
+    named.withdraw("m", "mine")
+    assert ended == removed

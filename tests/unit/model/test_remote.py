@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ray import cloudpickle
 
-from brayx.errors import ModelError, QueueFull
+from brayx.errors import DeadlineExceeded, ModelError, QueueFull
 from brayx.model import here as here_module
 from brayx.model import remote
 from brayx.model.config import ModelConfig
@@ -231,3 +232,30 @@ async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):
     with pytest.raises(ModelError, match="fails on its own forward_args"):
         RemoteModel("m", build()[0], (np.zeros((1, 3), np.float32),), override_model=True)
     assert running.removed == []
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Recipes that starts keep, while no model of that name is there when they look, and one is when they are done."""
+    running, recipes = Running(monkeypatch, local=True), []
+
+    def create(name, namespace, *, about, **options):
+        recipes.append(cloudpickle.loads(about))
+        return running
+
+    monkeypatch.setattr(remote, "find", lambda name: None)
+    monkeypatch.setattr(remote, "create_weight_store", create)
+    return recipes
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
+def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(kept, monkeypatch, error):
+    def interrupted(store, timeout_s):
+        raise error("while the store starts")
+
+    withdrawn = []
+    monkeypatch.setattr(remote, "recipe_of", interrupted)
+    monkeypatch.setattr(remote, "withdraw", lambda *args: withdrawn.append(args))
+    with pytest.raises(error):
+        RemoteModel("m", *build())
+    assert withdrawn == [("m", kept[0].token)]
