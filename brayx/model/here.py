@@ -91,7 +91,12 @@ class Here:
         if model is not None:
             return model
         config = self._recipe.config
-        options: dict[str, Any] = {"max_batch_size": config.max_batch_size, "deadline_s": config.deadline_s}
+        options: dict[str, Any] = {
+            "max_batch_size": config.max_batch_size,
+            "max_wait_s": config.max_wait_ms / 1000,
+            "max_queue": config.max_queue,
+            "deadline_s": config.deadline_s,
+        }
         with self._lock:
             if self._ended:  # nobody would end what is made now, and its weights would stay as they are
                 raise ModelError("the model is closed")
@@ -99,7 +104,9 @@ class Here:
                 del self._models[ended]
             if self._engine is not None:
                 fetch = functools.partial(fetch_weights, self._store)
-                model = LocalModel(self._engine, versions=self._versions, fetch=fetch, **options)
+                model = LocalModel(
+                    self._engine, versions=self._versions, fetch=fetch, buckets=config.buckets, **options
+                )
             else:
                 model = ModelClient(self._deployed, self._recipe.spec, max_calls=config.num_workers, **options)
             self._models[loop] = model

@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +76,10 @@ class RemoteModel:
         checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
             ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
         max_batch_size: observations of one engine call at most; negative: exactly so many, padded.
+        max_wait_ms: how long an incomplete batch waits for company; 0 takes what is there when the engine is free.
+        max_queue: forwards that may wait in one process; more are refused.
+        buckets: batch sizes to pad up to; empty: no padding.
+        threads: of one engine call.
         num_workers: replicas.
         cpus_per_worker, gpus_per_worker, memory_per_worker: what Ray reserves for each; memory in MiB.
         use_onnx: ONNX Runtime acts; otherwise torch.
@@ -104,6 +108,10 @@ class RemoteModel:
         checkpoint_interval: CheckpointInterval = None,
         checkpoint: str | None = None,
         max_batch_size: int = 64,
+        max_wait_ms: float = 0.0,
+        max_queue: int = 1024,
+        buckets: Sequence[int] = (),
+        threads: int = 1,
         num_workers: int = 1,
         cpus_per_worker: float = 0.0,
         gpus_per_worker: float = 0.0,
@@ -131,6 +139,10 @@ class RemoteModel:
                 engine="onnx" if use_onnx else "torch",
                 placement="local" if local_mode else "remote",
                 max_batch_size=max_batch_size,
+                max_wait_ms=max_wait_ms,
+                max_queue=max_queue,
+                buckets=list(buckets),
+                threads=threads,
                 max_versions=max_versions,
                 deadline_s=deadline_s,
                 num_workers=num_workers,
@@ -361,6 +373,10 @@ class RemoteModel:
                 recipe.example_args,
                 checkpoint_interval=recipe.checkpoint_interval,
                 max_batch_size=config.max_batch_size,
+                max_wait_ms=config.max_wait_ms,
+                max_queue=config.max_queue,
+                buckets=config.buckets,
+                threads=config.threads,
                 num_workers=config.num_workers,
                 cpus_per_worker=config.cpus_per_worker,
                 gpus_per_worker=getattr(config, "gpus_per_worker", 0.0),

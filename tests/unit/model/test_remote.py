@@ -31,8 +31,8 @@ def build():
 class Running:
     """A model of the name ``m`` that runs, as far as handles ask for it: its replica counts the calls."""
 
-    def __init__(self, monkeypatch, *, local):
-        config = ModelConfig(module="unused", engine="torch", deadline_s=5)
+    def __init__(self, monkeypatch, *, local, **options):
+        config = ModelConfig(module="unused", engine="torch", deadline_s=5, **options)
         module, example = build()
         skeleton, example, names, spec, layout, self.weights = prepare(module, example, {})
         self.recipe = Recipe(skeleton, example, names, spec, layout, config, local, (), None, None, "token")
@@ -187,6 +187,30 @@ async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch
     await running.replica.close()
 
 
+@pytest.mark.parametrize("local", [True, False])
+async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
+    options = {"max_batch_size": 4, "max_wait_ms": 10_000, "max_queue": 4, "buckets": [8, 4]}
+    running = Running(monkeypatch, local=local, **options)
+    model = RemoteModel("m")
+    if local:
+        engine = model._here._engine
+        run = engine.run
+        monkeypatch.setattr(
+            engine, "run", lambda bound, leaves: running.calls.append(len(leaves[0])) or run(bound, leaves)
+        )
+    first = asyncio.create_task(model.forward(X))
+    await asyncio.sleep(0.05)
+    assert not running.calls, "it waits for company"
+    results = await asyncio.gather(first, *[model.forward(X) for _ in range(4)], return_exceptions=True)
+    assert [isinstance(result, QueueFull) for result in results] == [False] * 4 + [True]
+    assert running.calls == [4]
+    if local:
+        await model.client().forward_columns([np.ones((5, 2), np.float32)])
+        assert running.calls == [4, 4, 4], "padded"
+    await asyncio.to_thread(model.close)
+    await running.replica.close()
+
+
 async def test_a_large_batch_has_one_deadline_for_all_of_its_parts(running):
     left_s = []
 
@@ -259,3 +283,9 @@ def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(ke
     with pytest.raises(error):
         RemoteModel("m", *build())
     assert withdrawn == [("m", kept[0].token)]
+
+
+def test_options_of_batching_are_kept_for_every_process(kept):
+    options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
+    RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
+    assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
