@@ -62,6 +62,7 @@ class WeightSource:
         tracking: MLflow's URI, of such a reference.
         version: in the registry, of a checkpoint that is from there: it is what sessions act with; None: as that says.
         followed: it is served by an alias, which may move; None: it stays.
+        name: in the registry, of a model that is served from there.
     """
 
     store: str = ""
@@ -69,6 +70,7 @@ class WeightSource:
     tracking: str = ""
     version: int | None = None
     followed: Followed | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,23 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         arms=following,
     )
     runtime.versions = lambda: {name: model.version for name, model in models.items()}
-    runtime.describe = lambda: {"mode": spec.config["mode"], "policy_versions": runtime.versions()}
+    runtime.describe = lambda: {
+        "mode": spec.config["mode"],
+        "policy_versions": runtime.versions(),
+        "registered": _registered(spec, following),
+    }
     return runtime
+
+
+def _registered(spec: ActorSpec, following: Following | None) -> dict[str, list[str]]:
+    """The registered versions that a session which begins now may act with, by model; of one as built or one that
+    learns there are none."""
+    followed = following.versions() if following is not None else {}
+    versions = {name: followed.get(name, {source.version or 0}) for name, source in spec.weights.items()}
+    return {
+        name: [f"models:/{spec.weights[name].name}/{version}" for version in sorted(of) if version]
+        for name, of in versions.items()
+    }
 
 
 def _normalising(config: Mapping[str, Any]) -> str | None:
@@ -388,12 +405,14 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
         entry = find(named, uri)
         # Files that are not local are a replica's to download: it may be on another node, or start long after this.
         checkpoint = str(local_files(entry, uri) or f"models:/{entry.name}/{entry.version}")
-        return WeightSource(checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed)
+        return WeightSource(
+            checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed, name=entry.name
+        )
     except ModelNotFound as error:
         if reference:
             raise
         logger.warning("serving model %r untrained: %s", model, error)
-        return WeightSource(followed=followed)
+        return WeightSource(followed=followed, name=pool_name(job, model))
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:

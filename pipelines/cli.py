@@ -124,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
     evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
+    evaluate.add_argument(
+        "--rate", action="store_true",
+        help="write the mean return to the served version's tags in the registry: rating, rating_games, rating_env",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--tracking", help="with --rate: MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)"
+    )
     add_options(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
@@ -243,6 +250,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipelines.evaluate import evaluate
 
+    if arguments.rate:
+        from brayx.tracking import tracking_uri
+        from pipelines.rating import rate, served
+
+        uri = tracking_uri(arguments.tracking)
+        rated = served(arguments.url, uri)  # what cannot be rated is told before the games
+
     def on_game(number: int, game_return: float) -> None:
         print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
 
@@ -258,6 +272,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         on_game=on_game,
     )
     print(result)
+    if arguments.rate:
+        now = served(arguments.url, uri)
+        if now.version != rated.version:
+            told = f"the first games were of {rated.name} version {rated.version}, the last of {now.version}"
+            raise ConfigError(f"{told}: neither is rated")
+        rate(rated.name, rated.version, arguments.env_id, result, uri)
+        print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
     return 0
 
 

@@ -20,6 +20,7 @@ from brayx.tracking import initialise, tracking_uri
 from deployments.actor import serving_application
 from deployments.job import JobConfig
 from pipelines.evaluate import draw_curve, evaluate
+from pipelines.rating import rate
 from pipelines.train import CURVE_FILE, check_job, cluster_for, deploy, train_on
 
 PASSING_RETURN = 475.0
@@ -51,6 +52,7 @@ def demo(arguments: argparse.Namespace) -> int:
         deploy(serving_application(job, uri, models=trained), actor)
         keys_file = job.actors[actor].keys_file
         played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED, keys_file=keys_file)
+    rate(result.pool_name, result.version, _ENV_ID, played, uri)
     curve = Path(CURVE_FILE).absolute()
     draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)
     passed = played.mean >= PASSING_RETURN

@@ -8,7 +8,6 @@ URL's scheme needs.
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
@@ -38,6 +37,7 @@ from brayx.gamecore import transports
 from brayx.gamecore.auth import sign
 from brayx.gamecore.client import Client
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.status import HAS_STATUS, read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.connection import Connection
 
@@ -46,9 +46,7 @@ LAYERS = ("dns", "connect", "protocol", "auth", "start", "tick", "stop", "model 
 
 DEFAULT_BODY = b"{}"
 
-_MOST_STATUS_BYTES = 64 * 1024
 _QUOTED_BYTES = 60
-_HAS_STATUS = ("http", "https", "ws", "wss")
 _WIDTH = max(map(len, LAYERS))
 
 _BRAYX_ANSWERS = (SessionError, Unauthorized, Overloaded, DeadlineExceeded)
@@ -196,7 +194,7 @@ class _Patient:
         if not isinstance(refusal, _BRAYX_ANSWERS) or _is_of_client(refusal):
             raise _failed(refusal)
         self._asks_for_keys = isinstance(refusal, Unauthorized)
-        self._status = self._read_status()
+        self._status = read_status(self._endpoint, self._timeout_s)
         sessions = (self._status or {}).get("sessions")
         return "brayx answers" + (
             f"; {sessions} sessions at the replica that was asked" if sessions is not None else ""
@@ -235,7 +233,7 @@ class _Patient:
     def model_version(self) -> str:
         if self._status is None:
             endpoint = self._endpoint
-            if endpoint.scheme in _HAS_STATUS:
+            if endpoint.scheme in HAS_STATUS:
                 raise _Skipped("the door answered no status page at GET /")
             host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
             raise _Skipped(
@@ -262,27 +260,6 @@ class _Patient:
         finally:
             transport.close()
         return TransportError(f"{self._url}: a tick of a session that was never started got a reply")
-
-    def _read_status(self) -> dict[str, Any] | None:
-        """The status page of the HTTP door at this address; None if there is none."""
-        endpoint = self._endpoint
-        if endpoint.scheme not in _HAS_STATUS:
-            return None
-        context = endpoint.tls()
-        if context is None:
-            connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=self._timeout_s)
-        else:
-            connection = http.client.HTTPSConnection(
-                endpoint.host, endpoint.port, timeout=self._timeout_s, context=context
-            )
-        try:
-            connection.request("GET", endpoint.prefix + "/")
-            page = json.loads(connection.getresponse().read(_MOST_STATUS_BYTES))
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
-        finally:
-            connection.close()
-        return page if isinstance(page, dict) else None
 
     def _step(self, work: Callable[[], bytes]) -> str:
         try:

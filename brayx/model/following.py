@@ -48,6 +48,10 @@ class Following:
         """Ends the task."""
         await self._subscriber.stop()
 
+    def versions(self) -> dict[str, set[int]]:
+        """The versions that a session which begins now may get, by model."""
+        return {model: {held.version for held in of.values()} for model, of in self._held.items()}
+
     def choose(self, session: str) -> dict[str, Arm]:
         """The arm of a session that begins, by model."""
         chosen = {}

@@ -85,7 +85,8 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
     with Command(["serve", "run", "serve_config.yaml"], tmp_path, environment) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
         said = status(url)
-        expected = {"service": "brayx", "sessions": 0, "mode": "serve", "policy_versions": {"model": 0}}
+        expected = {"service": "brayx", "sessions": 0, "mode": "serve"}
+        expected |= {"policy_versions": {"model": 0}, "registered": {"model": []}}
         assert said == {**said, **expected}
         (shown,) = re.findall(r'^# (\{"service": .*\})$', (ROOT / "docs" / "guide-serve.md").read_text(), re.M)
         assert list(json.loads(shown)) == list(said), "the guide shows what there is"
@@ -109,6 +110,7 @@ def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
     with Command(["serve", "run", "serve_config.yaml"], tmp_path) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
         assert status(url)["policy_versions"] == {"model": 1}, "the registry's version, by which it is promoted"
+        assert status(url)["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"
         assert "untrained" not in command.err + command.out
         ends_clean(command, url)

@@ -152,12 +152,18 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
         """Both replicas know: what new sessions got, twenty times in a row."""
         until(lambda: {new() for _ in range(20)} <= expected, f"new sessions get {expected}", WAIT_S)
 
+    def registered() -> list[str]:
+        with urllib.request.urlopen(f"{url}/", timeout=WAIT_S) as page:
+            return json.load(page)["registered"]["model"]
+
     assert {new() for _ in range(5)} == {1}, "a candidate that is not there is nobody's"
+    assert registered() == [f"models:/{project}/1"]
     old = begin("old")
     assert ask(old) == 1
     version(2, "candidate")
     until(lambda: 2 in {new() for _ in range(20)}, "the candidate is taken", WAIT_S)
     until(lambda: sum(new() == 2 for _ in range(40)) >= 4, "on both replicas", WAIT_S)
+    assert registered() == [f"models:/{project}/1", f"models:/{project}/2"], "what a session may get"
 
     of = Followed(project, canary="candidate", share=SHARE)
     names = [f"session-{i}" for i in range(60)]

@@ -167,7 +167,7 @@ class DocService(SessionTable):
         """As `ActorReplica`'s; tests/end_to_end/test_serve_run.py compares the guide with that one."""
         own = {"service": "brayx", "application": "cartpole/actor/sessions", "sessions": len(self), "draining": False}
         doors = {door: f"{door}://127.0.0.1:0" for door in ("http", "ws", "tcp")}
-        return {**own, "doors": doors, "mode": "serve", "policy_versions": {"model": 1}}
+        return {**own, "doors": doors, "mode": "serve", "policy_versions": {"model": 1}, "registered": {"model": []}}
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,25 @@ from mlflow import MlflowClient
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import ActorReplica
 from brayx.engines.base import save_weights
-from brayx.engines.torch import module_weights
+from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError
+from brayx.model.arms import Followed
 from brayx.model.build import build_model
+from brayx.model.following import Following
+from brayx.model.local import LocalModel
+from brayx.model.pool import PoolClient
 from brayx.tracking import Trial, register
-from deployments.actor import WeightSource, _normalising, _Refused, actor_spec, application, build_runtime, pooled
+from brayx.types import Weights
+from deployments.actor import (
+    WeightSource,
+    _normalising,
+    _Refused,
+    _registered,
+    actor_spec,
+    application,
+    build_runtime,
+    pooled,
+)
 from deployments.job import JobConfig
 
 ROOT = Path(__file__).parents[3]
@@ -91,6 +105,43 @@ async def test_keys_are_asked_for_when_a_job_is_served_not_while_it_trains(
     with pytest.raises(Built):
         await ActorReplica.__init__(replica, build, config, *rest, **bound.init_kwargs)
     assert (replica._keys is not None) == (mode == "serve")
+
+
+async def test_the_status_page_names_the_registered_version(tmp_path: Path, tracking_db: str) -> None:
+    job = JobConfig.load(ROOT / "pipelines" / "templates" / "cartpole.yaml", ["model.engine=torch"])
+    module, example = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
+    save_weights(tmp_path / "weights.npz", module_weights(module))
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "weights.npz").rename(tmp_path / "checkpoint" / "weights.npz")
+    trial = Trial.open("cartpole", "t", tracking_db)
+    register(trial, trial.save_checkpoint(tmp_path / "checkpoint", 1), "cartpole")
+    for weights, told in (
+        (pooled(job, "model", tracking_db, "models:/cartpole/1"), ["models:/cartpole/1"]),
+        (WeightSource(), []),
+    ):
+        runtime = await build_runtime(actor_spec(job, "actor", mode="serve", weights={"model": weights}), {})
+        assert runtime.describe()["registered"] == {"model": told}
+        for close in runtime.close:
+            await close()
+
+    # Followed, it is what sessions get that begin now, and the canary's.
+    engine = TorchEngine(module, example)
+
+    async def fetch(version: int) -> Weights:
+        return engine.initial
+
+    followed = Followed("cartpole", canary="candidate", share=0.5)
+    client = PoolClient("pool", "brayx", tracking_db, "", {"model": followed})
+    model = LocalModel(engine, version=1, max_versions=4, fetch=fetch)
+    following = Following(client, {"model": followed}, {"model": model})
+    source = pooled(job, "model", tracking_db, "models:/cartpole@champion")
+    spec = actor_spec(job, "actor", mode="serve", weights={"model": source})
+    assert _registered(spec, following) == {"model": ["models:/cartpole/1"]}
+    await following.move({"model": {"champion": 1, "candidate": 4}})
+    assert _registered(spec, following) == {"model": ["models:/cartpole/1", "models:/cartpole/4"]}
+    await following.move({"model": {"champion": 1}})
+    assert _registered(spec, following) == {"model": ["models:/cartpole/1"]}
+    await model.close()
 
 
 def test_games_do_not_fill_a_buffer_of_normalised_observations() -> None:

@@ -59,6 +59,7 @@ def played(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "serving_application", lambda *_, **__: None)
     monkeypatch.setattr(demo_module, "deploy", lambda *_: None)
     monkeypatch.setattr(demo_module, "evaluate", evaluate)
+    monkeypatch.setattr(demo_module, "rate", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
     def run(tracking=None, overrides=()):

@@ -1,0 +1,49 @@
+"""What an evaluation's games came to, written to the registered version that played them.
+
+Knows nothing of how games are played.
+"""
+
+from __future__ import annotations
+
+from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.status import read_status
+from brayx.gamecore.transports.base import Endpoint
+from brayx.tracking import PoolEntry, find, tag
+from pipelines.evaluate import Evaluation
+
+_STATUS_S = 10.0
+
+
+def served(url: str, uri: str) -> PoolEntry:
+    """The registered version that every session of a service acts with which begins now.
+
+    Args:
+        url: of its HTTP or WebSocket door.
+        uri: tracking URI of the registry it serves from.
+
+    Raises:
+        ConfigError: it is not one version: there is none, a canary has another, or there are several models.
+        StartupError: the service tells nothing of that.
+        ModelNotFound: the registry does not have it.
+        TrackingError: the registry cannot be read.
+    """
+    page = read_status(Endpoint.parse(url), _STATUS_S)
+    registered = None if page is None else page.get("registered")
+    if not isinstance(registered, dict):
+        raise StartupError(f"{url} has no status page that names registered versions, so there is nothing to rate")
+    references = {reference for of in registered.values() for reference in of or [""]}
+    if len(references) != 1 or "" in references:
+        told = "; ".join(f"{model}: {', '.join(of) or 'none'}" for model, of in registered.items()) or "none"
+        raise ConfigError(f"a rating is of one registered version, and sessions of {url} get {told}")
+    return find(references.pop(), uri)
+
+
+def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> None:
+    """Tags a version with the mean return (``rating``), and of how many games of which environment it is that
+    (``rating_games``, ``rating_env``).
+
+    Raises:
+        TrackingError: the registry failed.
+    """
+    games = str(len(result.returns))
+    tag(name, version, {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id}, uri)
