@@ -176,6 +176,24 @@ def check_fits(
         )
 
 
+def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
+    """Refuses an algorithm for a model beside whose observation nothing else can be recorded, if it learns from that.
+
+    Args:
+        config: its options.
+        obs: keys that a batch has of what the model takes.
+
+    Raises:
+        ConfigError: says what the model is to take.
+    """
+    if config.name == "mappo" and "obs" in obs:
+        raise ConfigError(
+            f"algorithm 'mappo' learns from {STATE} as well, and the model takes an observation that is one array: "
+            'expected one that takes a dict, {"obs": ...}',
+            key="algorithm",
+        )
+
+
 def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
     """Refuses an algorithm for a model that does not give what it learns from.
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from brayx.algorithms.base import ALONE, Across
 from brayx.algorithms.critic import critic_of
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.errors import ConfigError
 
 STATE = "obs/state"
 """Key of the game's state in a batch, ``[B, T + 1, ...]``."""
@@ -54,9 +55,16 @@ class MAPPO(PPO):
         self.module = module
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """As `PPO.update`, from a batch that has ``obs/state`` as well."""
+        """As `PPO.update`, from a batch that has ``obs/state`` as well.
+
+        Raises:
+            ConfigError: it has not.
+        """
         if STATE not in batch:
-            raise ValueError(f"{STATE}: missing, the game's state that the value sees; the batch has {sorted(batch)}")
+            raise ConfigError(
+                f"{STATE}: missing, the game's state that the value sees; the batch has {sorted(batch)}",
+                key="algorithm",
+            )
         own = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
         return super().update({**batch, "obs": (*own, batch[STATE])}, progress)
 

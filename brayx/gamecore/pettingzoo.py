@@ -9,10 +9,12 @@ by which a service knows that they belong together. Bodies are the gym profile's
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}        of this agent
 
 An observation with an ``action_mask`` in it is passed on as it is; one that the environment tells in the agent's info
-becomes ``action_mask`` beside ``obs``. In an AEC environment only the agent whose turn it is ticks; in a parallel one
-all of them tick at the same time. An agent that dies gets its stop, while the others play on; one that enters later
-gets its session then. When the service ends one session of a game, the others are stopped without a body, and
-another game is begun. Needs the package ``pettingzoo``; knows nothing of the agents, of Ray or of torch.
+becomes ``action_mask`` beside ``obs``. If asked to, ticks and stops have the environment's ``state()`` as ``state``,
+what the whole game is like, for a value that sees more than its agent does. In an AEC environment only the agent whose
+turn it is ticks; in a parallel one all of them tick at the same time. An agent that dies gets its stop, while the
+others play on; one that enters later gets its session then. When the service ends one session of a game, the others are
+stopped without a body, and another game is begun. Needs the package ``pettingzoo``; knows nothing of the agents, of Ray
+or of torch.
 """
 
 from __future__ import annotations
@@ -124,6 +126,7 @@ async def play_game(
     env_id: str = "",
     seed: int | None = None,
     max_ticks: int | None = None,
+    state: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> GameResult:
     """Play one game of ``env``, each of its agents as a session with a client of its own.
@@ -132,14 +135,16 @@ async def play_game(
         env_id: told at start.
         seed: given to the environment's reset and told at start.
         max_ticks: cut the game off, as truncated, as soon as one agent has had so many.
+        state: tell the game's state with every tick and stop.
         should_stop: asked after each step; true breaks the game off, told as ``stopped``.
 
     Raises:
-        BadBody: a reply holds no action of the agent's action space, or an observation is not finite.
+        BadBody: a reply holds no action of the agent's action space, or an observation or a state is not finite.
+        ConfigError: the environment has no state, and it is to be told.
         BrayxError: whatever the service answers; the game's other sessions were stopped, as far as that could be done.
     """
     play = _play_together if isinstance(env, _package().ParallelEnv) else _play_turns
-    sessions = _Sessions(env, clients, {"env_id": env_id, "seed": seed}, max_ticks, should_stop)
+    sessions = _Sessions(env, clients, {"env_id": env_id, "seed": seed}, max_ticks, state, should_stop)
     try:
         await play(env, sessions, seed)
     finally:
@@ -156,6 +161,7 @@ def run_games(
     door: Literal["http", "ws"] | None = None,
     seed: int | None = None,
     max_ticks: int | None = None,
+    state: bool = False,
     on_game: Callable[[GameResult], None] = lambda result: None,
     env_kwargs: dict[str, Any] | None = None,
     timeout_s: float = 30.0,
@@ -169,6 +175,7 @@ def run_games(
 
     Args:
         api: as of `make_env`.
+        state: as of `play_game`.
     """
     url = playing.door_url(url, door)
     env = make_env(env_id, api, **(env_kwargs or {}))
@@ -178,7 +185,15 @@ def run_games(
             try:
                 return playing.play_games(
                     lambda seed: runner.run(
-                        play_game(env, clients, env_id=env_id, seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+                        play_game(
+                            env,
+                            clients,
+                            env_id=env_id,
+                            seed=seed,
+                            max_ticks=max_ticks,
+                            state=state,
+                            should_stop=should_stop,
+                        )
                     ),
                     lambda: runner.run(clients.close()),
                     games=games,
@@ -209,12 +224,14 @@ class _Sessions:
         clients: Clients,
         told: dict[str, Any],
         max_ticks: int | None,
+        state: bool,
         should_stop: Callable[[], bool],
     ) -> None:
         self._env = env
         self._clients = clients
         self._told = told
         self._max_ticks = max_ticks
+        self._with_state = state
         self._should_stop = should_stop
         self._game = uuid.uuid4().hex
         self._players: dict[AgentId, _Player] = {}
@@ -243,7 +260,7 @@ class _Sessions:
     async def tick(self, agent: AgentId, obs: Any, reward: float, info: Mapping[str, Any]) -> Any:
         """The agent's action."""
         player = self._players[agent]
-        document = {"obs": jsonable(obs), "reward": float(reward)}
+        document = self._told_of(obs, reward)
         if "action_mask" in info:
             document["action_mask"] = jsonable(info["action_mask"])
         action = player.action_of(await _send(player.client.tick, encode(document)))
@@ -256,12 +273,21 @@ class _Sessions:
     async def stop(self, agent: AgentId, obs: Any, reward: float, *, terminated: bool, truncated: bool) -> None:
         """Ends the agent's session, with what its last action led to."""
         player = self._players[agent]
-        document = {"obs": jsonable(obs), "reward": float(reward)}
+        document = self._told_of(obs, reward)
         last = {**document, "terminated": bool(terminated), "truncated": bool(truncated)}
         await _send(player.client.stop, encode(last))
         self._returns[str(agent)] += float(reward)
         self._truncated |= bool(truncated)
         self._clients.give_back(self._players.pop(agent).client)
+
+    def _told_of(self, obs: Any, reward: float) -> dict[str, Any]:
+        document = {"obs": jsonable(obs), "reward": float(reward)}
+        if self._with_state:
+            try:
+                document["state"] = jsonable(self._env.state())
+            except NotImplementedError:  # PettingZoo's own, of whoever has none
+                raise ConfigError(f"{self._env} has no state(), and the game's state is to be told") from None
+        return document
 
     def enough(self) -> bool:
         """Whether the game is to end now; asked after each step that left an agent to play on."""
@@ -424,6 +450,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("env_id", help="butterfly/pistonball_v6, a module with env or parallel_env, or module:factory")
     parser.add_argument("--api", choices=["aec", "parallel"], default=None, help="which, of both (default: parallel)")
+    parser.add_argument(
+        "--state", action="store_true", help="tell the environment's state() with every tick, beside what an agent sees"
+    )
 
     def play(
         options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]
@@ -432,6 +461,7 @@ def main(argv: list[str] | None = None) -> int:
             options.env_id,
             options.url,
             api=options.api,
+            state=options.state,
             on_game=on_game,
             should_stop=should_stop,
             **playing.wishes(options),

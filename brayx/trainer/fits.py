@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
-from brayx.algorithms.build import AlgorithmConfig, check_critic, check_outputs
+from brayx.algorithms.build import AlgorithmConfig, check_critic, check_observed, check_outputs
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe, example_leaves
 from brayx.errors import ConfigError, ModelError
+from brayx.replay.packing import Layout
+from brayx.trainer.prefetch import state_argument
 from brayx.types import NestedArray
 
 
@@ -58,6 +60,7 @@ def check_model(
             raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error
         try:
             check_critic(algorithm, tried, _critic_args(algorithm, given, forward_args, state))
+            check_observed(algorithm, _observed(module, forward_args))
         except ConfigError as error:
             raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
     # A value for each part of the reward.
@@ -82,6 +85,12 @@ def actions_of(given: ModelSpec) -> ActionSpec:
         return ActionSpec("box", (), shapes["mean"])
     bound = np.ones(shapes["tanh_mean"], np.float32)
     return ActionSpec("box", (), bound.shape, -bound, bound)
+
+
+def _observed(module: nn.Module, forward_args: tuple[NestedArray, ...]) -> set[str]:
+    """Keys that a learner batch has of what the model observes."""
+    at = state_argument(module)
+    return set(Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at)).obs)
 
 
 def _critic_args(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -181,6 +183,16 @@ def setting(*options: str) -> list[str]:
 def brayx(folder: Path, *words: str, environment: dict[str, str | None] | None = None) -> Command:
     """``brayx WORDS`` running in ``folder``."""
     return Command(["brayx", *words], folder, environment)
+
+
+def serves(url: str, model: str) -> bool:
+    """Whether a service answers there that acts with a trained ``model``, for a condition of `Command.until`."""
+    try:
+        with urllib.request.urlopen(f"{url}/", timeout=5) as reply:
+            facts = json.load(reply)
+    except (OSError, ValueError):
+        return False
+    return bool(facts["mode"] == "serve" and facts["policy_versions"][model] > 0)
 
 
 def alone_for(seconds: float, command: Command) -> float:

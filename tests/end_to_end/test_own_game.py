@@ -5,19 +5,17 @@ The folder is ``own_game/``: two agents that share a `State`, a model, protobuf 
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import statistics
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from brayx.ports import free_port
-from tests.end_to_end.jobs import FREE_PORTS, Command, brayx, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, Command, brayx, serves, setting, trials
 
 OWN_GAME = Path(__file__).parent / "own_game"
 ROUNDS = 10
@@ -46,7 +44,7 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     config = folder / "serve.yaml"
     config.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
     with Command(["serve", "run", "serve.yaml"], folder) as serving:
-        serving.until(lambda: _champion_is_served(f"http://127.0.0.1:{port}"), "it served the champion")
+        serving.until(lambda: serves(f"http://127.0.0.1:{port}", "player"), "it served the champion")
         for door in ("http", "ws"):
             # A language with two words of three is worth 2 * BY_CHANCE; the mean of 20 games of it stays above this.
             points = _play(folder, f"{door}://127.0.0.1:{port}", games=20)
@@ -104,15 +102,6 @@ def _refused(folder: Path, said: str) -> None:
     assert lines[0].startswith("brayx: ")
     assert said in lines[0]
     assert training.out == ""
-
-
-def _champion_is_served(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/", timeout=5) as reply:
-            facts = json.load(reply)
-    except (OSError, ValueError):
-        return False
-    return facts["mode"] == "serve" and facts["policy_versions"]["player"] > 0
 
 
 def _play(folder: Path, url: str, games: int) -> list[float]:

@@ -125,4 +125,6 @@ class Rowers(ParallelEnv):
         self._left -= 1
         reward = dict.fromkeys(self.agents, float(np.mean(right)) + self._flow)
         over = dict.fromkeys(self.agents, self._left == 0)
-        return self._called(), reward, over, dict.fromkeys(self.agents, False), {agent: {} for agent in self.agents}
+        if self._left == 0:
+            self.agents = []
+        return self._called(), reward, over, dict.fromkeys(over, False), {agent: {} for agent in over}

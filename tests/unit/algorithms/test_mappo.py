@@ -12,6 +12,7 @@ from torch import nn
 
 from brayx.algorithms.mappo import MAPPO, MAPPOConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.errors import ConfigError
 from brayx.nets.central import central_policy_for
 from brayx.nets.distributions import sample
 from brayx.nets.policy import NetworkConfig
@@ -123,7 +124,7 @@ def test_a_critic_that_gives_a_column_is_refused():
 
 def test_what_it_cannot_learn_from_is_refused():
     module = Shared()
-    with pytest.raises(ValueError, match="obs/state: missing"):
+    with pytest.raises(ConfigError, match="obs/state: missing"):
         MAPPO(module, sgd(module), MAPPOConfig()).update(random_batch(), 0.0)
     with pytest.raises(ValueError, match="critic"):
         MAPPO(nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), MAPPOConfig())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +127,38 @@ def test_a_parallel_game(app: EchoApp, address: str, door: Literal["http", "ws"]
         ("tick", {"obs": [3.0, 2.0], "reward": 2.0, "action_mask": [1, 0, 1]}),
         ("stop", {"obs": [4.0, 2.0], "reward": 2.0, "terminated": False, "truncated": True}),
     ]
+
+
+class Watched(Race):
+    """Whose state is how many steps were taken."""
+
+    def state(self) -> np.ndarray:
+        return np.array([self.steps])
+
+
+class Counted(Turns):
+    """Whose state is how many turns each has had."""
+
+    def state(self) -> np.ndarray:
+        return np.array(list(self.turns.values()))
+
+
+def test_every_agent_of_a_parallel_game_is_told_the_state_that_it_acts_in(app: EchoApp, address: str) -> None:
+    play(Watched(), f"http://{address}", state=True)
+    assert [body.get("state") for _, body in told(app.requests, "x")] == [None, [0], [1], [2]]
+    assert [body.get("state") for _, body in told(app.requests, "y")] == [None, [0], [1], [2], [3], [4]]
+    assert [body.get("state") for _, body in told(app.requests, "z")] == [None, [2], [3], [4]]
+
+
+def test_agents_that_take_turns_are_told_the_state_at_theirs(app: EchoApp, address: str) -> None:
+    play(Counted(), f"http://{address}", state=True)
+    assert [body.get("state") for _, body in told(app.requests, "red")][1:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 1]]
+    assert [body.get("state") for _, body in told(app.requests, "blue")][1:4] == [[1, 0, 0], [2, 1, 1], [3, 2, 1]]
+
+
+def test_an_environment_without_a_state_to_be_told_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no state\(\)"):
+        pettingzoo.run_games(RACE, f"http://{address}", games=1, state=True)
 
 
 @pytest.mark.parametrize("env", [Turns(), Race()], ids=["aec", "parallel"])

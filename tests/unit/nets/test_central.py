@@ -46,6 +46,12 @@ def test_masked_actions_of_an_agent():
     assert (logits.softmax(-1)[0, [1, 3]] == 0).all()
 
 
+def test_a_memory_is_refused():
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match="no memory, and lstm is 16"):
+        central_policy_for(obs, num_actions=4, network=NetworkConfig(hidden=[8], lstm=16))
+
+
 def test_an_observation_of_one_kind_is_refused():
     with pytest.raises(ValueError, match="'obs' and 'state', got ndarray"):
         central_policy_for(np.zeros(3, np.float32), num_actions=2)

@@ -103,6 +103,13 @@ def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
     assert re.search(message, error.message), error.message
 
 
+def test_the_command_check_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(TEMPLATE), "--set", "trainer.algorithm={name: mappo}"]) == 2
+    said = capsys.readouterr()
+    assert "a central value holds 'obs' and 'state'" in said.err
+    assert said.out == ""
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [("{name: bc}", ""), ("{name: mixed}", "demonstration: true"), (f"{{name: ppo, {HEADS}}}", "")],
@@ -317,16 +324,23 @@ def test_no_version_but_the_newest_is_learned_from_where_blocking_workers_alone_
         (["buffer.sampler=uniform", "trainer.prefetch=1"], ""),
         (["trainer.prefetch=2"], "rollout.mode is blocking, but prefetch is 2: buffer.max_policy_lag is not 0 then"),
         (
-            ["trainer={kind: trainer, model: model, buffers: [buffer], num_workers: 2}", "buffer.num_workers=3"],
+            [
+                "trainer={kind: trainer, model: model, buffers: [buffer], num_workers: 2}",
+                "buffer.num_workers=3",
+                "rollout.num_envs=16",
+            ],
             "but the buffer has 3 shards and the trainer has 2 ranks:",
         ),
         (["other={kind: buffer}", "trainer.buffers=[buffer, other]"], "but the trainer reads several buffers:"),
-        (["more={kind: source, path: x.npz, buffer: buffer}"], "but a source fills the buffer, too:"),
+        (["more={kind: source, path: FOLDER/x.npz, buffer: buffer}"], "but a source fills the buffer, too:"),
     ],
 )
 def test_check_says_where_blocking_does_not_mean_the_newest_version_only(
-    overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    step = {"obs": np.zeros((1, 4)), "action": np.zeros(1, int), "reward": np.ones(1), "log_prob": np.zeros(1)}
+    np.savez(tmp_path / "x.npz", **step, terminated=np.ones(1))
+    overrides = [override.replace("FOLDER", str(tmp_path)) for override in overrides]
     words = [word for override in overrides for word in ("--set", override)]
     assert main(["check", str(TEMPLATE), *words]) == 0
     told = capsys.readouterr().err

@@ -25,7 +25,7 @@ MODEL = """
             self.net = torch.nn.Linear(2, 3)
 
         def forward(self, obs):
-            x = self.net(obs)
+            x = self.net(obs["obs"] if isinstance(obs, dict) else obs)
             return {RETURNS}
 
     class Critic(torch.nn.Module):
@@ -141,16 +141,21 @@ def test_a_hook_that_handles_batches_may_make_the_models_actions_of_others(spec,
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "returns", "called"),
+    ("algorithm", "returns", "called", "args"),
     [
-        ("sac", '"tanh_mean": x, "tanh_log_std": x', r"\(observation, action\) -> \[N, critics\]"),
-        ("mappo", '"logits": x', r"states \[N, \.\.\.\] -> values \[N\]"),
+        (
+            "sac",
+            '"tanh_mean": x, "tanh_log_std": x',
+            r"\(observation, action\) -> \[N, critics\]",
+            "torch.zeros(1, 2)",
+        ),
+        ("mappo", '"logits": x', r"states \[N, \.\.\.\] -> values \[N\]", '{"obs": torch.zeros(1, 2)}'),
     ],
 )
-def test_a_critic_that_is_not_there_is_told_before_anything_starts(spec, algorithm, returns, called):
+def test_a_critic_that_is_not_there_is_told_before_anything_starts(spec, algorithm, returns, called, args):
     with pytest.raises(ModelError, match=f"model 'model': algorithm '{algorithm}' needs a critic: .*{called}"):
         learned_model(spec(returns, algorithm=algorithm))
-    with_one = "made = Model(); made.critic = Critic(); return made, (torch.zeros(1, 2),)"
+    with_one = f"made = Model(); made.critic = Critic(); return made, ({args},)"
     learned_model(spec(returns, begin=with_one, algorithm=algorithm))
 
 
@@ -169,6 +174,12 @@ def test_a_value_for_each_reward_head_may_be_learned_beside_imitation(spec):
     learned_model(spec('"logits": x, "value": x[:, :2]', algorithm="mixed", **heads))
     with pytest.raises(ModelError, match=r"gave value \[N\], expected value \[N, K\]"):
         learned_model(spec(GOOD, algorithm="mixed", **heads))
+
+
+def test_a_model_beside_whose_observation_no_state_can_be_is_told_before_anything_starts(spec):
+    begin = "made = Model(); made.critic = torch.nn.Linear(2, 1); return made, (torch.zeros(1, 2),)"
+    with pytest.raises(ModelError, match=r"model 'model': algorithm 'mappo' learns from obs/state as well, .* a dict"):
+        learned_model(spec('"logits": x', begin=begin, algorithm="mappo"))
 
 
 def test_what_the_users_function_raises_is_told_in_one_line(spec):
