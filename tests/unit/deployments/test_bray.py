@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from brayx.algorithms.build import algorithm_options
 from brayx.errors import ConfigError
 from deployments.bray import OPTIONS, Instead, Same
 from deployments.job import KINDS, TOP_OPTIONS, JobConfig
@@ -143,3 +146,33 @@ BRAY_NAMES = set(
 def test_the_page_has_every_option_and_every_name() -> None:
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", (ROOT / "docs" / "from-bray.md").read_text()))))
     assert not {*BRAY_OPTIONS, *BRAY_NAMES, *(name for options in OPTIONS.values() for name in options)} - words
+
+
+def test_what_the_page_sends_to_is_there() -> None:
+    """Names of brayx and its modules, arguments of its classes, options of its components and of its algorithms."""
+    told = re.findall(r"`([^`]+)`", (ROOT / "docs" / "from-bray.md").read_text())
+    fields = {kind: set(model.model_fields) for kind, model in KINDS.items()}
+    algorithms = [algorithm_options(name) for name in ("ppo", "impala", "sac", "bc", "mixed", "mappo")]
+    fields["algorithm"] = {name for options in algorithms for name in options.model_fields}
+    missing = []
+    for code in told:
+        named = re.match(r"((?:brayx|deployments)(?:\.\w+)+)(?::(\w+))?(?:\((\w+)=)?", code)
+        if named and not _is_there(*named.groups()):
+            missing.append(code)
+        option = re.match(r"(\w+)\.(\w+)", code)
+        if option and option[1] in fields and option[2] not in fields[option[1]]:
+            missing.append(code)
+    assert missing == []
+
+
+def _is_there(path: str, attribute: str | None, argument: str | None) -> bool:
+    first, *names = [*path.split("."), *([attribute] if attribute else [])]
+    found: Any = importlib.import_module(first)
+    for name in names:
+        if not hasattr(found, name):
+            try:
+                importlib.import_module(f"{found.__name__}.{name}")
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, name)
+    return argument is None or argument in inspect.signature(found).parameters
