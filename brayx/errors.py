@@ -32,6 +32,7 @@
     ├── TrackingError                   tracking_error      500
     │   └── ModelNotFound               model_not_found     404
     ├── StartupError                    startup_error       500
+    ├── JobNotRunning                   job_not_running     404
     └── TransportError                  transport_error     502   (raised by clients only)
         ├── ConnectFailed               connect_failed      502
         └── ConnectionLost              connection_lost     502
@@ -309,6 +310,14 @@ class StartupError(BrayxError):
     """A part of the system did not start: a port taken, a folder not writable, a process that died."""
 
     code = "startup_error"
+
+
+class JobNotRunning(BrayxError):
+    """A training that is asked for something has ended, or never was."""
+
+    code = "job_not_running"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class TransportError(BrayxError):

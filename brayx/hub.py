@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from brayx.errors import ConfigError, TrackingError
+from brayx.inbox import Inbox
 from brayx.metrics import DROPPED, FOLDED, MAX_LABELS, METRICS, OTHER, Kind, Metric, Part, Recorder, XAxis
 from brayx.tracking import Trial
 
@@ -220,11 +221,13 @@ def _key(name: str, label: str) -> str:
     return f"{name}.{label}" if label else name
 
 
-class Hub:
+class Hub(Inbox):
     """Books that are written to MLflow every ``interval_s`` by a thread of its own. Thread safe.
 
     A write that fails is not fatal: its numbers are in the totals and the next write goes on; failures are counted as
     ``hub_write_failures`` in the snapshot, and logged once until writing works again.
+
+    As an inbox it takes what the trial's job is asked from outside, since it is found by the trial's id.
 
     Args:
         trial: where to write; None keeps the books in memory only.
@@ -233,6 +236,7 @@ class Hub:
     """
 
     def __init__(self, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps") -> None:
+        super().__init__()
         self._trial = trial
         self._books = Books(_totals_of(trial), x_axis=x_axis)
         self._told_sums: set[str] = set()

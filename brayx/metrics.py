@@ -94,6 +94,7 @@ METRICS: dict[str, Metric] = {
         Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),
         Metric("rollout_wait_seconds", "s", Kind.PERCENTILE, "a rollout worker's wait before a fragment"),
         Metric("rollout_waits_overdue", "waits", Kind.SUM, "waits of rollout workers for weights or room, given up"),
+        Metric("rollout_workers", "workers", Kind.LAST, "rollout workers that are to be at work, by component"),
         Metric("rollout_workers_lost", "workers", Kind.SUM, "rollout workers that ended by themselves, by reason"),
         Metric("rollout_steps_lost", "transitions", Kind.SUM, "what they were collecting or pushing then, at most"),
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),

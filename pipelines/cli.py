@@ -178,6 +178,16 @@ def _parser() -> argparse.ArgumentParser:
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
 
+    scale = commands.add_parser("scale", help="have more or fewer rollout workers in a training that runs")
+    scale.add_argument("trial", metavar="TRIAL", help="id or name of the trial")
+    scale.add_argument("num_workers", metavar="WORKERS", type=_count, help="how many it is to have from now on")
+    scale.add_argument("--rollout", metavar="NAME", help="the component, of a job that has several")
+    scale.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    scale.add_argument(
+        "--timeout-s", type=float, default=30.0, help="for the job to take the request (default: %(default)s)"
+    )
+    scale.set_defaults(run=_scale)
+
     doctor = commands.add_parser("doctor", help="try a service layer by layer, and say which one is broken")
     doctor.add_argument("url", help="of a door: http://, ws://, tcp:// or grpc://host:port")
     doctor.add_argument("--body", default="{}", help="of the tick that is tried; @FILE: what is in it (default: {})")
@@ -310,6 +320,20 @@ def _promote(arguments: argparse.Namespace) -> int:
     )
     was = "before it was none" if before is None else f"before it was version {before}"
     print(f"{entry.name} version {entry.version} is {arguments.to} now; {was}")
+    return 0
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from pipelines.scale import scale
+
+    done = scale(
+        arguments.trial,
+        arguments.num_workers,
+        rollout=arguments.rollout,
+        tracking=arguments.tracking,
+        timeout_s=arguments.timeout_s,
+    )
+    print(f"workers of rollout {done.rollout!r}: {done.now} from now on; before, {done.before}")
     return 0
 
 

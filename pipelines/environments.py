@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.errors import BrayxError, ConfigError
@@ -15,8 +15,10 @@ from brayx.model.build import build_model
 from brayx.rollout.collector import seed_after
 from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
 from brayx.trainer.fits import check_model
+from deployments.document import nearest
 
 if TYPE_CHECKING:
+    from brayx.hub import HubClient
     from brayx.replay.config import BufferConfig
     from brayx.rollout.component import RolloutComponent
     from deployments.job import JobConfig
@@ -126,19 +128,25 @@ class Rollouts:
     """
 
     def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
-        from brayx.hub import HubClient, get_hub
         from brayx.rollout.workers import Workers
 
         self._stack = contextlib.ExitStack()
-        self._books = HubClient(get_hub(names["hub"], namespace)) if job.rollouts else None
-        specs = [spec_of(job, name, names, namespace, env_steps) for name in job.rollouts]
-        self._all = [Workers(spec, on_event=self._count) for spec in specs]
+        self._hub, self._namespace = names["hub"], namespace
+        self._books: HubClient | None = None
+        self._all = {
+            name: Workers(spec_of(job, name, names, namespace, env_steps), on_event=self._count)
+            for name in job.rollouts
+        }
 
     def __enter__(self) -> Rollouts:
-        if self._books is not None:
+        from brayx.hub import HubClient, get_hub
+
+        if self._all:
+            self._books = HubClient(get_hub(self._hub, self._namespace))
             self._stack.callback(self._books.close)
-        for workers in self._all:
+        for name, workers in self._all.items():
             self._stack.enter_context(workers)
+            self._count("rollout_workers", workers.num, name)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -147,32 +155,86 @@ class Rollouts:
     @property
     def num(self) -> int:
         """Workers to be kept at work."""
-        return sum(workers.num for workers in self._all)
+        return sum(workers.num for workers in self._all.values())
 
     @property
     def running(self) -> int:
         """Workers at work."""
-        return sum(workers.running for workers in self._all)
+        return sum(workers.running for workers in self._all.values())
 
     @property
     def failures(self) -> int:
         """Workers that ended by themselves so far."""
-        return sum(workers.failures for workers in self._all)
+        return sum(workers.failures for workers in self._all.values())
 
     @property
     def error(self) -> BrayxError | None:
         """What no further worker would mend."""
-        return next((workers.error for workers in self._all if workers.error is not None), None)
+        return next((workers.error for workers in self._all.values() if workers.error is not None), None)
 
     @property
     def messages(self) -> list[str]:
         """Newest lines about workers that ended."""
-        return [line for workers in self._all for line in workers.messages]
+        return [line for workers in self._all.values() for line in workers.messages]
 
     @property
     def collected(self) -> Progress:
         """What all of them have collected."""
-        return sum((workers.collected for workers in self._all), Progress())
+        return sum((workers.collected for workers in self._all.values()), Progress())
+
+    def scale(self, name: str | None, count: int) -> tuple[str, int, int]:
+        """Has ``count`` workers in a rollout from now on; what is wrong with that changes nothing.
+
+        Args:
+            name: of the component; None: the only one.
+            count: 1 or more: without any, the learner would wait for ever.
+
+        Returns:
+            The component's name, how many were to be there before, and now.
+
+        Raises:
+            ConfigError: there is no such rollout, or it cannot have so many, see `Workers.scale`.
+        """
+        if not self._all:
+            raise ConfigError("the job has no rollout: no worker steps environments for it", key="rollout")
+        if name is None and len(self._all) > 1:
+            raise ConfigError(f"the job has several rollouts, {', '.join(self._all)}: say which", key="rollout")
+        name = next(iter(self._all)) if name is None else name
+        if name not in self._all:
+            raise ConfigError(f"the job has no rollout {name!r}{nearest(name, self._all)}", key="rollout")
+        if count < 1:
+            said = f"rollout {name!r} cannot go on with {count} workers: end the job, and the same command resumes it"
+            raise ConfigError(said, key="num_workers")
+        workers = self._all[name]
+        before = workers.num
+        workers.scale(count)
+        self._count("rollout_workers", count, name)
+        return name, before, count
+
+    def answer(self, inbox: Any) -> list[str]:
+        """Does what the job was asked for from outside, see `pipelines.scale`.
+
+        Args:
+            inbox: the trial's hub.
+
+        Returns:
+            What was done, for people.
+
+        Raises:
+            RayError: the hub does not answer.
+        """
+        import ray
+
+        said = []
+        for key, request in ray.get(inbox.take.remote(), timeout=2.0):
+            try:
+                name, before, now = done = self.scale(request["rollout"], request["num_workers"])
+                said.append(f"rollout {name!r} was asked to have {now} workers; it had {before}")
+            except BrayxError as error:
+                inbox.answer.remote(key, error)
+            else:
+                inbox.answer.remote(key, done)
+        return said
 
     def _count(self, name: str, value: float, label: str) -> None:
         if self._books is not None:

@@ -40,6 +40,7 @@ from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress
+from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources, check_sources
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def train_on(
     )
     before = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
     buffer_names = {name: f"{trial.run_id}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
-    names = {part: f"{trial.run_id}/{part}" for part in ("hub", "weights", "moments", "sessions")}
+    names = {part: f"{trial.run_id}/{part}" for part in ("weights", "moments", "sessions")} | {"hub": hub_name(trial)}
     names |= {f"buffer/{name}": actor_name for name, actor_name in buffer_names.items()}
     shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)
     moments = names["moments"] if any(normalises(rollout) for rollout in job.rollouts.values()) else ""
@@ -255,6 +256,7 @@ def train_on(
         stack.push(functools.partial(_unfinished, trial))
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
+        tell_where(trial)
         spec = LearnerSpec(
             config=config,
             model_name=config.model,
@@ -463,6 +465,8 @@ def _watch(
                 if buffer.shards.stopped(2.0):
                     return
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
+            for line in rollouts.answer(hub):
+                progress.say(line)
             numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
             if "policy_version" not in numbers and time.monotonic() - began > _READY_TIMEOUT_S:
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")

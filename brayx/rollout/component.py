@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MAX_WORKERS = 10_000
+
 
 class RolloutComponent(BaseModel):
     """Environments that Python steps next to the policy: which ones, how many, and how close to the newest weights."""
@@ -26,7 +28,7 @@ class RolloutComponent(BaseModel):
     """Name of the model component that acts."""
     buffer: str
     """Name of the buffer component that transitions go to."""
-    num_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    num_workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Processes, each a Ray actor with an engine of its own."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Environments that each of them steps together."""

@@ -227,6 +227,12 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     return spec.update_columns // of_all
 
 
+def counts_that_fit(spec: RolloutSpec) -> list[int]:
+    """How many blocking workers there may be, see `rounds`."""
+    each = spec.config.num_envs
+    return [count for count in range(1, spec.update_columns // each + 1) if spec.update_columns % (count * each) == 0]
+
+
 def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
     """Makes one environment, acts in it once and closes it, so that what cannot work is told before anything starts.
 

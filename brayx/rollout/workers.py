@@ -21,7 +21,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
-from brayx.rollout.worker import Progress, RolloutSpec, RolloutWorker, rounds
+from brayx.rollout.component import MAX_WORKERS
+from brayx.rollout.worker import Progress, RolloutSpec, RolloutWorker, counts_that_fit, rounds
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +144,25 @@ class Workers:
         """Has ``count`` workers from now on; those that are too many end after the fragment that they are at.
 
         Raises:
-            ConfigError: ``count`` is negative, or so many blocking workers would wait for each other.
+            ConfigError: ``count`` is negative or too large, the cluster has not as many CPUs as ``cpus_per_worker``
+                reserves for so many, or so many blocking workers would wait for each other: names the counts that fit.
         """
-        if count < 0:
-            raise ConfigError(f"rollout {self._spec.name!r} cannot have {count} workers", key="num_workers")
-        if count and self._spec.config.mode == "blocking":
-            rounds(self._spec, count)
+        config, cannot = self._spec.config, f"rollout {self._spec.name!r} cannot have {count} workers"
+        if not 0 <= count <= MAX_WORKERS:
+            raise ConfigError(f"{cannot}, expected 0 to {MAX_WORKERS}", key="num_workers")
+        if count and config.mode == "blocking":
+            try:
+                rounds(self._spec, count)
+            except ConfigError as error:
+                fit = ", ".join(map(str, counts_that_fit(self._spec)))
+                raise ConfigError(f"{cannot}, but {fit}: {error.message}", key="num_workers") from error
+        if count > self._wanted and config.cpus_per_worker:
+            there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+            if count * config.cpus_per_worker > there:  # whoever waits for a place for long ends the job in the end
+                raise ConfigError(
+                    f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs",
+                    key="num_workers",
+                )
         self._wanted = count
 
     def stop(self, timeout_s: float = _STOP_S) -> None:

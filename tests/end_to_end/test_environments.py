@@ -50,12 +50,21 @@ def steps_of(command: Command) -> float:
     return trial_of(command).metrics().get("env_steps", 0.0)
 
 
+def scale(folder: Path, workers: str) -> tuple[int, str]:
+    """Exit code and last words of ``brayx scale`` in another process."""
+    with brayx(folder, "scale", "main", workers) as command:
+        code = command.ended()
+        return code, (command.out or command.err).strip().splitlines()[-1]
+
+
 @dataclass
 class Killed:
-    """What was seen of a job that lost a worker, then its driver, and was started again.
+    """What was seen of a job that lost a worker, was asked to have fewer, lost its driver, and was started again.
 
     Attributes:
         lost: metrics once another worker had taken the place of the killed one.
+        refused, scaled: what `brayx scale` said, where three workers were asked for, and where one was.
+        workers: in the books afterwards.
         at_kill: env steps in the books when the driver was killed.
         left: processes that it left.
         said: by the command that resumed it.
@@ -63,6 +72,9 @@ class Killed:
     """
 
     lost: dict[str, float]
+    refused: tuple[int, str]
+    scaled: tuple[int, str]
+    workers: list[float]
     at_kill: float
     left: list[str]
     said: str
@@ -83,7 +95,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
         command.until(lambda: steps_of(command) > begun + 5000, "it goes on with two")
         command.until(lambda: bool(trial_of(command).checkpoints()), "there is a checkpoint")
-        lost, at_kill = trial_of(command).metrics(), steps_of(command)
+        lost = trial_of(command).metrics()
+        refused, scaled = scale(folder, "3"), scale(folder, "1")
+        command.until(lambda: len(command.processes("ray::RolloutWorker")) == 1, "the other one has left")
+        begun = steps_of(command)
+        command.until(lambda: steps_of(command) > begun + 2000, "it goes on with one")
+        at_kill = steps_of(command)
+        workers = [value for _, value in written(trial_of(command), "rollout_workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
         command.process.wait(timeout=30)
         command.gone(60.0)
@@ -91,13 +109,20 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     more = (f"trainer.num_steps={int(at_kill) + 6000}", "trainer.target_return=null")
     with brayx(folder, *words(folder, *more)) as command, said_on_failure(command):
         assert command.ended() == 0
-        yield Killed(lost, at_kill, left, command.err + command.out, trial_of(command))
+        yield Killed(lost, refused, scaled, workers, at_kill, left, command.err + command.out, trial_of(command))
 
 
 def test_a_killed_worker_is_replaced_and_costs_two_fragments_at_most(killed: Killed) -> None:
     assert killed.lost["rollout_workers_lost.died"] == 1
     assert 0 < killed.lost["rollout_steps_lost.died"] <= 2 * 8 * 32
     assert "replay_dropped.bad_fragment" not in killed.lost
+
+
+def test_workers_leave_when_somebody_else_asks_for_fewer(killed: Killed) -> None:
+    assert killed.refused[0] == 2
+    assert "rollout 'rollout' cannot have 3 workers, but 1, 2: mode is blocking" in killed.refused[1]
+    assert killed.scaled == (0, "workers of rollout 'rollout': 1 from now on; before, 2")
+    assert killed.workers == [2, 1]
 
 
 def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:

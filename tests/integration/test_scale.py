@@ -1,0 +1,122 @@
+"""A training is asked for other numbers of workers from outside: by its books, its Ray and its hub, to its owner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from brayx.actor.directory import NAMESPACE
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
+from brayx.hub import create_hub
+from brayx.tracking import Trial
+from deployments.job import JobConfig
+from pipelines.environments import Rollouts
+from pipelines.scale import Scaled, hub_name, scale, tell_where
+from tests.waiting import until
+
+TEMPLATE = Path(__file__).parents[2] / "pipelines" / "templates" / "ppo_env.yaml"
+WIDE = "wide={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, num_workers: 2, cpus_per_worker: 0.5}"
+PARTS = ("hub", "weights", "moments", "buffer/buffer")
+
+
+@pytest.fixture
+def trial(ray_cluster: str, tracking_db: str) -> Iterator[Trial]:
+    """One that runs on this Ray, with its hub."""
+    opened = Trial.open("games", "main", tracking_db)
+    tell_where(opened)
+    hub = create_hub(hub_name(opened), NAMESPACE, opened, interval_s=0.1)
+    ray.get(hub.snapshot.remote(), timeout=60)
+    yield opened
+    ray.kill(hub)
+
+
+def rollouts_of(trial: Trial, *overrides: str) -> Rollouts:
+    """A job's rollouts, of two workers each, before they are at work."""
+    names = {part: f"{trial.run_id}/{part}" for part in PARTS}
+    return Rollouts(JobConfig.load(TEMPLATE, overrides), names, NAMESPACE)
+
+
+def asked(trial: Trial, rollouts: Rollouts, count: int, rollout: str | None = None) -> Any:
+    """What somebody who asks is answered while the job looks into its inbox."""
+    got: list[Scaled | BrayxError] = []
+
+    def ask() -> None:
+        try:
+            got.append(scale("main", count, rollout=rollout, tracking=trial.uri))
+        except BrayxError as error:
+            got.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
+    until(lambda: rollouts.answer(hub) or got, "the request", timeout_s=60)
+    asking.join(60)
+    (answer,) = got
+    if isinstance(answer, BrayxError):
+        raise answer
+    return answer
+
+
+def test_a_rollout_gets_as_many_workers_as_are_asked_for(trial: Trial) -> None:
+    rollouts = rollouts_of(trial)
+    assert asked(trial, rollouts, 1) == Scaled("rollout", 2, 1)
+    assert rollouts.num == 1
+    assert asked(trial, rollouts, 2, "rollout") == Scaled("rollout", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "rollout", "message"),
+    [
+        (4, None, "several rollouts, rollout, wide: say which"),
+        (4, "wade", "no rollout 'wade'; nearest is 'wide'"),
+        (3, "rollout", r"cannot have 3 workers, but 1, 2: mode is blocking, where 3 workers x 8 environments give 24"),
+        (9, "wide", "cannot have 9 workers with cpus_per_worker 0.5: the cluster has 4 CPUs"),
+        (20_000, "wide", "cannot have 20000 workers, expected 0 to 10000"),
+        (0, "wide", "cannot go on with 0 workers"),
+    ],
+)
+def test_what_cannot_be_is_told_to_who_asks_and_changes_nothing(
+    trial: Trial, count: int, rollout: str | None, message: str
+) -> None:
+    rollouts = rollouts_of(trial, WIDE)
+    with pytest.raises(ConfigError, match=message):
+        asked(trial, rollouts, count, rollout)
+    assert rollouts.num == 4
+    assert asked(trial, rollouts, 3, "wide") == Scaled("wide", 2, 3)
+
+
+def test_a_job_that_steps_no_environments_says_so(trial: Trial) -> None:
+    job = JobConfig.load(TEMPLATE.with_name("cartpole.yaml"))
+    with pytest.raises(ConfigError, match="the job has no rollout"):
+        asked(trial, Rollouts(job, {"hub": hub_name(trial)}, NAMESPACE), 2)
+
+
+def test_a_job_that_is_busy_does_not_do_it_later(trial: Trial) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"did not take the request within 0\.1 s, and will not do so later"):
+        scale("main", 1, tracking=trial.uri, timeout_s=0.1)
+    hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
+    assert rollouts_of(trial).answer(hub) == []
+
+
+def test_a_job_that_ended_without_a_word_is_told_from_a_busy_one(trial: Trial) -> None:
+    hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
+    ray.kill(hub)
+    until(_gone(hub_name(trial)), "its end")
+    with pytest.raises(JobNotRunning, match="its Ray has no such job any more"):
+        scale("main", 1, tracking=trial.uri)
+
+
+def _gone(name: str) -> Callable[[], bool]:
+    def look() -> bool:
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return True
+        return False
+
+    return look

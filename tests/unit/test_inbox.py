@@ -1,0 +1,42 @@
+"""Requests wait for their owner, for as long as they were said to, and answers for whoever asked."""
+
+from __future__ import annotations
+
+from brayx.inbox import Inbox
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_request_is_taken_once_and_its_answer_is_fetched_once() -> None:
+    inbox = Inbox()
+    first, second = inbox.ask("first", 10.0), inbox.ask("second", 10.0)
+    assert inbox.take() == [(first, "first"), (second, "second")]
+    assert inbox.take() == []
+    assert inbox.answered(second) is None
+    inbox.answer(second, 2)
+    assert (inbox.answered(first), inbox.answered(second), inbox.answered(second)) == (None, 2, None)
+
+
+def test_a_request_whose_time_is_over_is_not_done_later() -> None:
+    clock = Clock()
+    inbox = Inbox(clock)
+    inbox.ask("soon", 5.0)
+    patient = inbox.ask("later", 10.0)
+    clock.now += 7.0
+    assert inbox.take() == [(patient, "later")]
+
+
+def test_neither_requests_nor_answers_pile_up() -> None:
+    inbox = Inbox()
+    keys = [inbox.ask(number, 10.0) for number in range(100)]
+    assert [request for _, request in inbox.take()] == list(range(36, 100))
+    for number, key in enumerate(keys):
+        inbox.answer(key, number)
+    assert [inbox.answered(key) for key in keys[:36]] == [None] * 36
+    assert [inbox.answered(key) for key in keys[36:]] == list(range(36, 100))
