@@ -1,0 +1,95 @@
+"""Models whose parts were lost before anybody else asked for them, on a real Ray and Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from brayx import RemoteModel
+from brayx.errors import DeadlineExceeded, ModelNotFound, QueueFull
+from brayx.model import remote
+from brayx.model.asking import asked
+
+# Workers cannot import this file: what it defines travels by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Scale(torch.nn.Module):
+    """Answers with its one weight, so that a result tells which weights made it."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor([float(factor)]))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+EXAMPLE = (np.zeros((1, 1), np.float32),)
+ONE = np.ones(1, np.float32)
+
+
+def factor(value):
+    return {"factor": np.array([value], np.float32)}
+
+
+def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_its_weights(ray_cluster, tracking_db):
+    model = RemoteModel(
+        "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta(0), tracking=tracking_db
+    )
+    assert model.publish_weights(factor(6), step=40) == 2
+    model.close()
+    os.kill(asked(model._store.pid), signal.SIGKILL)
+    again = RemoteModel("left")
+    assert again(ONE) == 6
+    assert (again.version, again.step) == (2, 40)
+    assert again.publish_weights(factor(7)) == 3
+    again.delete()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
+def test_a_start_that_is_interrupted_as_early_as_can_be_leaves_the_name_free(ray_cluster, monkeypatch, error):
+    def interrupted(store, timeout_s):
+        raise error("while the store starts")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "recipe_of", interrupted)
+        with pytest.raises(error):
+            RemoteModel("early", Scale(1), EXAMPLE, local_mode=True)
+    with pytest.raises(ModelNotFound):
+        RemoteModel("early")
+
+
+def test_who_is_late_and_interrupted_ends_nothing_of_the_first(ray_cluster, monkeypatch):
+    first = RemoteModel("first", Scale(3), EXAMPLE, local_mode=True)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "find", lambda name: None)  # as it was when this one looked
+        patched.setattr(remote, "here", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            RemoteModel("first", Scale(4), EXAMPLE, local_mode=True)
+    assert RemoteModel("first")(ONE) == 3
+    first.delete()
+
+
+async def test_options_of_batching_are_the_models_and_its_clones(ray_cluster):
+    options = {"max_wait_ms": 5, "max_queue": 2, "buckets": (4,), "threads": 2}
+    made = await RemoteModel.connect("batched", Scale(1), EXAMPLE, local_mode=True, **options)
+    clone = await asyncio.to_thread(made.clone)
+    for model in (made, clone):
+        config = model._recipe.config
+        assert (config.max_wait_ms, config.max_queue, config.buckets, config.threads) == (5, 2, [4], 2)
+        results = await asyncio.gather(*[model.forward(ONE) for _ in range(3)], return_exceptions=True)
+        assert [isinstance(result, QueueFull) for result in results] == [False, False, True]
+        await asyncio.to_thread(model.delete)
