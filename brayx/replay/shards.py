@@ -97,6 +97,7 @@ class Shards:
                 name=_name(name, number),
                 namespace=namespace or None,
                 num_cpus=0,
+                memory=1,  # a byte: what needs nothing at all Ray starts anywhere, whatever node it should be on
                 max_restarts=-1,
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,

@@ -29,7 +29,7 @@ import ray.data
 from ray.data.block import Block, BlockAccessor, BlockMetadata
 from ray.data.context import DataContext
 from ray.data.datasource import Datasource, ReadTask
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 
 from brayx.errors import DeadlineExceeded, ReplayError, first_line
 from brayx.replay.actor import Next
@@ -97,8 +97,11 @@ class _Lane:
         call, self.coming = self.coming, None
         try:
             answer: Any = ray.get(call, timeout=_ANSWER_S)
-        except RayActorError as error:
-            # An actor that died takes a moment to restart; one that was killed for good never answers again.
+        except RayTaskError:
+            raise
+        except RayError as error:
+            # An actor that died takes a moment to restart; one that was killed for good never answers again. A batch
+            # that was made on a node which has died since is lost with it, though its actor had answered.
             if self._shards.gone():
                 raise self.lost(first_line(error)) from error
             now = time.monotonic()

@@ -1,0 +1,61 @@
+"""Buffers over two nodes: pushes stay on their node while there is room, and a node that dies takes only its shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that reads to the end must not start another Ray
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""Ray is sure within seconds that a node has died, where by default it takes a quarter of a minute."""
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """What `tests.integration.two_nodes` saw."""
+    command = [sys.executable, "-m", "tests.integration.two_nodes"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def test_shards_are_on_both_nodes_the_first_on_that_of_who_made_the_buffer(seen: dict[str, Any]) -> None:
+    assert seen["at_home"] == [True, False]
+
+
+def test_a_push_goes_to_the_shard_of_its_node_and_when_that_is_full_to_the_other(seen: dict[str, Any]) -> None:
+    assert seen["nearest"] == [8, 24], "one from here, three from there"
+    assert seen["full"] == [24, 24]
+    assert seen["read"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_stream_goes_on_when_a_node_dies(seen: dict[str, Any]) -> None:
+    assert seen["error"] == ""
+    assert seen["read_of_pushed"] + seen["lost"] == seen["pushed"], "what is lost is counted"
+    assert seen["read_of_pushed"] > 0.9 * seen["pushed"]
+    assert seen["twice"] == []
+
+
+def test_a_batch_that_was_on_its_way_from_the_node_is_lost_and_the_stream_goes_on(seen: dict[str, Any]) -> None:
+    assert seen["wide"] == [1, 3]
+
+
+def test_a_push_that_may_not_drop_waits_for_the_shard_that_begins_anew_where_there_is_a_node(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["waited"] == [False, [8, 8]]
+    assert seen["shards"] == 2
