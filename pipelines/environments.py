@@ -89,10 +89,12 @@ def lag_notes(job: JobConfig) -> list[str]:
         buffer = job.buffers[rollout.buffer]
         beside = _beside(job, rollout.buffer)
         if rollout.mode == "blocking" and buffer.max_policy_lag is None and buffer.sampler == "fifo" and beside:
+            fed = any(source.buffer == rollout.buffer for source in job.sources.values())  # it would drop that, too
+            way_out = "" if fed else f"; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
             notes.append(
                 f"{name}.mode is blocking, but {' and '.join(beside)}: {rollout.buffer}.max_policy_lag is not 0 then. "
                 f"Once a worker has waited for longer than wait_s ({rollout.wait_s:g} s), what is learned from stays a "
-                f"version older; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
+                f"version older{way_out}"
             )
     return notes
 
@@ -202,8 +204,8 @@ class Rollouts:
         name = next(iter(self._all)) if name is None else name
         if name not in self._all:
             raise ConfigError(f"the job has no rollout {name!r}{nearest(name, self._all)}", key="rollout")
-        if count < 1:
-            said = f"rollout {name!r} cannot go on with {count} workers: end the job, and the same command resumes it"
+        if type(count) is not int or count < 1:
+            said = f"rollout {name!r} cannot go on with {count!r} workers: end the job, and the same command resumes it"
             raise ConfigError(said, key="num_workers")
         workers = self._all[name]
         before = workers.num

@@ -38,10 +38,18 @@ def check_sources(job: JobConfig, layout: Layout | None = None) -> dict[str, set
         What the data has of each step, by source.
 
     Raises:
-        ConfigError: names the source, what its data has and what would fit.
+        ConfigError: names the source, what its data has and what would fit; or its buffer drops what is old, which all
+            of it would be.
     """
     found = {}
     for name, source in job.sources.items():
+        lag = job.buffers[source.buffer].max_policy_lag
+        if lag is not None:
+            raise ConfigError(
+                f"source {name!r} fills {source.buffer!r}, whose max_policy_lag is {lag}: what a source gives has "
+                "policy version 0, and would be dropped; leave it out, or give the source a buffer of its own",
+                source=name,
+            )
         if source.path is not None:
             try:
                 fields = found[name] = _dataset(source, job).check(layout)

@@ -190,7 +190,7 @@ class Batcher(Generic[Row, Result]):
             return results
         finally:
             for future in futures:  # if one fails, nobody waits for the others
-                if future.cancel():
+                if future.cancel() or future.cancelled():  # by the caller's own end, which cancels all of them
                     self.abandon()
 
     async def close(self) -> None:

@@ -75,7 +75,7 @@ class Pool:
         self._generation = 0
         self._changed = asyncio.Event()
         self._failing = False
-        self._refused: dict[tuple[str, int], BadWeights] = {}
+        self._refused: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {}
         self._counting = threading.Lock()  # for what `add` has on the event loop: never held for long
         self._results: dict[Arm, Results] = {}
         self._fresh: set[Arm] = set()
@@ -118,17 +118,17 @@ class Pool:
             BadWeights: they hold NaN or infinity.
             BadWeights, TrackingError: its files cannot be read.
         """
-        if refused := self._refused.get((model, version)):
-            raise refused  # a version never changes, and who follows the alias asks every second
         name = self._followed[model].name
-        weights = await asyncio.to_thread(self._read, name, version)
-        try:
-            await asyncio.to_thread(check_finite, weights)
-        except BadWeights as error:
-            refused = BadWeights(f"version {version} of model {name!r}: {error.message}", **error.details)
-            self._refused[model, version] = refused
-            raise refused from None
-        return weights
+        if (model, version) not in self._refused:  # it never changes, and who follows the alias asks every second
+            weights = await asyncio.to_thread(self._read, name, version)
+            try:
+                await asyncio.to_thread(check_finite, weights)
+                return weights
+            except BadWeights as error:
+                self._refused[model, version] = error.message, error.details
+        # A new one for each who asks: an error that is raised again and again gathers a longer traceback each time.
+        message, details = self._refused[model, version]
+        raise BadWeights(f"version {version} of model {name!r}: {message}", **details)
 
     def add(self, part: tuple[Part, dict[str, Metric]]) -> None:
         """Adds what a replica counted."""

@@ -181,6 +181,7 @@ class RemoteModel:
                     # Of two that end and make at once, one would end what the other has made, or serve it as its own.
                     overriding.enter_context(turn(name, NAMESPACE, until))
                     remove(name)  # not before the new one is known to be sound
+                    until = time.monotonic() + start_timeout_s  # whose start waited for none of this
                 except BaseException:
                     give_up(trial)
                     raise

@@ -301,7 +301,8 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
         ):
             break
         lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-        length = int(lengths[0]) if known is None else known[len(shape) - 1]
+        first_length = int(lengths[0]) if len(lengths) else 0  # lists of empty lists
+        length = first_length if known is None else known[len(shape) - 1]
         refuse(lengths != length, f"has a list of another length than the first one, {length}")
         shape.append(length)
         each *= length

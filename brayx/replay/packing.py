@@ -220,12 +220,12 @@ def check_columns(
     for key in sorted(expected.keys() - arrays.keys()):
         raise BadFragment(f"{key}: missing; this buffer's columns have {sorted(expected)}", field=key)
     arrays = {key: _fitting(key, array, 2, whole, expected) for key, array in arrays.items()}
-    _check_action(arrays["action"], 2, whole.acts)
     mask = arrays["mask"]
     if not ((mask == 0) | (mask == 1)).all():
         raise BadFragment("mask: holds something else than 0 and 1", field="mask")
     if mask[:, -1].any():
         raise BadFragment("mask: is 1 at a column's last step, which only bootstraps", field="mask")
+    _check_action(arrays["action"][mask > 0], 1, whole.acts)  # what stands where nothing is learned is nobody's
     if newest_version is not None:
         _check_version(arrays["policy_version"][mask > 0], newest_version)
     return arrays
@@ -300,6 +300,8 @@ def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> Non
     else:
         return
     steps = action.reshape(-1, len(low))
+    if not len(steps):
+        return
     lowest, highest = steps.min(0), steps.max(0)
     for found, beyond in ((lowest, lowest < low), (highest, highest > high)):
         if beyond.any():

@@ -108,11 +108,11 @@ class _Lane:
             self._reader, self._resume_at = None, now + 0.1
             self._down_since = self._down_since or now
             return
-        self._down_since = None
-        if self._attaching:
+        if self._attaching:  # that it can be attached to does not say that its batches come
             self._reader = answer
             return
         assert isinstance(answer, Next)
+        self._down_since = None
         if answer.unknown:
             self._reader = None
         elif self._reader is not None:

@@ -43,8 +43,6 @@ class _Slot:
     """A place for one worker."""
 
     index: int
-    started: int = 0
-    """Workers that this place has had."""
     handle: Any = None
     lease: Any = None
     asked_at: float = 0.0
@@ -84,6 +82,7 @@ class Workers:
         self._on_event = on_event
         self._lease_s = lease_s
         self._slots: dict[int, _Slot] = {}
+        self._started: Counter[int] = Counter()  # workers by index, those of places that have gone and come back too
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
@@ -141,14 +140,16 @@ class Workers:
         return found
 
     def scale(self, count: int) -> None:
-        """Has ``count`` workers from now on; those that are too many end after the fragment that they are at.
+        """Has ``count`` workers from now on; those that are too many have three seconds for the fragment that they are
+        at.
 
         Raises:
-            ConfigError: ``count`` is negative or too large, the cluster has not as many CPUs as ``cpus_per_worker``
-                reserves for so many, or so many blocking workers would wait for each other: names the counts that fit.
+            ConfigError: ``count`` is no whole number, negative or too large, the cluster has not as many CPUs free as
+                ``cpus_per_worker`` reserves for those that are to come, or so many blocking workers would wait for each
+                other: names the counts that fit.
         """
-        config, cannot = self._spec.config, f"rollout {self._spec.name!r} cannot have {count} workers"
-        if not 0 <= count <= MAX_WORKERS:
+        config, cannot = self._spec.config, f"rollout {self._spec.name!r} cannot have {count!r} workers"
+        if type(count) is not int or not 0 <= count <= MAX_WORKERS:
             raise ConfigError(f"{cannot}, expected 0 to {MAX_WORKERS}", key="num_workers")
         if count and config.mode == "blocking":
             try:
@@ -158,9 +159,12 @@ class Workers:
                 raise ConfigError(f"{cannot}, but {fit}: {error.message}", key="num_workers") from error
         if count > self._wanted and config.cpus_per_worker:
             there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-            if count * config.cpus_per_worker > there:  # whoever waits for a place for long ends the job in the end
+            free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+            # Whoever waits for a place for long ends the job in the end.
+            if max(count * config.cpus_per_worker - there, (count - self._wanted) * config.cpus_per_worker - free) > 0:
                 raise ConfigError(
-                    f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs",
+                    f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs, "
+                    f"{free:g} of them free, and {self._wanted} workers of it now",
                     key="num_workers",
                 )
         self._wanted = count
@@ -205,8 +209,8 @@ class Workers:
         groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # which Ray's types do not know of
         actor: Any = ray.remote(**groups)(RolloutWorker)
         actor = actor.options(num_cpus=config.cpus_per_worker, max_restarts=0, scheduling_strategy="SPREAD")
-        slot.handle = actor.remote(self._spec, slot.index, slot.started)
-        slot.started += 1
+        slot.handle = actor.remote(self._spec, slot.index, self._started[slot.index])
+        self._started[slot.index] += 1
         self._ask(slot)
 
     def _ask(self, slot: _Slot) -> None:

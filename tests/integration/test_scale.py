@@ -78,10 +78,12 @@ def test_a_rollout_gets_as_many_workers_as_are_asked_for(trial: Trial) -> None:
         (9, "wide", "cannot have 9 workers with cpus_per_worker 0.5: the cluster has 4 CPUs"),
         (20_000, "wide", "cannot have 20000 workers, expected 0 to 10000"),
         (0, "wide", "cannot go on with 0 workers"),
+        (2.5, "wide", r"cannot go on with 2\.5 workers"),
+        ("3", "wide", "cannot go on with '3' workers"),
     ],
 )
 def test_what_cannot_be_is_told_to_who_asks_and_changes_nothing(
-    trial: Trial, count: int, rollout: str | None, message: str
+    trial: Trial, count: Any, rollout: str | None, message: str
 ) -> None:
     rollouts = rollouts_of(trial, WIDE)
     with pytest.raises(ConfigError, match=message):

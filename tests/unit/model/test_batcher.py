@@ -371,6 +371,20 @@ async def test_submit_many_is_one_batch_and_all_or_nothing_at_the_bound(make, en
     assert len(batcher) == 0
 
 
+async def test_rows_of_a_cancelled_submit_many_take_no_room(make, engine):
+    batcher = make(max_queue=4)
+    first = await shut(engine, batcher)
+    many = asyncio.create_task(batcher.submit_many([1, 2, 3]))
+    await turns()
+    many.cancel()
+    await turns()
+    rest = asyncio.create_task(batcher.submit_many([4, 5, 6, 7]))
+    await turns()
+    engine.gate.set()
+    assert await rest == [8, 10, 12, 14]
+    assert await first == 0
+
+
 async def test_close_fails_what_waits_and_lets_the_running_call_end(make, engine):
     batcher = make()
     first = await shut(engine, batcher)

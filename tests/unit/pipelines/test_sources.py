@@ -116,6 +116,15 @@ def test_a_dataset_that_does_not_fit_is_refused_naming_what_does(
         check_sources(job(tmp_path, "path: other.npz", monkeypatch))
 
 
+def test_a_buffer_that_drops_what_is_old_takes_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job(tmp_path, "module: given_data, func: one", monkeypatch)
+    check_sources(made)
+    (buffer,) = made.buffers
+    aged = JobConfig.load(tmp_path / "job.yaml", [f"{buffer}.max_policy_lag=1"])
+    with pytest.raises(ConfigError, match="max_policy_lag is 1: what a source gives has policy version 0"):
+        check_sources(aged)
+
+
 def test_actions_that_the_model_does_not_have_are_refused_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,6 +322,15 @@ def test_columns_observations_are_converted_to_what_the_model_takes():
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
 
 
+def test_an_action_where_nothing_is_learned_may_be_anything():
+    packer = Packer(1, 3, Layout.of_model((np.zeros((1, 2), np.float32),), DISCRETE))
+    (batch,) = Packer(1, 3).add(fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32)))
+    batch["mask"][:, 1:] = 0
+    padded = np.where(batch["mask"] > 0, batch["action"], -1)
+    (made,) = packer.add(Columns({**batch, "action": padded}))
+    np.testing.assert_array_equal(made["action"], padded)
+
+
 @pytest.mark.parametrize(
     ("acts", "good", "bad", "message"),
     [
