@@ -376,14 +376,12 @@ def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
     from deployments.options import documented
-    from pipelines.environments import check_rollouts
-    from pipelines.fitting import check_algorithm
-    from pipelines.sources import check_sources
+    from pipelines.train import check_learning
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")
     if len(job.trainers) == 1:
-        check_algorithm(job, check_rollouts(job), check_sources(job))
+        check_learning(job)
     with contextlib.suppress(BrokenPipeError):
         print(documented(job), end="")
     if job.rollouts:

@@ -37,10 +37,10 @@ def demo(arguments: argparse.Namespace) -> int:
     console = Console(file=sys.stderr, highlight=False)
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
-    actor = check_job(job)
+    actor, layout = check_job(job)
     uri = initialise(tracking_uri(arguments.tracking or job.tracking))
     with cluster_for(job, arguments.ingress, arguments.address) as cluster:
-        result = train_on(cluster, job, uri, trial_name=arguments.trial, resume=not arguments.new)
+        result = train_on(cluster, job, layout, uri, trial_name=arguments.trial, resume=not arguments.new)
         print(result.summary())
         if not result.finished:
             return 130

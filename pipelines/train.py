@@ -46,6 +46,7 @@ from pipelines.sources import Sources, check_sources
 if TYPE_CHECKING:
     from ray import serve
 
+    from brayx.replay.packing import Layout
     from brayx.replay.remote import RemoteBuffer
     from brayx.trainer.config import TrainerConfig
     from brayx.trainer.launch import Learner
@@ -147,28 +148,43 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    check_job(job)
+    _, layout = check_job(job)
     uri = initialise(tracking_uri(tracking or job.tracking))
     if cluster is not None:
-        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
+        return train_on(cluster, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
     with cluster_for(job, ingress, address) as cluster:
-        return train_on(cluster, job, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
+        return train_on(cluster, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
 
 
-def check_job(job: JobConfig) -> str:
-    """The name of the job's one actor, once all code that it needs is there: to be known before Ray starts.
+def check_job(job: JobConfig) -> tuple[str, Layout]:
+    """The name of the job's one actor, and what its model observes and does: to be known before Ray starts.
 
-    Empty for a job without one, whose data come from rollouts or sources alone.
+    The name is empty for a job without one, whose data come from rollouts or sources alone.
 
     Raises:
-        ConfigError: names what is missing, or what fits what is there.
+        ConfigError, ModelError: names what is missing or wrong, or what fits what is there.
     """
     name = _actor_of(job)
-    only("trainer", job.trainers)
     check_code(job, [name] if name else [], mode="train")
-    played = check_rollouts(job)
-    check_algorithm(job, played, check_sources(job))
-    return name
+    return name, check_learning(job)
+
+
+def check_learning(job: JobConfig) -> Layout:
+    """Makes sure that the model can be learned, and from what the job's rollouts and sources give.
+
+    Returns:
+        What the model observes and does.
+
+    Raises:
+        ConfigError, ModelError: names what is wrong, or what fits what is there.
+    """
+    from brayx.trainer.fits import layout_of
+
+    config = job.trainers[only("trainer", job.trainers)]
+    check_algorithm(job, check_rollouts(job), check_sources(job))
+    layout = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
+    check_sources(job, layout)
+    return layout
 
 
 def _actor_of(job: JobConfig) -> str:
@@ -218,20 +234,21 @@ def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: 
 def train_on(
     cluster: Cluster,
     job: JobConfig,
+    layout: Layout,
     uri: str,
     *,
     trial_name: str | None = None,
     resume: bool = True,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job on a cluster that is up; arguments and errors as `train`."""
+    """Runs a training job on a cluster that is up; ``layout`` as `check_job` gave it, the rest as `train`."""
     import ray
 
     from brayx.hub import create_hub
     from brayx.model.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
     from brayx.replay.remote import RemoteBuffer
     from brayx.rollout.statistics import create_moments, stored_moments
-    from brayx.trainer.launch import Learner, LearnerSpec, observation
+    from brayx.trainer.launch import Learner, LearnerSpec
 
     actor = _actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
@@ -273,8 +290,6 @@ def train_on(
             seed=job.seed,
             about={"job": job.as_dict(), "folder": job.folder},
         )
-        observed = observation(spec)  # what is wrong with the model is told here, before anything starts
-        check_sources(job, observed)
         hub = create_hub(names["hub"], NAMESPACE, trial, x_axis=config.x_axis)
         store = create_weight_store(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
@@ -295,7 +310,7 @@ def train_on(
                     }
                 ),
                 namespace=NAMESPACE,
-                layout=observed,
+                layout=layout,
                 hub=names["hub"] if name in config.buffers else "",  # nothing of the others is learned from
                 weights=names["weights"],
             )

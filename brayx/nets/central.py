@@ -108,12 +108,9 @@ def central_policy_for(
         **options: as of `CentralisedPolicy`.
 
     Raises:
-        ValueError: the observation is not of both, or the network is to have a memory.
+        ValueError: the observation is not of both, or the network is to have what this one has no use for.
     """
     if not isinstance(obs, Mapping) or not {OWN, STATE} <= set(obs):
         held = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
         raise ValueError(f"an observation for a central value holds {OWN!r} and {STATE!r}, got {held}")
-    network = options.get("network")
-    if network is not None and network.lstm:
-        raise ValueError(f"a policy with a central value has no memory, and lstm is {network.lstm}")
     return CentralisedPolicy(obs[OWN], obs[STATE], **options), ({OWN: example_of(obs[OWN])},)

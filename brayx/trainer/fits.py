@@ -6,6 +6,7 @@ Knows nothing of where it will learn.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,44 @@ from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe, example_leaves
 from brayx.errors import ConfigError, ModelError
+from brayx.model.build import build_model
 from brayx.replay.packing import Layout
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.prefetch import state_argument
 from brayx.types import NestedArray
+
+
+def built_to_learn(
+    config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]
+) -> tuple[nn.Module, tuple[Any, ...], ModelSpec]:
+    """Module, example arguments and what it gives for them, by the user's ``build_model``.
+
+    Args:
+        config: options of the trainer that is to learn it.
+        model: name of the component.
+        module: import path of ``build_model``.
+        folder: looked in first.
+        job: the whole job as plain dicts.
+
+    Raises:
+        ConfigError: names what is wrong with it.
+        ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
+    """
+    built, forward_args = build_model(folder, module, model, dict(job))
+    given = check_model(config.algorithm, built, forward_args, name=model)
+    return built, forward_args, given
+
+
+def layout_of(config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]) -> Layout:
+    """The layout of what a model observes and does; arguments and errors as `built_to_learn`."""
+    built, forward_args, given = built_to_learn(config, model, module, folder, job)
+    at = state_argument(built)  # what a memory held comes beside the observation
+    hooks = load_hooks(config.hooks, folder) if config.hooks else Hooks()
+    return Layout.of_model(
+        tuple(arg for index, arg in enumerate(forward_args) if index != at),
+        actions_of(given) if hooks.handle is None else None,  # that may make the model's actions of others
+    )
 
 
 def check_model(

@@ -17,22 +17,20 @@ import ray
 import torch
 from torch import nn
 
-from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
 from brayx.metrics import Kind
-from brayx.model.build import build_model
 from brayx.model.weights import WeightPublisher, get_weight_store
-from brayx.replay.packing import Batch, Layout
+from brayx.replay.packing import Batch
 from brayx.replay.shards import Shards
 from brayx.replay.source import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.tracking import Trial
 from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.fits import actions_of, check_model
+from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.loop import Summary, learn
-from brayx.trainer.prefetch import close, state_argument
+from brayx.trainer.prefetch import close
 from brayx.trainer.ranks import Alone, Processes, Ranks
 from brayx.trainer.saving import BEST_METRIC
 from brayx.types import Weights
@@ -217,25 +215,10 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
         ConfigError: names what is wrong with it.
         ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
     """
-    module, forward_args, _ = _built(spec)
-    return module, forward_args
-
-
-def observation(spec: LearnerSpec) -> Layout:
-    """The layout of what the model of ``spec`` observes and does; arguments and errors as `learned_model`."""
-    module, forward_args, given = _built(spec)
-    at = state_argument(module)  # what a memory held comes beside the observation
-    hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
-    return Layout.of_model(
-        tuple(arg for index, arg in enumerate(forward_args) if index != at),
-        actions_of(given) if hooks.handle is None else None,  # that may make the model's actions of others
+    module, forward_args, _ = built_to_learn(
+        spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config
     )
-
-
-def _built(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...], ModelSpec]:
-    module, forward_args = build_model(spec.model_folder, spec.model_module, spec.model_name, dict(spec.model_config))
-    given = check_model(spec.config.algorithm, module, forward_args, name=spec.model_name)
-    return module, forward_args, given
+    return module, forward_args
 
 
 def train_worker(spec: LearnerSpec) -> Summary | BrayxError:

@@ -48,7 +48,7 @@ def test_masked_actions_of_an_agent():
 
 def test_a_memory_is_refused():
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match="no memory, and lstm is 16"):
+    with pytest.raises(ValueError, match=r"network\.lstm is 16: .* has no memory"):
         central_policy_for(obs, num_actions=4, network=NetworkConfig(hidden=[8], lstm=16))
 
 

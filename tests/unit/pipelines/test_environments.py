@@ -53,7 +53,7 @@ def test_the_template_names_every_option_of_a_rollout_and_says_what_it_means() -
 
 
 def test_the_template_is_a_job_without_an_actor_and_needs_no_door() -> None:
-    assert check_job(job()) == ""
+    assert check_job(job())[0] == ""
     assert cluster_for(job(), "haproxy", "").ingress is None
 
 
@@ -116,12 +116,22 @@ def test_the_command_check_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_a_source_gives_beside_the_play_counts(tmp_path: Path, algorithm: str, more: str) -> None:
     rows = {"reward": np.ones(3), "terminated": np.arange(3) == 2, "log_prob": np.zeros(3)}
-    obs, heads = np.zeros((3, 4), np.float32), np.ones((3, 2), np.float32)
-    np.savez(tmp_path / "games.npz", obs=obs, action=np.zeros(3, np.int64), reward_heads=heads, **rows)
+    rows |= {"obs": np.zeros((3, 4), np.float32), "reward_heads": np.ones((3, 2), np.float32)}
+    np.savez(tmp_path / "games.npz", action=np.zeros(3, np.int64), **rows)
     file = tmp_path / "job.yaml"
     source = f"\nrecorded:\n  kind: source\n  path: games.npz\n  buffer: buffer\n  {more}\n"
     file.write_text(TEMPLATE.read_text() + source)
-    check_job(JobConfig.load(file, [f"trainer.algorithm={algorithm}"]))
+    heads = ["network.value_heads=2"] if "reward_heads" in algorithm else []
+    check_job(JobConfig.load(file, [f"trainer.algorithm={algorithm}", *heads]))
+
+
+def test_data_of_another_shape_than_the_model_observes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    rows = {"reward": np.ones(3), "terminated": np.arange(3) == 2, "log_prob": np.zeros(3)}
+    np.savez(tmp_path / "games.npz", obs=np.zeros((3, 5), np.float32), action=np.zeros(3, np.int64), **rows)
+    file = tmp_path / "job.yaml"
+    file.write_text(TEMPLATE.read_text() + "\nrecorded:\n  kind: source\n  path: games.npz\n  buffer: buffer\n")
+    with pytest.raises(ConfigError, match=r"source 'recorded': .*expected shape \(4,\)"):
+        check_job(JobConfig.load(file, ["trainer.algorithm={name: bc}"]))
 
 
 def recorded(tmp_path: Path, options: str) -> Path:

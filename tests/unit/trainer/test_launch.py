@@ -14,7 +14,8 @@ from brayx.actions import ActionSpec
 from brayx.errors import BadWeights, ConfigError, ModelError, StartupError
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.launch import LearnerSpec, failure, learned_model, observation
+from brayx.trainer.fits import layout_of
+from brayx.trainer.launch import LearnerSpec, failure, learned_model
 
 MODEL = """
     import torch
@@ -65,6 +66,10 @@ def spec(tmp_path):
     return make
 
 
+def layout(spec):
+    return layout_of(spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config)
+
+
 GOOD = '"logits": x, "value": x[:, 0]'
 
 
@@ -77,7 +82,7 @@ def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
     torch.nn.Linear(2, 3)
     assert torch.equal(after, torch.rand(1)), "random numbers go on as if it had not been tried"
     assert (module.training, example.shape) == (True, (1, 2))
-    assert {path: (shape, dtype.name) for path, (shape, dtype) in observation(spec).obs.items()} == {
+    assert {path: (shape, dtype.name) for path, (shape, dtype) in layout(spec).obs.items()} == {
         "obs": ((2,), "float32")
     }
 
@@ -129,7 +134,7 @@ def test_every_policy_that_the_algorithm_learns_is_taken(spec, returns):
     ],
 )
 def test_the_actions_of_a_model_are_known_beforehand(spec, returns, acts):
-    found = observation(spec(returns)).acts
+    found = layout(spec(returns)).acts
     assert found == acts
     assert (found.low is None) == ("tanh" not in returns)
 
@@ -137,7 +142,7 @@ def test_the_actions_of_a_model_are_known_beforehand(spec, returns, acts):
 def test_a_hook_that_handles_batches_may_make_the_models_actions_of_others(spec, tmp_path):
     hooks = f"hooks_{uuid.uuid4().hex}"
     (tmp_path / f"{hooks}.py").write_text("def handle(batch):\n    return batch\n")
-    assert observation(spec(GOOD, hooks=hooks)).acts is None
+    assert layout(spec(GOOD, hooks=hooks)).acts is None
 
 
 @pytest.mark.parametrize(
