@@ -150,7 +150,7 @@ def test_a_buffer_that_restarts_is_told_again_that_nothing_more_comes(buffer: An
     learner = SimpleNamespace(running=True)
     games = SimpleNamespace(num=0, running=0, failures=0, messages=[])
     sources = SimpleNamespace(errors=[], done=True)
-    rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None)
+    rollouts = SimpleNamespace(num=0, running=0, failures=0, messages=[], error=None, answer=lambda hub: [])
     progress = Progress("t", num_steps=1, console=Console(file=io.StringIO()))
     watching = threading.Thread(target=_watch, args=(progress, hub, [buffer], learner, games, sources, rollouts, 8))
     watching.start()
