@@ -161,7 +161,7 @@ def remove(name: str, of: Any = None) -> None:
     except BrayxError as error:
         _log.warning("model %r is ended, and its trial goes on in MLflow: %s", name, error)
         trial = None
-    if find(name) != store:  # it took a while to answer, and what is deleted is deleted by name
+    if (now := find(name)) is not None and now != store:  # it took a while to answer, and all is deleted by name
         return
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
