@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from catch_features import SIZE, encode
-from catch_game import BALLS, Catch
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # wherever pytest is started, and whatever settings it finds above
+
+from catch_features import SIZE, encode  # noqa: E402
+from catch_game import BALLS, Catch  # noqa: E402
+
 (JOB,) = HERE.glob("*.yaml")
 
 
