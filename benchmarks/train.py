@@ -333,7 +333,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "sb3" in options.variant and not _sb3_is_installed():
         from benchmarks.sb3_cartpole import INSTALL
 
-        console.print(f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}")
+        told = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
+        console.print(told, markup=False)
         options.variant = [variant for variant in options.variant if variant != "sb3"]
     about = f"{machine()}; {options.steps:,} env steps, medians over {len(options.seeds)} seeds"
     measured = parts(0.2 if options.quick else 2.0)  # first: nothing else runs then

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import optree
@@ -47,13 +48,23 @@ def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = 
     Raises:
         ModelError: a dtype it does not have.
     """
+    return b"".join(_parts(arrays, metadata))
+
+
+def pack_into(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes what `pack` gives, without a second copy in memory; errors as there."""
+    file.writelines(_parts(arrays, None))
+
+
+def _parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None) -> list[bytes | memoryview]:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    parts, offset = [], 0
+    parts: list[bytes | memoryview] = []
+    offset = 0
     for name, array in arrays.items():
         little = array.dtype.newbyteorder("<")
         if little not in _NAMES:
             raise ModelError(f"{name!r} is {array.dtype}, which the binary form does not have")
-        data = np.ascontiguousarray(array, little).tobytes()
+        data = np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data
         header[name] = {
             "dtype": _NAMES[little],
             "shape": list(array.shape),
@@ -63,10 +74,10 @@ def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = 
         offset += len(data)
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
-    return b"".join([struct.pack("<Q", len(told)), told, *parts])
+    return [struct.pack("<Q", len(told)), told, *parts]
 
 
-def unpack(body: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def unpack(body: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """What `pack` packed: read-only views of ``body`` by name, and the metadata.
 
     Raises:

@@ -1,7 +1,9 @@
 """Weights on their way from the learner to whoever acts: one versioned store, its publisher and its subscribers.
 
 The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
-that published them; subscribers on one node share one copy of each, read-only and in place. Versions start at 1 and
+that published them; subscribers on one node share one copy of each, read-only and in place. They hear of new ones from
+a relay on their node, the store itself or an actor of its own there, and ask the store while there is none: a version
+costs the store one question for each node, and who acts next to nothing. Versions start at 1 and
 only grow. A store that was restarted gets the newest back from the first subscriber that has it, and its number with
 it; without a subscriber it is empty until the next publish, whose version and step follow those of the last one. Older
 versions are lost with it. Knows nothing of engines or models.
@@ -17,12 +19,15 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.model import relay
 from brayx.model.asking import ANSWER_S, Restarts, asked
 from brayx.model.memory import Memory, forget
+from brayx.model.relay import Line, Relay, weights_in
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
@@ -34,6 +39,15 @@ _MARGIN_S = 10.0
 AGAIN_S = 2.0
 """When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
 without them for ever; with a reference of its own it gets them."""
+
+_QUIET_S = 30.0
+"""When a relay that has said nothing is doubted, and the store asked."""
+
+_AGAIN_AFTER_S = 0.2
+"""Between two questions when one of them failed."""
+
+_PLACED_S = 5.0
+"""How long a subscriber waits for a relay to be there; without it, it asks the store, and for a relay again later."""
 
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
@@ -137,10 +151,14 @@ class _WeightStoreActor:
     """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
 
     def __init__(self, keep: int, about: bytes) -> None:
-        self._memory = Memory(ray.get_runtime_context().get_actor_id() or "")
+        context = ray.get_runtime_context()
+        self._memory = Memory(context.get_actor_id() or "")
         self._store: WeightStore[list[Any]] = WeightStore(keep, self._memory.read())
         self._turn = asyncio.Lock()
         self._about = about
+        self._node = context.get_node_id()
+        self._relay: Relay | None = None
+        self._relays: dict[str, Any] = {}  # actors, by node; they end with this one
 
     async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
         async with self._turn:
@@ -150,11 +168,16 @@ class _WeightStoreActor:
             # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
             # process that owns it, and learners come and go.
             self._store.publish(step, [ray.put(weights)], version)
+            if self._relay is not None:
+                self._relay.changed(version)
         return version, step
 
     async def restore(self, version: int, step: int, weights: Weights) -> bool:
         async with self._turn:  # not between a publish's number and its weights
-            return self._store.restore(version, step, [ray.put(weights)])
+            taken = self._store.restore(version, step, [ray.put(weights)])
+            if taken and self._relay is not None:
+                self._relay.changed(version)
+            return taken
 
     async def newest(self) -> tuple[int, int, list[Any]] | None:
         return self._store.newest()
@@ -171,11 +194,64 @@ class _WeightStoreActor:
     async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | int | None:
         return await self._store.wait_newer(than, timeout_s)
 
+    async def relay(self, node: str) -> str | None:
+        """Address of the relay on a node; None: there is none now."""
+        if not relay.AVAILABLE:
+            return None
+        if node == self._node:
+            if self._relay is None:
+                self._relay = Relay(self._read_newest)
+                self._relay.changed(self._store.standing()[0])
+            return self._relay.address
+        if node not in self._relays:
+            actor: Any = ray.remote(_WeightRelayActor)
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._relays[node] = actor.options(num_cpus=0, scheduling_strategy=there).remote(
+                ray.get_runtime_context().current_actor
+            )
+        try:
+            async with asyncio.timeout(_PLACED_S):
+                address: str = await self._relays[node].address.remote()
+                return address
+        except ActorDiedError:  # another one, when somebody asks again
+            self._relays.pop(node, None)
+        except (RayError, TimeoutError):
+            pass
+        return None
+
+    def _read_newest(self) -> tuple[int, int, Weights] | None:
+        found = self._store.newest()
+        return None if found is None else (*found[:2], ray.get(found[2][0], timeout=_MARGIN_S))
+
     async def about(self) -> bytes:
         return self._about
 
     async def pid(self) -> int:
         return os.getpid()
+
+
+class _WeightRelayActor:
+    """The relay of a node that the store is not on: it asks the store for all subscribers there."""
+
+    def __init__(self, store: StoreHandle) -> None:
+        self._subscriber = WeightSubscriber(store, self._came, relayed=False)
+        self._relay: Relay | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def address(self) -> str:
+        if self._relay is None:
+            self._loop = asyncio.get_running_loop()
+            self._relay = Relay(lambda: self._subscriber.newest)
+            await self._subscriber.start()
+        return self._relay.address
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    def _came(self, version: int, weights: Weights) -> None:
+        assert self._relay is not None
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._relay.changed, version)
 
 
 def create_weight_store(
@@ -314,14 +390,24 @@ class WeightSubscriber:
         store: handle of the store.
         on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for one that runs.
         poll_s: longest time the store holds one question.
+        relayed: hear of new weights from the relay of this node, where there is one.
     """
 
-    def __init__(self, store: StoreHandle, on_weights: Callable[[int, Weights], None], *, poll_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        store: StoreHandle,
+        on_weights: Callable[[int, Weights], None],
+        *,
+        poll_s: float = 10.0,
+        relayed: bool = True,
+    ) -> None:
         self._store = store
         self._on_weights = on_weights
         self._poll_s = poll_s
+        self._relayed = relayed
         self._version = 0
-        self._newest: tuple[int, Weights] | None = None
+        self._newest: tuple[int, int, Weights] | None = None
+        self._line: Line | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -330,9 +416,19 @@ class WeightSubscriber:
         return self._version
 
     @property
+    def newest(self) -> tuple[int, int, Weights] | None:
+        """Version, step and weights of the newest that came, whether they were taken or refused."""
+        return self._newest
+
+    @property
     def running(self) -> bool:
         """Whether it follows the store now; whoever relies on it should look, for a health check say."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def relayed(self) -> bool:
+        """Whether it hears of new weights from a relay now."""
+        return self._line is not None
 
     async def start(self, first_timeout_s: float = 0.0) -> int:
         """Passes on what the store holds, then goes on in a task; returns the version passed on.
@@ -357,25 +453,66 @@ class WeightSubscriber:
 
     async def _follow(self) -> None:
         away = False
-        while not self._disconnected():
-            try:
-                await self._poll(self._poll_s)
-                away = False
-            except (RayError, TimeoutError) as error:
-                if not away:
-                    _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
-                away = True
-                await asyncio.sleep(0.2)
-            except Exception:
-                # Nobody waits for this task: what ends it would end learning from new weights without a word.
-                if not away:
-                    _log.exception("following the weight store failed, asking again")
-                away = True
-                await asyncio.sleep(0.2)
+        try:
+            while not self._disconnected():
+                try:
+                    await self._hear()
+                    away = False
+                except (RayError, TimeoutError) as error:
+                    if not away:
+                        _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
+                    away = True
+                    await asyncio.sleep(_AGAIN_AFTER_S)
+                except Exception:
+                    # Nobody waits for this task: what ends it would end learning from new weights without a word.
+                    if not away:
+                        _log.exception("following the weight store failed, asking again")
+                    away = True
+                    await asyncio.sleep(_AGAIN_AFTER_S)
+        finally:
+            self._hang_up()
 
     def _disconnected(self) -> bool:
         """Whether this process has left Ray: asking the store would start a cluster of its own then."""
         return isinstance(self._store, ray.actor.ActorHandle) and not ray.is_initialized()
+
+    async def _hear(self) -> None:
+        """Waits for the next weights, for a while: from the relay if there is one, else from the store."""
+        if self._line is None and self._relayed:
+            await self._poll(0.0)  # what it lost in a restart it has back from here before anything else
+            self._line = await self._dial()
+        if self._line is None:
+            await self._poll(self._poll_s)
+            return
+        try:
+            found = await self._line.newer(self._version, _QUIET_S)
+        except OSError:  # the relay has ended, or the store with it
+            self._hang_up()
+            await asyncio.sleep(_AGAIN_AFTER_S)
+            return
+        if found is not None:
+            version, step, content = found
+            await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
+            return
+        before = self._version
+        await self._poll(0.0)
+        if self._version > before:
+            _log.warning("the relay of this node did not tell of version %d, asking the store", self._version)
+            self._hang_up()
+
+    async def _dial(self) -> Line | None:
+        async with asyncio.timeout(_MARGIN_S):
+            address = await self._store.relay.remote(ray.get_runtime_context().get_node_id())
+        try:
+            return None if address is None else Line(address)
+        except OSError as error:
+            _log.warning("no line to the relay of this node (%s), asking the store", error)
+            return None
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     async def _poll(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s + _MARGIN_S):
@@ -388,26 +525,23 @@ class WeightSubscriber:
         version, step, [reference] = found
         # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
         # waits for one notification. Seen to hang once, on a loaded machine.
-        weights = await asyncio.to_thread(self._take, version, reference)
-        self._version = version
-        self._newest = (step, weights)
+        await asyncio.to_thread(lambda: self._take(version, step, ray.get(reference, timeout=_MARGIN_S)))
 
-    def _take(self, version: int, reference: Any) -> Weights:
-        """In a thread: fetches the weights and passes them on."""
-        weights: Weights = ray.get(reference, timeout=_MARGIN_S)
+    def _take(self, version: int, step: int, weights: Weights) -> None:
+        """In a thread: passes weights on."""
+        self._newest = (version, step, weights)
         try:
             self._on_weights(version, weights)
         except BrayxError as error:
             _log.error("weights of version %d were refused: %s", version, error)
         except Exception:
             _log.exception("weights of version %d were not taken", version)
-        return weights
+        self._version = version
 
     async def _give_back(self) -> None:
         """The store was restarted and has nothing as new: a view of the old object lives on in this process."""
         if self._newest is None:
             return
-        step, weights = self._newest
         async with asyncio.timeout(_MARGIN_S):
-            if await self._store.restore.remote(self._version, step, weights):
+            if await self._store.restore.remote(*self._newest):
                 _log.warning("the weight store was restarted: it has version %d back from here", self._version)

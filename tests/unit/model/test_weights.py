@@ -107,7 +107,7 @@ async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
         await asyncio.sleep(0.01)
 
     store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
-    subscriber = WeightSubscriber(store, lambda version, weights: None)
+    subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
     await subscriber.start()
     async with asyncio.timeout(5):
         await going_on.wait()
@@ -143,7 +143,8 @@ async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
             await asyncio.sleep(10)
         return 1, 0, [engine.initial]
 
-    subscriber = WeightSubscriber(SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer)), model.load)
+    store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
+    subscriber = WeightSubscriber(store, model.load, relayed=False)
     starting = asyncio.create_task(subscriber.start())
     async with asyncio.timeout(20):
         assert await asyncio.to_thread(engine.begun.wait, 10)
