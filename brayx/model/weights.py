@@ -40,9 +40,6 @@ AGAIN_S = 2.0
 """When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
 without them for ever; with a reference of its own it gets them."""
 
-_QUIET_S = 30.0
-"""When a relay that has said nothing is doubted, and the store asked."""
-
 _AGAIN_AFTER_S = 0.2
 """Between two questions when one of them failed."""
 
@@ -391,6 +388,7 @@ class WeightSubscriber:
         on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for one that runs.
         poll_s: longest time the store holds one question.
         relayed: hear of new weights from the relay of this node, where there is one.
+        quiet_s: when a relay that has said nothing is doubted, and the store asked.
     """
 
     def __init__(
@@ -400,11 +398,13 @@ class WeightSubscriber:
         *,
         poll_s: float = 10.0,
         relayed: bool = True,
+        quiet_s: float = 30.0,
     ) -> None:
         self._store = store
         self._on_weights = on_weights
         self._poll_s = poll_s
         self._relayed = relayed
+        self._quiet_s = quiet_s
         self._version = 0
         self._newest: tuple[int, int, Weights] | None = None
         self._line: Line | None = None
@@ -485,7 +485,7 @@ class WeightSubscriber:
             await self._poll(self._poll_s)
             return
         try:
-            found = await self._line.newer(self._version, _QUIET_S)
+            found = await self._line.newer(self._version, self._quiet_s)
         except OSError:  # the relay has ended, or the store with it
             self._hang_up()
             await asyncio.sleep(_AGAIN_AFTER_S)

@@ -1,4 +1,4 @@
-"""Buffers over two nodes: pushes stay on their node while there is room, and a node that dies takes only its shard."""
+"""Two nodes: pushes stay on theirs, one that dies takes only its shard, and each has one relay of weights."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def seen() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def test_weights_come_over_one_relay_on_each_node_and_in_spite_of_its_kill_and_of_its_silence(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["weights"] == [[1, 2, 3, 4, 5, 6]] * 4, "each once, on both nodes"
+    assert seen["another"], "a relay of its own takes the place of the one that was killed"
 
 
 def test_shards_are_on_both_nodes_the_first_on_that_of_who_made_the_buffer(seen: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Buffers over two raylets of this machine, one of which is killed: prints what was seen of them, as JSON.
+"""Buffers and weights over two raylets of this machine, one of which is killed: prints what was seen of them, as JSON.
 
 Run by test_nodes.py in a process of its own, since that of the tests has a Ray already.
 """
@@ -21,6 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.hub import create_hub
+from brayx.model.weights import WeightPublisher, WeightSubscriber, create_weight_store
 from brayx.replay.remote import RemoteBuffer
 from brayx.replay.source import read_buffer
 from brayx.types import Columns
@@ -43,6 +44,23 @@ class Pusher:
     def push(self, made: Columns, *, drop: bool) -> None:
         self._buffer.push(made, drop=drop)
         assert self._buffer.flush(WAIT_S)
+
+
+@ray.remote(num_cpus=0)
+class Follower:
+    """Follows a weight store from its node."""
+
+    async def follow(self, store: Any) -> None:
+        self._seen: list[tuple[int, float]] = []
+        self._subscriber = WeightSubscriber(store, self._take, quiet_s=1.0)
+        await self._subscriber.start()
+
+    def _take(self, version: int, found: dict[str, np.ndarray]) -> None:
+        self._seen.append((version, float(found["w"][-1])))
+
+    async def seen(self) -> tuple[list[tuple[int, float]], bool]:
+        """Versions and weights that came, and whether they come from a relay."""
+        return self._seen, self._subscriber.relayed
 
 
 class Reader:
@@ -83,15 +101,71 @@ def node_of(shard: Any) -> str:
     return ""
 
 
+def relays(store: Any) -> list[Any]:
+    """The relays that a store has on other nodes."""
+    return list(ray.get(store.__ray_call__.remote(lambda self: list(self._relays.values())), timeout=WAIT_S))
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def follow(nodes: list[str]) -> dict[str, Any]:
+    """Weights on their way to two nodes, of which the store is on one; the other's relay is killed between two."""
+    store = create_weight_store("weights", NAMESPACE)
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes for _ in range(2)]
+    everybody = [Follower.options(scheduling_strategy=place).remote() for place in places]
+    ray.get([each.follow.remote(store) for each in everybody], timeout=WAIT_S)
+
+    def all_relayed() -> bool:
+        return all(relayed for _, relayed in ray.get([each.seen.remote() for each in everybody]))
+
+    def all_have(version: int) -> bool:
+        found = ray.get([each.seen.remote() for each in everybody])
+        return all(came and came[-1] == (version, float(version)) for came, _ in found)
+
+    until(all_relayed, "a relay for each node", WAIT_S)
+    publisher = WeightPublisher(store)
+    for version in (1, 2, 3):
+        publisher.publish({"w": np.full(300_000, version, np.float32)}, version)
+        until(lambda version=version: all_have(version), "the weights everywhere", WAIT_S)
+    [relay] = relays(store)
+    pid = ray.get(relay.pid.remote(), timeout=WAIT_S)
+    os.kill(pid, signal.SIGKILL)
+    publisher.publish({"w": np.full(300_000, 4, np.float32)}, 4)
+    until(lambda: all_have(4), "the weights in spite of the kill", WAIT_S)
+    until(all_relayed, "another relay", WAIT_S)
+    publisher.publish({"w": np.full(300_000, 5, np.float32)}, 5)
+    until(lambda: all_have(5), "the weights by another relay", WAIT_S)
+    [another] = relays(store)
+    other = ray.get(another.pid.remote(), timeout=WAIT_S)
+    os.kill(other, signal.SIGSTOP)
+    publisher.publish({"w": np.full(300_000, 6, np.float32)}, 6)
+    until(lambda: all_have(6), "the weights in spite of a relay that says nothing", WAIT_S)
+    came = [[version for version, _ in came] for came, _ in ray.get([each.seen.remote() for each in everybody])]
+    os.kill(other, signal.SIGCONT)
+    ray.kill(store)
+    until(lambda: not runs(other), "the relay's end with its store", WAIT_S)
+    for each in everybody:
+        ray.kill(each)
+    return {"weights": came, "another": other != pid}
+
+
 def observe(cluster: Cluster, doomed: Any) -> dict[str, Any]:
     """The course of it."""
     home = ray.get_runtime_context().get_node_id()
     there = NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)
+    weights = follow([home, doomed.node_id])
     hub = create_hub("hub", NAMESPACE, None)
     buffer = RemoteBuffer("buffer", namespace=NAMESPACE, hub="hub", **OPTIONS)
     unread = RemoteBuffer("unread", namespace=NAMESPACE, **{**OPTIONS, "size": 1})
     wide = RemoteBuffer("wide", namespace=NAMESPACE, **{**OPTIONS, "max_in_flight": 2})
-    seen: dict[str, Any] = {"at_home": [shard.node_id == home for shard in buffer.shards]}
+    seen: dict[str, Any] = {**weights, "at_home": [shard.node_id == home for shard in buffer.shards]}
 
     far = Pusher.options(scheduling_strategy=there).remote("buffer")
     buffer.push(columns(2, 1), drop=False)
