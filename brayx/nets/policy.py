@@ -21,7 +21,7 @@ from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
 from brayx.types import NestedArray
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
 class NetworkConfig(BaseModel):
@@ -32,7 +32,7 @@ class NetworkConfig(BaseModel):
     hidden: list[Annotated[int, Field(ge=1)]] = [64, 64]
     """Sizes of the hidden layers, after the convolutions if there are any."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "tanh"
-    """Between layers."""
+    """Between layers; SAC's are relu where none is chosen."""
     shared: bool | None = None
     """Policy and value share their hidden layers; null: they do where there are images or memory."""
     convolutions: Literal["small", "nature", "impala"] = "nature"
@@ -219,7 +219,7 @@ def trunk_for(features: int, config: NetworkConfig) -> nn.Module:
     """The hidden layers."""
     if not config.hidden:
         return nn.Identity()
-    return MLP([features, *config.hidden], _ACTIVATIONS[config.activation], last_activation=True)
+    return MLP([features, *config.hidden], ACTIVATIONS[config.activation], last_activation=True)
 
 
 def head_for(num_actions: int | Sequence[int] | None, action_size: int | None, config: NetworkConfig) -> Any:

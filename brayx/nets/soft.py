@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from brayx.nets.encoders import features_of
 from brayx.nets.heads import Squashed
-from brayx.nets.policy import NetworkConfig, example_of, observation_for, refuse_options, trunk_for
+from brayx.nets.policy import ACTIVATIONS, NetworkConfig, example_of, observation_for, refuse_options, trunk_for
 from brayx.types import NestedArray
 
 NETWORK = NetworkConfig(hidden=[256, 256], activation="relu", distribution="squashed")
@@ -31,11 +31,20 @@ class Critics(nn.Module):
         action_size: length of an action, ``D``.
         hidden: sizes of the hidden layers.
         count: of critics.
+        activation: makes the module between layers.
     """
 
-    def __init__(self, encoder: nn.Module, action_size: int, hidden: Sequence[int], count: int = 2) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        action_size: int,
+        hidden: Sequence[int],
+        count: int = 2,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.activation = activation()
         self.count = count
         sizes = [features_of(encoder) + action_size, *hidden, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
@@ -53,7 +62,7 @@ class Critics(nn.Module):
         last = len(self.weights) - 1
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x, weight)
-            x = x if index == last else x.relu()
+            x = x if index == last else self.activation(x)
         return x.squeeze(-1).T
 
 
@@ -63,7 +72,8 @@ class SoftActorCritic(nn.Module):
     Args:
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
         action_size: length of an action.
-        network: options; ``distribution`` is squashed whatever it says.
+        network: options; ``distribution`` is squashed whatever it says, and ``activation`` that of `NETWORK` where none
+            was chosen.
         categories: as `policy_for` has them.
 
     Raises:
@@ -85,11 +95,18 @@ class SoftActorCritic(nn.Module):
             shared="has critics with layers of their own",
             value_heads="has critics, and no value",
         )
+        if "activation" not in network.model_fields_set:
+            network = network.model_copy(update={"activation": NETWORK.activation})
         self.encoder = observation_for(obs, categories, network)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)
-        self.critic = Critics(observation_for(obs, categories, network), action_size, network.hidden)
+        self.critic = Critics(
+            observation_for(obs, categories, network),
+            action_size,
+            network.hidden,
+            activation=ACTIVATIONS[network.activation],
+        )
 
     def forward(self, obs: Any) -> dict[str, Tensor]:
         """Observations ``[N, ...]`` -> ``tanh_mean`` and ``tanh_log_std`` ``[N, D]``."""

@@ -30,6 +30,21 @@ def test_critics_are_networks_of_their_own():
     assert not gradient[1:].any()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "function"),
+    [({"activation": "tanh"}, torch.tanh), ({"activation": "silu"}, torch.nn.functional.silu), ({}, torch.relu)],
+)
+def test_policy_and_critics_have_the_activation_that_was_chosen_or_else_the_papers(chosen, function):
+    torch.manual_seed(0)
+    module, _ = soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(hidden=[8], **chosen))
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    first, last = zip(module.critic.weights, module.critic.biases, strict=True)
+    hidden = function(torch.cat([obs, action], -1) @ first[0] + first[1])
+    torch.testing.assert_close(module.critic(obs, action), (hidden @ last[0] + last[1])[..., 0].T)
+    linear = next(layer for layer in module.trunk.modules() if isinstance(layer, torch.nn.Linear))
+    torch.testing.assert_close(module(obs)["tanh_mean"], module.head(function(linear(obs)))["tanh_mean"])
+
+
 def test_acting_computes_no_critic():
     """Also with an observation of several leaves; an ONNX graph has the policy's weights only."""
     obs = {"speed": np.zeros(3, np.float32), "place": np.zeros((2, 2), np.float32)}
