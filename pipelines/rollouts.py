@@ -1,8 +1,9 @@
 """Trains in one process from environments in Python: no network, no Ray, and a first step as early as can be.
 
 `train_local` joins a collector, a table where the algorithm samples, and the learner's loop. Blocking, the two take
-turns; non-blocking, one thread collects the next run while the other learns from the last one. Knows nothing of the
-command line.
+turns; non-blocking, one thread collects the next run while the other learns from the last one. Demonstrations come
+before the first run, and a batch of them with each; an algorithm that learns from nothing else steps no environment but
+to evaluate. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
+from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.build import AlgorithmConfig, check_fits
 from brayx.algorithms.mappo import STATE, MAPPOConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.base import check_finite
@@ -35,18 +38,21 @@ from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
-from brayx.replay.packing import Batch, check_columns
+from brayx.replay.files import Dataset
+from brayx.replay.packing import Batch, Layout, check_columns
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.evaluate import Evaluation, evaluate
 from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.fits import check_model
+from brayx.trainer.fits import actions_of, check_model
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
+from brayx.trainer.prefetch import state_argument
 from brayx.trainer.ranks import Alone
-from brayx.types import Columns, NestedArray, Weights, flatten
+from brayx.types import DEMONSTRATION, Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks
+from pipelines.demonstrations import Demonstrations, check_imitates
 from pipelines.training import Training
 
 logger = logging.getLogger(__name__)
@@ -77,7 +83,8 @@ class Result:
     Attributes:
         reason: ``num_steps``, ``target_return``, or ``stopped``.
         began: when the first step was taken, on the monotonic clock.
-        env_steps: transitions collected, those before a resume included.
+        env_steps: transitions collected, those before a resume included; where only demonstrations are learned from,
+            those of their batches.
         dropped: of those of this process, how many were not learned from, because something in them was not finite, or
             for whatever ``replay_dropped`` says.
         updates: batches learned from.
@@ -113,6 +120,7 @@ def train_local(
     algorithm: AlgorithmConfig | None = None,
     training: Training | None = None,
     *,
+    demonstrations: str | Path | Dataset | None = None,
     model: Callable[[NestedArray, ActionSpec], Model] | None = None,
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialBooks | None = None,
@@ -125,6 +133,10 @@ def train_local(
         env: Gymnasium id, or what makes one environment (or all of them) each time it is called.
         algorithm: options; None: PPO's defaults.
         training: everything else; None: its defaults.
+        demonstrations: recorded episodes to imitate: a file of a kind that `brayx.replay.files` reads, a pattern of
+            several, or a `Dataset` where names or the kind are to be told. ``bc`` learns from them alone; ``mixed``
+            begins with ``imitation_updates`` batches of them, or once through, before its first run. Continuous actions
+            are the policy's own, -1 to 1 with ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
         on_update: called after each run's updates with their number, env steps and the newest numbers.
@@ -134,12 +146,14 @@ def train_local(
             checkpoint now, beside those in their turn.
 
     Raises:
-        ConfigError: options that do not fit each other, or the environment.
+        ConfigError: options that do not fit each other, the environment, or the demonstrations.
         ModelError: the model does not give what the algorithm learns from.
         BadWeights: training diverged.
     """
     algorithm, training = algorithm or PPOConfig(), training or Training()
     stop = stop or threading.Event()
+    if demonstrations is not None:
+        check_imitates(algorithm, training)
     torch.manual_seed(training.seed)
     torch.set_num_threads(training.threads)
     envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
@@ -147,9 +161,21 @@ def train_local(
         stack.callback(envs.close)
         spec = ActionSpec.of(envs.single_action_space)
         observed = flatten(observation_of(envs), "obs")
-        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=set(observed))
+        gives = {*observed, *([] if demonstrations is None else [DEMONSTRATION])}
+        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=gives)
         module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
-        check_model(algorithm, module, forward_args, state=observed.get(STATE))
+        given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
+        recorded = None
+        if demonstrations is not None:
+            at = state_argument(module)  # what a memory held comes beside the observation
+            taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+            recorded = Demonstrations(
+                demonstrations,
+                Layout.of_model(taken, actions_of(given)),
+                batch_size=training.batch_size,
+                unroll_length=training.unroll_length,
+                seed=training.seed,
+            )
         collector = Collector(
             envs,
             Policy(module, forward_args, engine=training.engine),
@@ -162,14 +188,19 @@ def train_local(
             reward_clip=training.reward_clip,
             sde_steps=training.sde_steps,
         )
-        table = None if training.sampler == "fifo" else _table(training)
-        run = _Run(collector, table, training.total_steps, on_update, clerk, stop, training.seed)
-        stream = run.turns() if training.blocking else run.beside()
+        cloning = isinstance(algorithm, BCConfig)
+        table = None if training.sampler == "fifo" or cloning else _table(training)
+        updates = algorithm.imitation_updates if isinstance(algorithm, MixedConfig) else 0
+        run = _Run(collector, table, training.total_steps, on_update, clerk, stop, training.seed, recorded, updates)
+        stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
         # The stream ends after `total_steps`, which the loop counts otherwise where transitions are sampled: it is told
         # of somewhat more than will come, so that it is always the stream that ends it.
         learned = training.total_steps + training.num_envs * training.unroll_length
         if table is not None:
             learned = round(learned * training.samples_per_insert) + training.batch_size * training.unroll_length
+        if recorded is not None:
+            # Those beyond `imitation_updates` count, since they are learned from.
+            learned += recorded.batch_steps * (1 if cloning else max(recorded.rounds - updates, 0))
         config = TrainerConfig(
             model="model",
             buffers=["rollout"],
@@ -290,6 +321,8 @@ class _Run:
         clerk: TrialBooks | None,
         stop: threading.Event,
         seed: int,
+        demonstrations: Demonstrations | None = None,
+        imitation_updates: int = 0,
     ) -> None:
         self.env_steps = 0
         self.dropped = 0
@@ -303,6 +336,8 @@ class _Run:
         self._clerk = clerk
         self._stop = stop
         self._seed = seed
+        self._demonstrations = demonstrations
+        self._first = 0 if demonstrations is None else max(imitation_updates, demonstrations.rounds)
         self._runs = 0
         self._thread: threading.Thread | None = None
         self._weights: tuple[Weights, int] = ({}, 0)
@@ -368,17 +403,29 @@ class _Run:
             self.env_steps = self._steps_before = json.loads((folder / "meta.json").read_text()).get(_STEPS, 0)
             self.about[_STEPS] = self.env_steps
             self._collector.begin_again(seed_after(self._seed, self.env_steps))
+            # Those that were learned from already are only kept, to be drawn from.
+            self._first = 0 if self._demonstrations is None else self._demonstrations.rounds
         self.begin()
         return folder
 
     def turns(self) -> Generator[Batch]:
         """Collects, gives batches, and goes on when they are learned from."""
+        yield from self._to_imitate(self._first)
         while self._goes_on():
             yield from self._batches(self._collect())
+            yield from self._to_imitate(1)
+            self._after_update()
+
+    def recorded(self) -> Generator[Batch]:
+        """Gives batches of demonstrations, and nothing else."""
+        assert self._demonstrations is not None
+        while self._goes_on():
+            yield from self._batches((self._demonstrations.draw(), []))
             self._after_update()
 
     def beside(self) -> Generator[Batch]:
         """Collects in a thread of its own, at most one run ahead."""
+        yield from self._to_imitate(self._first)
         runs: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
         stopped = threading.Event()
 
@@ -397,6 +444,7 @@ class _Run:
                 if isinstance(run, BaseException):
                     raise run
                 yield from self._batches(run)
+                yield from self._to_imitate(1)
                 self._after_update()
         finally:
             stopped.set()
@@ -412,6 +460,13 @@ class _Run:
         if self._clerk is not None:
             self._clerk.check()
         return self.env_steps < self._total and not self._stop.is_set()
+
+    def _to_imitate(self, count: int) -> Iterator[Batch]:
+        """So many batches of demonstrations, if there are any."""
+        for _ in range(count):
+            if self._demonstrations is None or not self._goes_on():
+                return
+            yield self._demonstrations.draw()
 
     def _collect(self) -> tuple[Batch, list[Episode]]:
         weights, version = self._weights

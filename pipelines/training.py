@@ -24,7 +24,8 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     total_steps: _Count = 100_000
-    """Transitions to collect; schedules fall towards it."""
+    """Transitions to collect, or, where only demonstrations are learned from, those of their batches; schedules fall
+    towards it."""
     num_envs: _Count = 16
     """Environments stepped together; over a cluster those of all workers, shared out evenly."""
     unroll_length: _Count = 128
@@ -42,7 +43,7 @@ class Training(BaseModel):
     sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
     """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled."""
     batch_size: _Count = 256
-    """Columns of a sample."""
+    """Columns of a sample, and of a batch of demonstrations."""
     capacity: _Count = 100_000
     """Columns of the table."""
     samples_per_insert: Annotated[float, Field(gt=0)] = 32.0

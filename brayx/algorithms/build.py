@@ -52,8 +52,14 @@ _NEEDS = {"ppo": ("value",), "impala": ("value",), "sac": (), "bc": (), "mixed":
 _OF_ITS_OWN = ("ppo", "impala", "mixed", "mappo")
 """Those that learn from play whose log-probabilities are known; `mixed` beside demonstrations."""
 _ASKS = {
-    "bc": (DEMONSTRATION, "imitates what was recorded, and there is no such data, as a `source` of a job has"),
-    "mixed": (DEMONSTRATION, "imitates demonstrations, and nothing marks any, as a `source` of a job does"),
+    "bc": (
+        DEMONSTRATION,
+        "imitates what was recorded, and there is no such data, as a job's `source` or `demonstrations` have",
+    ),
+    "mixed": (
+        DEMONSTRATION,
+        "imitates demonstrations, and nothing marks any, as a job's `source` or `demonstrations` do",
+    ),
     "mappo": (STATE, f"needs {STATE}, what the whole game is like, and observations have no leaf of that name"),
 }
 """What batches must have for an algorithm, beside what any play gives."""

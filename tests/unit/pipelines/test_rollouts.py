@@ -317,6 +317,120 @@ def test_what_cannot_learn_from_its_own_play_is_refused(env, algorithm, message)
         train_local(env, algorithm, Training(**QUICK))
 
 
+class Odd(Right):
+    """Rewards the second action where the observation is odd, and the first elsewhere."""
+
+    stepped = 0
+
+    def step(self, action):
+        Odd.stepped += 1
+        right = int(action) == self._at % 2
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(right), terminated, truncated, info
+
+
+def written(path: Path, episodes: int = 40, **other: np.ndarray) -> Path:
+    """A file of what plays `Odd` perfectly, with ``other`` arrays in place of its own."""
+    obs = np.tile(np.arange(5), episodes)
+    steps = {"obs": obs, "action": obs % 2, "reward": np.ones(len(obs)), "terminated": obs == 4}
+    np.savez(path, **{**steps, **other})
+    return path
+
+
+def test_recorded_episodes_are_cloned_and_no_environment_is_stepped_for_it(tmp_path: Path) -> None:
+    Odd.stepped, seen = 0, []
+    result = train_local(
+        Odd,
+        BCConfig(),
+        Training(total_steps=20_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=10),
+        demonstrations=written(tmp_path / "expert.npz"),
+        on_update=lambda updates, steps, numbers: seen.append((updates, steps, Odd.stepped, dict(numbers))),
+    )
+    updates, steps, stepped, numbers = seen[-1]
+    assert stepped == 0
+    assert (result.reason, result.updates, result.env_steps) == ("num_steps", updates, steps)
+    assert 20_000 <= steps < 20_000 + 16 * 8
+    assert numbers["loss"] < 0.05
+    assert result.evaluation.mean == 5.0
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_imitation_comes_before_the_first_run_and_is_not_counted(tmp_path: Path, blocking: bool) -> None:
+    """So the first run is played as the demonstrations were, and is learned from."""
+    seen: dict[int, tuple[int, Mapping[str, float]]] = {}
+    config = MixedConfig(reinforcement=PPOConfig(epochs=1), imitation_updates=150, fit_value=0.5)
+    result = train_local(
+        Odd,
+        config,
+        Training(
+            total_steps=2_000, num_envs=4, unroll_length=40, batch_size=8, learning_rate=1e-2, blocking=blocking,
+        ),
+        demonstrations=written(tmp_path / "expert.npz"),
+        on_update=lambda runs, steps, numbers: seen.setdefault(runs, (steps, dict(numbers))),
+    )  # fmt: skip
+    steps, numbers = seen[1]
+    assert 100 < steps <= 4 * 40
+    assert numbers["episode_return.last100"] > 4.5
+    assert {"imitation_accuracy", "imitation_loss", "imitation_value_loss", "policy_loss"} <= set(numbers)
+    assert result.updates == 150 + len(seen)
+    assert result.reason == "num_steps"
+
+
+def test_without_a_number_of_updates_demonstrations_are_gone_through_once_first(tmp_path: Path) -> None:
+    runs: list[int] = []
+    training = Training(**{**QUICK, "batch_size": 4})
+    data = written(tmp_path / "expert.npz")  # 200 steps, which are 25 columns: 7 batches
+    result = train_local(
+        Odd, MixedConfig(), training, demonstrations=data, on_update=lambda run, steps, numbers: runs.append(run)
+    )
+    assert (result.reason, result.updates) == ("num_steps", 7 + runs[-1])
+    assert result.env_steps >= 200
+
+
+def test_what_was_imitated_is_not_imitated_again_when_it_goes_on(tmp_path: Path) -> None:
+    books, runs = Kept(tmp_path), []
+    data = written(tmp_path / "expert.npz")
+    for _ in range(2):
+        stop = threading.Event()
+        result = train_local(
+            Odd, MixedConfig(imitation_updates=20), Training(**QUICK), demonstrations=data, clerk=books, stop=stop,
+            on_update=lambda run, steps, numbers, stop=stop: (runs.append(run), run == 3 and stop.set()),
+        )  # fmt: skip
+    assert result.updates == 20 + len(runs)
+
+
+def test_a_model_with_a_memory_clones_what_has_its_state_beside_each_step(tmp_path: Path) -> None:
+    training = Training(**QUICK, network=NetworkConfig(hidden=[8], lstm=4))
+    state = {name: np.zeros((200, 4), np.float32) for name in ("state/c", "state/h")}
+    result = train_local(Odd, BCConfig(), training, demonstrations=written(tmp_path / "expert.npz", **state))
+    assert result.updates > 0
+    with pytest.raises(ConfigError, match="no 'state/c', which the model takes"):
+        train_local(Odd, BCConfig(), training, demonstrations=written(tmp_path / "none.npz"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "other", "message"),
+    [
+        (PPOConfig(), {}, {}, "'ppo' imitates nothing.* bc, mixed"),
+        (BCConfig(), {"normalise_obs": True}, {}, "normalise_obs is True, and the observations of demonstrations stay"),
+        (MixedConfig(fit_value=0.5), {"reward_clip": 1.0}, {}, "reward_clip is 1.0, and the rewards of demonstrations"),
+        (BCConfig(), {}, {"obs": np.zeros((200, 3))}, "obs: expected shape .* fits: "),
+        (BCConfig(), {}, {"action": np.full(200, 2)}, "action: "),
+        (BCConfig(), {}, {"reward": np.where(np.arange(200) == 7, np.nan, 1.0)}, "episode 1 .*reward: holds NaN"),
+    ],
+)
+def test_demonstrations_that_do_not_fit_are_refused_before_anything_starts(
+    algorithm, options, other, message, tmp_path: Path
+) -> None:
+    Odd.stepped = 0
+    data = written(tmp_path / "expert.npz", **other)
+    with pytest.raises(ConfigError, match=message):
+        train_local(Odd, algorithm, Training(**QUICK, **options), demonstrations=data)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        train_local(Odd, BCConfig(), Training(**QUICK), demonstrations=tmp_path / "none.npz")
+    assert Odd.stepped == 0
+
+
 class Kept:
     """Books in a folder: the newest checkpoint."""
 
