@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,6 +105,14 @@ class ModelSpec:
         """The model's result from its leaves, whatever their leading axes."""
         return self.output_tree.unflatten(leaves)
 
+    def room(self, batch_size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Arrays ``[B, ...]`` for the inputs and the outputs of a batch; what is in them means nothing."""
+        inputs, outputs = (
+            [np.zeros((batch_size, *leaf.shape), leaf.dtype) for leaf in leaves]
+            for leaves in (self.inputs, self.outputs)
+        )
+        return inputs, outputs
+
     def _mismatch(self, args: NestedArray) -> ShapeMismatch:
         expected = [str(leaf) for leaf in self.inputs]
         try:
@@ -176,6 +184,23 @@ class Tolerance:
     exact: bool = True
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Room for batches of one size, which one caller fills, runs and reads again and again.
+
+    Attributes:
+        inputs: leaves ``[B, ...]`` in the order of ``spec.inputs``, to be written.
+        outputs: leaves ``[B, ...]`` in the order of ``spec.outputs``; every run overwrites them.
+        run: runs the batch that the inputs hold; raises `ModelError` as `Engine.run` does.
+        keeps: what has to live as long as this does, weights say.
+    """
+
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+    run: Callable[[], None]
+    keeps: Any = None
+
+
 class Engine(ABC):
     """Executes one model graph.
 
@@ -218,6 +243,21 @@ class Engine(ABC):
         Raises:
             ModelError: the engine failed on this batch.
         """
+
+    def seat(self, bound: Any, batch_size: int) -> Seat:
+        """Room for who runs many batches of one size, and would pay at each for arrays made and bound anew.
+
+        Args:
+            bound: what `bind` gave.
+            batch_size: of every batch.
+        """
+        inputs, outputs = self.spec.room(batch_size)
+
+        def run() -> None:
+            for output, leaf in zip(outputs, self.run(bound, inputs), strict=True):
+                output[...] = leaf
+
+        return Seat(inputs, outputs, run)
 
 
 def layout_of(weights: Weights) -> dict[str, LeafSpec]:

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from brayx.engines.base import Engine, check_weights, layout_of
+from brayx.engines.base import Engine, Seat, check_weights, layout_of
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.torch import module_weights
 from brayx.errors import ModelError, first_line
@@ -120,3 +120,23 @@ class OnnxEngine(Engine):
             except Exception as error:  # ONNX Runtime's own share no other base
                 bound.batch_size = -1
                 raise ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}") from error
+
+    def seat(self, bound: _Bound, batch_size: int) -> Seat:
+        inputs, outputs = self.spec.room(batch_size)
+        binding = self._session.io_binding()
+        for name, (_, value) in zip(self._weights.values(), bound.values, strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for index, name in self._fed:
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(inputs[index]))
+        for name, array in zip(self._outputs, outputs, strict=True):
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        execute = self._session.run_with_iobinding
+
+        def run() -> None:
+            try:
+                execute(binding)
+            except Exception as error:  # ONNX Runtime's own share no other base
+                raise ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}") from error
+
+        # The binding does not keep the arrays alive.
+        return Seat(inputs, outputs, run, (bound.values,))

@@ -64,11 +64,11 @@ class Policy:
         self.version = 0
         built, self._prefix = _engine(module, forward_args, engine, threads)
         self._engine = built
-        self._tree = built.spec.output_tree
         state = built.spec.state
         self._state_inputs = () if state is None else state.inputs
         self._state_outputs = () if state is None else state.outputs
         self._bound = built.bind(built.initial)
+        self._seated = -1
         at = None if state is None else state.argument
         args = tuple(arg for index, arg in enumerate(forward_args) if index != at)
         # Named as in a learner batch.
@@ -87,6 +87,7 @@ class Policy:
         # Who steps environments normalises by moments that are newer than a version's.
         own = learned(weights)
         self._bound = self._engine.bind({self._prefix + name: array for name, array in own.items()})
+        self._seated = -1
         self.version = version
 
     def initial_state(self, num: int) -> list[np.ndarray]:
@@ -96,28 +97,32 @@ class Policy:
     def step(self, obs: Sequence[np.ndarray], state: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Outputs by name, ``[N, ...]``, and the state after the step.
 
+        Outputs are the same arrays at every step, which the next one overwrites, until ``N`` or the weights change.
+
         Args:
-            obs: leaves ``[N, ...]`` in the order of `obs_keys`, C-contiguous and as `obs_leaves` says.
+            obs: leaves ``[N, ...]`` in the order of `obs_keys`, as `obs_leaves` says.
             state: leaves as `initial_state` or the last step gave them.
 
         Raises:
             ModelError: the engine failed.
         """
-        if not self._state_inputs:
-            leaves = self._engine.run(self._bound, obs)
-            return self._named(leaves), []
-        inputs, rest = list(obs), list(state)
-        for index in self._state_inputs:
-            inputs.insert(index, rest.pop(0))
-        leaves = self._engine.run(self._bound, inputs)
-        outputs = self._named(leaves)
-        outputs.pop("state", None)
-        return outputs, [leaves[index] for index in self._state_outputs]
+        if len(obs[0]) != self._seated:
+            self._sit_down(len(obs[0]))
+        for room, leaf in zip(self._rooms, (*obs, *state), strict=True):
+            room[...] = leaf
+        seat = self._seat
+        seat.run()
+        return self._outputs, [seat.outputs[index].copy() for index in self._state_outputs]
 
-    def _named(self, leaves: list[np.ndarray]) -> dict[str, Any]:
-        nested: Any = self._tree.unflatten(leaves)
-        outputs: dict[str, Any] = nested
-        return outputs
+    def _sit_down(self, num: int) -> None:
+        """Makes room for so many observations at once."""
+        self._seat = self._engine.seat(self._bound, num)
+        spec = self._engine.spec
+        nested: Any = spec.output_tree.unflatten(self._seat.outputs)
+        self._outputs: dict[str, Any] = {name: output for name, output in nested.items() if name != "state"}
+        order = [index for index in range(len(spec.inputs)) if index not in self._state_inputs]
+        self._rooms = [self._seat.inputs[index] for index in (*order, *self._state_inputs)]
+        self._seated = num
 
 
 def _engine(

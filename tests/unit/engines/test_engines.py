@@ -113,6 +113,22 @@ def test_run_from_many_threads(kind, onnx, reference):
         assert all(pool.map(work, range(16)))
 
 
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_seat_computes_what_a_run_does_each_time_it_is_filled(kind, onnx, reference):
+    engine = onnx if kind == "onnx" else reference
+    versions = [changed(engine, seed) for seed in range(2)]
+    seats = [engine.seat(engine.bind(weights), 6) for weights in versions]  # nobody else keeps the bound weights
+    for seed in range(3):
+        inputs = observations(6, seed)
+        for weights, seat in zip(versions, seats, strict=True):
+            before = list(seat.outputs)
+            for room, leaf in zip(seat.inputs, inputs, strict=True):
+                room[...] = leaf
+            seat.run()
+            assert_same(seat.outputs, engine.run(engine.bind(weights), inputs))
+            assert all(ours is theirs for ours, theirs in zip(seat.outputs, before, strict=True))
+
+
 class Chooses(torch.nn.Module):
     """Takes one of five by its number."""
 
@@ -136,6 +152,18 @@ def test_a_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(ki
     with pytest.raises(ModelError, match="batch of 2"):
         engine.run(bound, [np.zeros((2, width), np.float32), np.array([0, choice])])
     assert len(engine.run(bound, [np.zeros((2, 2), np.float32), np.array([0, 4])])[0]) == 2
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_a_seat_whose_batch_the_graph_cannot_take_is_a_model_error_and_the_next_one_runs(kind):
+    engine = build_engine(kind, Chooses(), (np.zeros((1, 2), np.float32), np.zeros(1, np.int64)))
+    seat = engine.seat(engine.bind(engine.initial), 2)
+    seat.inputs[1][:] = [0, 5]
+    with pytest.raises(ModelError, match="batch of 2"):
+        seat.run()
+    seat.inputs[1][:] = [0, 4]
+    seat.run()
+    assert np.isfinite(seat.outputs[0]).all()
 
 
 class Particular(torch.nn.Module):
