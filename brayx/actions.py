@@ -161,7 +161,7 @@ def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
     # Categories first: there are few of them, and NumPy reduces a short last axis row by row.
     shifted = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     shifted = shifted - shifted.max(0)
-    at = action.ravel() * action.size + np.arange(action.size)  # a third of the time of take_along_axis
+    at = action.ravel().astype(np.intp) * action.size + np.arange(action.size)  # a third of the time of take_along_axis
     chosen = shifted.reshape(-1)[at].reshape(action.shape)
     found: np.ndarray = chosen - np.log(np.exp(shifted).sum(0))
     return found.astype(np.float32, copy=False)

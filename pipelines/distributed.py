@@ -102,11 +102,13 @@ def train_distributed(
         """Options whose names a job's YAML has too."""
         return {name: getattr(given, name) for name in names}
 
+    # Without the defaults: what was not chosen is an algorithm's to choose.
+    network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
     plain: dict[str, Any] = {
         "project": project or env.replace("/", "-").replace(":", "-"),
         "trial": trial,
         "seed": given.seed,
-        "network": {"kind": "config", **({} if given.network is None else given.network.model_dump(mode="json"))},
+        "network": {"kind": "config", **network},
         "model": {"kind": "model", "module": "pipelines.models", "engine": given.engine},
         "rollout": {
             "kind": "rollout", "env": env, "model": "model", "buffer": "buffer",

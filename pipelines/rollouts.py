@@ -61,6 +61,7 @@ Model = tuple[nn.Module, tuple[NestedArray, ...]]
 """A module and example arguments."""
 
 _STEPS = "rollout_env_steps"
+_IMITATED = "imitated"
 """In a checkpoint's ``meta.json``."""
 _END_S = 30.0
 """How long a collector's thread may take to finish its run."""
@@ -400,11 +401,13 @@ class _Run:
         """As `loop.Keeper.latest`; what was collected before counts on, and other episodes follow."""
         folder = None if self._clerk is None else self._clerk.latest()
         if folder is not None:
-            self.env_steps = self._steps_before = json.loads((folder / "meta.json").read_text()).get(_STEPS, 0)
-            self.about[_STEPS] = self.env_steps
+            about = json.loads((folder / "meta.json").read_text())
+            self.env_steps = self._steps_before = self.about[_STEPS] = about.get(_STEPS, 0)
+            self.about[_IMITATED] = about.get(_IMITATED, 0)
             self._collector.begin_again(seed_after(self._seed, self.env_steps))
-            # Those that were learned from already are only kept, to be drawn from.
-            self._first = 0 if self._demonstrations is None else self._demonstrations.rounds
+            if self._demonstrations is not None:
+                # Those that were learned from already are only kept, to be drawn from.
+                self._first = max(self._first - self.about[_IMITATED], self._demonstrations.rounds)
         self.begin()
         return folder
 
@@ -466,6 +469,7 @@ class _Run:
         for _ in range(count):
             if self._demonstrations is None or not self._goes_on():
                 return
+            self.about[_IMITATED] = self.about.get(_IMITATED, 0) + 1
             yield self._demonstrations.draw()
 
     def _collect(self) -> tuple[Batch, list[Episode]]:

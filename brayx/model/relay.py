@@ -8,52 +8,77 @@ name; with the last process that holds it, it is gone. Linux only. Knows nothing
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import functools
 import logging
 import mmap
 import os
 import socket
 import struct
-import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from brayx.model.encoding import pack_into, unpack
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
 
-AVAILABLE = sys.platform == "linux"
-"""Whether this system has what a relay needs."""
-
 _ASKED = struct.Struct("!q")  # what a line has
 _TOLD = struct.Struct("!qq")  # version and step of what comes with it
 _PEER = struct.Struct("3i")  # process, user and group of who is at the other end
 _BACKLOG = 128
+_NO_ROOM_S = 1.0
+"""How long nobody is let in when no descriptor was left."""
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this system has what a relay needs: it is tried once."""
+    try:
+        descriptor = _sealed({})
+        try:
+            mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
+        finally:
+            os.close(descriptor)
+        for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            end.close()
+    except (ImportError, AttributeError, OSError) as error:
+        _log.info("no relay of weights on this system: %s", error)
+        return False
+    return True
 
 
 class Relay:
     """Hands the newest weights to each `Line` that asks for something newer than it has.
 
-    One event loop runs it, but for ``newest``. A line that asks has one answer, so what is under way is bounded by the
-    lines, and whoever is slow misses versions. Processes of other users are turned away.
+    A line that asks has one answer, so what is under way is bounded by the lines, and whoever is slow misses versions.
+    Processes of other users are turned away. All on the event loop it is made on.
 
     Args:
-        newest: version, step and weights of the newest, or None; called in a thread, and only when somebody asks.
+        newest: version, step and weights of the newest, or None; called only when somebody asks.
+
+    Raises:
+        OSError: there is no socket to be had.
     """
 
-    def __init__(self, newest: Callable[[], tuple[int, int, Weights] | None]) -> None:
+    def __init__(self, newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]) -> None:
         self._newest = newest
         self._version = 0  # of the newest that is known to be there
         self._packed: tuple[int, int, int] | None = None  # version, step, descriptor
         self._packing: asyncio.Task[None] | None = None
         self._asking: dict[socket.socket, int | None] = {}  # by line: what it has, once it has asked
         self._loop = asyncio.get_running_loop()
+        self._opening: asyncio.TimerHandle | None = None
         self._address = f"brayx-weights-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages as they were sent
-        self._listener.setblocking(False)
-        self._listener.bind("\0" + self._address)  # a name that goes with the process: nothing to remove after a kill
-        self._listener.listen(_BACKLOG)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(
+                "\0" + self._address
+            )  # a name that goes with the process: nothing to remove after a kill
+            self._listener.listen(_BACKLOG)
+        except BaseException:
+            self._listener.close()
+            raise
         self._loop.add_reader(self._listener, self._accept)
 
     @property
@@ -73,21 +98,26 @@ class Relay:
 
     async def close(self) -> None:
         """Ends every line; safe to call twice."""
-        if self._packing is not None:
-            self._packing.cancel()
-            await asyncio.wait([self._packing])
+        if self._opening is not None:
+            self._opening.cancel()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
         for line in list(self._asking):
             self._end(line)
+        if self._packing is not None:
+            await asyncio.wait([self._packing])  # not cancelled: its thread would leave a descriptor behind
         self._hold(None)
 
     def _accept(self) -> None:
         try:
             line, _ = self._listener.accept()
-        except OSError as error:  # it has gone again, or no descriptor is left
-            _log.warning("no line for weights: %s", error)
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor is left, and who knocks would be heard without end
+            _log.warning("no line for weights for now: %s", error)
+            self._loop.remove_reader(self._listener)
+            self._opening = self._loop.call_later(_NO_ROOM_S, self._loop.add_reader, self._listener, self._accept)
             return
         if not _same_user(line):
             line.close()
@@ -110,54 +140,42 @@ class Relay:
         self._answer()
 
     def _answer(self) -> None:
-        """Gives to each line that asked what is newer than it has, once it is packed."""
-        version = 0 if self._packed is None else self._packed[0]
-        waiting = [(line, has) for line, has in self._asking.items() if has is not None]
-        if self._version > version and any(has < self._version for _, has in waiting):
-            if self._packing is None:
-                self._packing = self._loop.create_task(self._pack())
+        """Gives the newest to each line that asked and has less; packs it first, if it is not yet."""
+        if self._packing is not None:
             return
-        for line, has in waiting:
-            if has < version:
-                self._send(line)
+        if self._packed is not None and self._packed[0] >= self._version:
+            self._send_packed()
+        elif any(has is not None and has < self._version for has in self._asking.values()):
+            self._packing = self._loop.create_task(self._pack())
 
-    def _send(self, line: socket.socket) -> None:
-        assert self._packed is not None
+    def _send_packed(self) -> None:
+        if self._packed is None:
+            return
         version, step, descriptor = self._packed
-        self._asking[line] = None
-        try:
-            socket.send_fds(line, [_TOLD.pack(version, step)], [descriptor])
-        except OSError:  # gone; one answer at a time never fills a socket
-            self._end(line)
+        for line in [line for line, has in self._asking.items() if has is not None and has < version]:
+            self._asking[line] = None
+            try:
+                socket.send_fds(line, [_TOLD.pack(version, step)], [descriptor])
+            except OSError:  # gone; one answer at a time never fills a socket
+                self._end(line)
 
     async def _pack(self) -> None:
         wanted = self._version
         try:
-            self._hold(await asyncio.to_thread(self._file))
+            found = await self._newest()
+            if found is not None:
+                version, step, weights = found
+                self._hold((version, step, await asyncio.to_thread(_sealed, weights)))
         except Exception:
             _log.exception("version %d could not be relayed", wanted)
-            self._version = 0 if self._packed is None else self._packed[0]  # not again before there is another
+            for line in [line for line, has in self._asking.items() if has is not None and has < wanted]:
+                self._end(line)  # who waits has it from elsewhere then
         finally:
             self._packing = None
+        if self._version == wanted:  # there may be less than was said, and nothing to be packed again and again
+            self._version = 0 if self._packed is None else self._packed[0]
+        self._send_packed()  # though there be a newer one by now: else who publishes faster than this packs starves all
         self._answer()
-
-    def _file(self) -> tuple[int, int, int] | None:
-        """In a thread: the newest weights in shared memory that nobody can change any more."""
-        found = self._newest()
-        if found is None:
-            return None
-        version, step, weights = found
-        descriptor = os.memfd_create(self._address, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                # Wide ones first, so that every array lies where its dtype may lie.
-                pack_into(file, dict(sorted(weights.items(), key=lambda leaf: -leaf[1].dtype.itemsize)))
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return version, step, descriptor
 
     def _hold(self, packed: tuple[int, int, int] | None) -> None:
         before, self._packed = self._packed, packed
@@ -169,6 +187,23 @@ class Relay:
         self._loop.remove_reader(line)
         del self._asking[line]
         line.close()
+
+
+def _sealed(weights: Weights) -> int:
+    """A descriptor of shared memory with these weights, that nobody can change any more."""
+    import fcntl  # here, since not every system has it
+
+    descriptor = os.memfd_create("brayx-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            # Wide ones first, so that every array lies where its dtype may lie.
+            pack_into(file, dict(sorted(weights.items(), key=lambda leaf: -leaf[1].dtype.itemsize)))
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class Line:
@@ -208,7 +243,8 @@ class Line:
         try:
             if len(told) != _TOLD.size or not descriptors:  # none: this process may open no more
                 raise ConnectionError("the relay has ended")
-            content = mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ)
+            # Private, since Linux before 6.7 maps no sealed file as shared; of what nobody writes to there is one copy.
+            content = mmap.mmap(descriptors[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import os
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import ray
@@ -24,10 +26,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
-from brayx.model import relay
 from brayx.model.asking import ANSWER_S, Restarts, asked
 from brayx.model.memory import Memory, forget
-from brayx.model.relay import Line, Relay, weights_in
+from brayx.model.relay import Line, Relay, available, weights_in
 from brayx.model.versions import version_unknown
 from brayx.types import Weights
 
@@ -44,7 +45,13 @@ _AGAIN_AFTER_S = 0.2
 """Between two questions when one of them failed."""
 
 _PLACED_S = 5.0
-"""How long a subscriber waits for a relay to be there; without it, it asks the store, and for a relay again later."""
+"""How long a subscriber waits for a relay to be there; without it, it asks the store."""
+
+_DIAL_AGAIN_S = 10.0
+"""When it asks for a relay again."""
+
+_MUTE_S = 60.0
+"""When a relay that does not answer is ended, so that there will be another one."""
 
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
@@ -80,7 +87,8 @@ class WeightStore(Generic[Kept]):
             at_least: the version is this or more, and above all before.
         """
         version, last_step = self._last
-        return max(at_least, version + 1), last_step + 1 if step < 0 else step
+        # Plain integers, since NumPy's are written down and sent differently.
+        return int(max(at_least, version + 1)), int(last_step + 1 if step < 0 else step)
 
     def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
         """Makes ``kept`` the newest and returns its version; arguments as of `following`."""
@@ -156,6 +164,7 @@ class _WeightStoreActor:
         self._node = context.get_node_id()
         self._relay: Relay | None = None
         self._relays: dict[str, Any] = {}  # actors, by node; they end with this one
+        self._mute: dict[str, float] = {}  # since when they have not answered
 
     async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
         async with self._turn:
@@ -193,32 +202,46 @@ class _WeightStoreActor:
 
     async def relay(self, node: str) -> str | None:
         """Address of the relay on a node; None: there is none now."""
-        if not relay.AVAILABLE:
-            return None
         if node == self._node:
-            if self._relay is None:
-                self._relay = Relay(self._read_newest)
-                self._relay.changed(self._store.standing()[0])
-            return self._relay.address
+            return self._own_relay()
         if node not in self._relays:
             actor: Any = ray.remote(_WeightRelayActor)
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             self._relays[node] = actor.options(num_cpus=0, scheduling_strategy=there).remote(
                 ray.get_runtime_context().current_actor
             )
+        handle: Any = self._relays[node]
+        now = time.monotonic()
         try:
             async with asyncio.timeout(_PLACED_S):
-                address: str = await self._relays[node].address.remote()
-                return address
-        except ActorDiedError:  # another one, when somebody asks again
-            self._relays.pop(node, None)
-        except (RayError, TimeoutError):
-            pass
+                address: str | None = await handle.address.remote()
+            self._mute.pop(node, None)
+            return address
+        except TimeoutError:
+            ended = now - self._mute.setdefault(node, now) > _MUTE_S
+            if ended and self._relays.get(node) is handle:
+                ray.kill(self._relays[node])
+        except RayError as error:
+            ended = isinstance(error, ActorDiedError)
+        if ended and self._relays.get(node) is handle:  # another one, when somebody asks again
+            del self._relays[node]
+            self._mute.pop(node, None)
         return None
 
-    def _read_newest(self) -> tuple[int, int, Weights] | None:
+    def _own_relay(self) -> str | None:
+        if self._relay is None:
+            self._relay = _open_relay(self._read_newest)
+            newest = self._store.newest()
+            if self._relay is not None and newest is not None:
+                self._relay.changed(newest[0])
+        return None if self._relay is None else self._relay.address
+
+    async def _read_newest(self) -> tuple[int, int, Weights] | None:
         found = self._store.newest()
-        return None if found is None else (*found[:2], ray.get(found[2][0], timeout=_MARGIN_S))
+        if found is None:
+            return None
+        version, step, [reference] = found
+        return version, step, await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
 
     async def about(self) -> bytes:
         return self._about
@@ -235,20 +258,34 @@ class _WeightRelayActor:
         self._relay: Relay | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def address(self) -> str:
+    async def address(self) -> str | None:
         if self._relay is None:
             self._loop = asyncio.get_running_loop()
-            self._relay = Relay(lambda: self._subscriber.newest)
+            self._relay = _open_relay(self._newest)
+            if self._relay is None:
+                return None
             await self._subscriber.start()
         return self._relay.address
 
     async def pid(self) -> int:
         return os.getpid()
 
+    async def _newest(self) -> tuple[int, int, Weights] | None:
+        return self._subscriber.newest
+
     def _came(self, version: int, weights: Weights) -> None:
         assert self._relay is not None
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._relay.changed, version)
+
+
+def _open_relay(newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]) -> Relay | None:
+    """A relay, where the system has what it needs."""
+    try:
+        return Relay(newest) if available() else None
+    except OSError as error:
+        _log.warning("no relay of weights here: %s", error)
+        return None
 
 
 def create_weight_store(
@@ -362,10 +399,12 @@ class WeightPublisher:
             step: learner's count, for the record; -1: one more than the store's last.
 
         Raises:
+            TypeError: the step is no integer.
             BadWeights: NaN or infinity, naming the leaf; nothing was published.
             DeadlineExceeded: the store did not answer in time.
             ModelError: it has ended for good.
         """
+        step = operator.index(step)
         check_finite(weights)
         # One that is applied twice, after a restart, only skips a version.
         self._last_version, self._last_step = asked(
@@ -408,6 +447,8 @@ class WeightSubscriber:
         self._version = 0
         self._newest: tuple[int, int, Weights] | None = None
         self._line: Line | None = None
+        self._dial_at = 0.0
+        self._warned = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -478,7 +519,8 @@ class WeightSubscriber:
 
     async def _hear(self) -> None:
         """Waits for the next weights, for a while: from the relay if there is one, else from the store."""
-        if self._line is None and self._relayed:
+        if self._line is None and self._relayed and time.monotonic() >= self._dial_at:
+            self._dial_at = time.monotonic() + _DIAL_AGAIN_S
             await self._poll(0.0)  # what it lost in a restart it has back from here before anything else
             self._line = await self._dial()
         if self._line is None:
@@ -486,11 +528,13 @@ class WeightSubscriber:
             return
         try:
             found = await self._line.newer(self._version, self._quiet_s)
-        except OSError:  # the relay has ended, or the store with it
+        except OSError as error:  # the relay has ended, or the store with it
+            _log.info("the line to the relay of this node has ended: %s", error)
             self._hang_up()
             await asyncio.sleep(_AGAIN_AFTER_S)
             return
         if found is not None:
+            self._dial_at = 0.0  # it works: should it end, there may be another at once
             version, step, content = found
             await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
             return
@@ -506,7 +550,9 @@ class WeightSubscriber:
         try:
             return None if address is None else Line(address)
         except OSError as error:
-            _log.warning("no line to the relay of this node (%s), asking the store", error)
+            if not self._warned:  # it may stay so, where a container has a network of its own
+                _log.warning("no line to the relay of this node (%s), asking the store", error)
+            self._warned = True
             return None
 
     def _hang_up(self) -> None:

@@ -109,7 +109,7 @@ class Policy:
         if len(obs[0]) != self._seated:
             self._sit_down(len(obs[0]))
         for room, leaf in zip(self._rooms, (*obs, *state), strict=True):
-            room[...] = leaf
+            np.copyto(room, leaf, casting="same_kind")
         seat = self._seat
         seat.run()
         return self._outputs, [seat.outputs[index].copy() for index in self._state_outputs]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -19,7 +20,7 @@ from brayx.model.relay import Line, Relay, weights_in
 from brayx.types import Weights
 from tests.waiting import until_awaited as until
 
-pytestmark = pytest.mark.skipif(not relay_module.AVAILABLE, reason="a relay needs Linux's sockets and shared memory")
+pytestmark = pytest.mark.skipif(not relay_module.available(), reason="a relay needs Linux's sockets and shared memory")
 
 
 class Source:
@@ -28,13 +29,14 @@ class Source:
     def __init__(self) -> None:
         self.found: tuple[int, int, Weights] | None = None
         self.reads = 0
-        self.go_on = threading.Event()
+        self.go_on = asyncio.Event()
         self.go_on.set()
 
-    def __call__(self) -> tuple[int, int, Weights] | None:
+    async def __call__(self) -> tuple[int, int, Weights] | None:
         self.reads += 1
         found = self.found
-        assert self.go_on.wait(10)
+        async with asyncio.timeout(10):
+            await self.go_on.wait()
         return found
 
     def put(self, version: int, size: int = 3) -> int:
@@ -88,7 +90,9 @@ async def test_all_share_one_reading_and_who_is_slow_misses_versions(relay: Rela
         line.close()
 
 
-async def test_what_comes_while_the_last_is_packed_follows_it(relay: Relay, source: Source) -> None:
+async def test_what_was_packed_comes_though_there_be_a_newer_by_then_and_that_follows(
+    relay: Relay, source: Source
+) -> None:
     line = Line(relay.address)
     source.go_on.clear()
     asking = asyncio.create_task(first(line, 0))
@@ -96,11 +100,46 @@ async def test_what_comes_while_the_last_is_packed_follows_it(relay: Relay, sour
     await until(lambda: source.reads == 1, timeout_s=10)
     relay.changed(source.put(2))
     source.go_on.set()
-    got = [await asking]
-    if got[-1][0] == 1:
-        got.append(await first(line, 1))
-    assert got[-1] == (2, 20, 2.0)
+    assert await asking == (1, 10, 1.0), "or who publishes faster than this packs would starve all"
+    assert await first(line, 1) == (2, 20, 2.0)
     line.close()
+
+
+@pytest.mark.parametrize("there", [0, 8])
+async def test_less_than_was_said_is_read_once_and_given(relay: Relay, source: Source, there: int) -> None:
+    """A store that was killed remembers the version of what it lost."""
+    if there:
+        source.put(there)
+    line = Line(relay.address)
+    asking = asyncio.create_task(line.newer(5, 0.2))
+    relay.changed(9)
+    found = await asking
+    assert (found is None) == (not there)
+    assert await line.newer(8, 0.1) is None
+    assert source.reads <= 2, "not without end"
+    relay.changed(source.put(10))
+    assert await first(line, 8) == (10, 100, 10.0)
+    line.close()
+
+
+async def test_no_descriptor_left_keeps_who_knocks_waiting_and_nothing_spins(
+    relay: Relay, source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay.changed(source.put(1))
+    monkeypatch.setattr(relay_module, "_NO_ROOM_S", 0.2)
+    accept = socket.socket.accept
+    with monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "accept", refusing)
+        line = Line(relay.address)
+        assert await line.newer(0, 0.5) is None
+    assert socket.socket.accept is accept
+    assert 1 <= caplog.text.count("no line for weights") <= 5
+    assert await first(line, 0) == (1, 10, 1.0)
+    line.close()
+
+
+def refusing(_: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "too many open files")
 
 
 async def test_a_question_that_waited_too_long_is_still_answered(relay: Relay, source: Source) -> None:
@@ -155,15 +194,18 @@ async def test_weights_stay_when_the_relay_and_the_line_are_gone(source: Source)
         Line(relay.address)
 
 
-async def test_weights_that_cannot_be_read_are_logged_and_the_next_come(
+async def test_weights_that_cannot_be_sent_end_the_lines_that_wait_and_the_next_come(
     relay: Relay, source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = Line(relay.address)
     source.found = 1, 0, {"w": np.array(["no numbers"])}
     relay.changed(1)
-    with caplog.at_level(logging.ERROR):
-        assert await line.newer(0, 0.2) is None
+    with caplog.at_level(logging.ERROR), pytest.raises(OSError):
+        await line.newer(0, 10)
     assert "version 1 could not be relayed" in caplog.text
+    line.close()
+    line = Line(relay.address)
+    assert await line.newer(0, 0.1) is None
     assert source.reads == 1, "not again and again"
     relay.changed(source.put(2))
     assert await first(line, 0) == (2, 20, 2.0)

@@ -399,6 +399,29 @@ def test_what_was_imitated_is_not_imitated_again_when_it_goes_on(tmp_path: Path)
     assert result.updates == 20 + len(runs)
 
 
+def test_what_was_stopped_while_it_imitated_imitates_the_rest_before_it_plays(tmp_path: Path) -> None:
+    data, stop = written(tmp_path / "expert.npz"), threading.Event()
+    books = Kept(tmp_path)
+    save = books.save
+
+    def stopping(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        save(folder, step, metrics)
+        stop.set()
+
+    books.save = stopping
+    config = MixedConfig(reinforcement=PPOConfig(epochs=1), imitation_updates=40)
+    training = Training(**QUICK, batch_size=25, checkpoint_interval=10)
+    Odd.stepped = 0
+    train_local(Odd, config, training, demonstrations=data, clerk=books, stop=stop)
+    assert Odd.stepped == 0
+    stepped: list[tuple[int, int]] = []
+    books.save = lambda folder, step, metrics: stepped.append((step, Odd.stepped))
+    result = train_local(Odd, config, training, demonstrations=data, clerk=books)
+    assert all(not steps for _, steps in stepped[:2]), stepped
+    assert result.env_steps >= 200
+    assert result.reason == "num_steps"
+
+
 def test_a_model_with_a_memory_clones_what_has_its_state_beside_each_step(tmp_path: Path) -> None:
     training = Training(**QUICK, network=NetworkConfig(hidden=[8], lstm=4))
     state = {name: np.zeros((200, 4), np.float32) for name in ("state/c", "state/h")}
