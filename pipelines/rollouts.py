@@ -200,8 +200,7 @@ def train_local(
         if table is not None:
             learned = round(learned * training.samples_per_insert) + training.batch_size * training.unroll_length
         if recorded is not None:
-            # Those beyond `imitation_updates` count, since they are learned from.
-            learned += recorded.batch_steps * (1 if cloning else max(recorded.rounds - updates, 0))
+            learned += recorded.batch_steps if cloning else 0  # before play they count nothing
         config = TrainerConfig(
             model="model",
             buffers=["rollout"],

@@ -5,7 +5,7 @@ demonstrations", section IV-B, https://arxiv.org/abs/1709.10087: the likelihood 
 objective of reinforcement, and loses weight over the training. Batches come from two buffers: one that has the key
 ``demonstration`` (an extra of its fragments, whatever it holds) is demonstrations, any other is the agent's own play.
 The newest demonstrations are kept, and each gradient of reinforcement draws columns from them. Before the agent's first
-own play demonstrations are learned from alone.
+own play demonstrations are learned from alone, and count nothing: schedules begin with what is played.
 
 With ``fit_value`` the value is fitted to the demonstrations' returns wherever the policy imitates them, as in Zhang and
 Ma 2018, "Pretraining deep actor-critic reinforcement learning algorithms with expert demonstrations",
@@ -66,7 +66,7 @@ class MixedConfig(BaseModel):
     """Share of the training after which the weight falls no further."""
     imitation_updates: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Updates from demonstrations alone that come first; play until then is not learned from. 0: those that come before
-    the first play."""
+    the first play, however many. Neither counts as training."""
     imitation_columns: Annotated[int, Field(ge=1)] = 8
     """Columns of demonstrations in each gradient of reinforcement."""
     demonstrations_kept: Annotated[int, Field(ge=1, le=4096)] = 32
@@ -143,8 +143,8 @@ class Mixed:
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
         """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
 
-        While imitation comes first, nothing counts, and from the first play on each batch sets off updates from kept
-        demonstrations instead.
+        Nothing counts before that, nor while imitation comes first; then, from the first play on, each batch sets off
+        updates from kept demonstrations instead.
 
         Args:
             batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
@@ -159,7 +159,7 @@ class Mixed:
         self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
         self.priorities = None
         first = self._keep and self._left > 0
-        self.counts = not first
+        self.counts = not first and (self._played or DEMONSTRATION not in batch)
         self.learned = not (DEMONSTRATION in batch and self._played and self._keep and not first)
         if DEMONSTRATION in batch:
             columns.check(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -168,12 +169,20 @@ def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
     assert len(numbers.samples["imitation_loss"]) == 2, "of the second and the third, as there were none at the first"
 
 
-def test_demonstrations_before_any_play_are_learned_from_and_count(tmp_path):
-    algorithm = MixedConfig(reinforcement=PPOConfig(epochs=1, minibatch_size=16))
-    summary, weights, numbers, *_ = run(tmp_path, stream=demonstrated(batches(4)), algorithm=algorithm)
-    assert (summary.updates, summary.env_steps) == (4, 4 * BATCH_STEPS)
-    assert len(weights.published) == 5
-    assert len(numbers.samples["imitation_loss"]) == 4
+def test_demonstrations_before_any_play_are_learned_from_and_spend_nothing_of_the_schedule(tmp_path):
+    """Not the weight of imitation, nor the learning rate, nor the budget, however many come."""
+    algorithm = MixedConfig(reinforcement=PPOConfig(epochs=1, minibatch_size=16), imitation_until=1.0)
+    summary, weights, numbers, *_ = run(
+        tmp_path,
+        stream=itertools.chain(demonstrated(batches(4, seed=1)), batches(4)),
+        algorithm=algorithm,
+        num_steps=2 * BATCH_STEPS,
+    )
+    assert (summary.reason, summary.updates, summary.env_steps) == ("num_steps", 4 + 2, 2 * BATCH_STEPS)
+    assert [step // BATCH_STEPS for _, step, _ in weights.published] == [0, 0, 0, 0, 0, 1, 2]
+    assert len(set(numbers.samples["imitation_learning_rate"])) == 1
+    assert numbers.samples["imitation_coef"] == [1.0, 0.5]
+    assert numbers.samples["learning_rate"] == [pytest.approx(1e-3), pytest.approx(0.5e-3)]
 
 
 def test_what_is_played_while_imitation_comes_first_is_no_part_of_the_training(tmp_path):
