@@ -47,7 +47,10 @@ def check_algorithm(
             check_fits(algorithm, kind=kind, gives=gives)
         check_fits(algorithm, gives=gives)
         for name in trainer.buffers:
-            check_fits(algorithm, unroll_length=job.buffers[name].unroll_length)
+            buffer = job.buffers[name]
+            imitated = algorithm.name == "mixed" and any(source.buffer == name for source in feeding.values())
+            sampler = None if imitated else buffer.sampler  # cloning weighs columns
+            check_fits(algorithm, unroll_length=buffer.unroll_length, sampler=sampler)
     except ConfigError as error:
         raise ConfigError(f"{job.file}: {trainer_name}.algorithm: {error.message}", **error.details) from error
 

@@ -163,7 +163,13 @@ def train_local(
         spec = ActionSpec.of(envs.single_action_space)
         observed = flatten(observation_of(envs), "obs")
         gives = {*observed, *([] if demonstrations is None else [DEMONSTRATION])}
-        check_fits(algorithm, kind=spec.kind, unroll_length=training.unroll_length, gives=gives)
+        check_fits(
+            algorithm,
+            kind=spec.kind,
+            unroll_length=training.unroll_length,
+            gives=gives,
+            sampler=training.sampler,
+        )
         module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
         given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
         recorded = None

@@ -63,6 +63,10 @@ _ASKS = {
     "mappo": (STATE, f"needs {STATE}, what the whole game is like, and observations have no leaf of that name"),
 }
 """What batches must have for an algorithm, beside what any play gives."""
+_PRIORITIES = ("impala", "sac")
+"""Those that say what priority a sampled column has, and weigh it by how often it comes."""
+_UNWEIGHED = ("ppo", "mappo")
+"""Those that do neither; cloning weighs columns, whose priorities may be pushed with them."""
 _CRITICS = {"sac": sac.CRITIC, "mappo": mappo.CRITIC}
 _OUTPUTS = {
     "categorical": ("logits",),
@@ -141,6 +145,7 @@ def check_fits(
     kind: str | None = None,
     unroll_length: int | None = None,
     gives: Collection[str] | None = None,
+    sampler: str | None = None,
 ) -> None:
     """Refuses an algorithm for what it would act in and learn from, as far as that is known.
 
@@ -149,6 +154,7 @@ def check_fits(
         kind: of the actions, as `check_space` has it; None: not known.
         unroll_length: transitions of a column; None: not known.
         gives: keys of the batches, `DEMONSTRATION` where there is something to imitate; None: not known.
+        sampler: how a buffer of play is sampled, as `brayx.replay.config` names it; None: not known.
 
     Raises:
         ConfigError: names what is missing, and the algorithms or options that fit.
@@ -161,6 +167,15 @@ def check_fits(
             f"algorithm {config.name!r} has n_step {n_step}, and columns have unroll_length {unroll_length}: expected "
             "one of as many transitions at least",
             key="n_step",
+        )
+    plays = getattr(config, "reinforcement", config)
+    if sampler == "prioritised" and plays.name in _UNWEIGHED:
+        fits = [name for name in _PRIORITIES if kind is None or set(_SPACES[kind]) & set(_LEARNS[name])]
+        raise ConfigError(
+            f"sampler is 'prioritised', and {plays.name!r} neither gives priorities nor weighs columns by how often "
+            f"they come; these do: {', '.join(fits)}",
+            key="sampler",
+            fits=fits,
         )
     if gives is None:
         return

@@ -80,6 +80,10 @@ def test_a_space_that_does_not_fit_is_told_what_would():
     [
         ({"name": "sac"}, {"kind": "discrete"}, "does not learn actions that are discrete"),
         ({"name": "sac", "n_step": 3}, {"unroll_length": 2}, "n_step 3, and columns have unroll_length 2"),
+        ({}, {"sampler": "prioritised"}, "'ppo' neither gives priorities .* these do: impala, sac$"),
+        ({}, {"sampler": "prioritised", "kind": "discrete"}, "these do: impala$"),
+        ({"name": "mappo"}, {"sampler": "prioritised"}, "'mappo' neither gives priorities"),
+        ({"name": "mixed"}, {"sampler": "prioritised"}, "'ppo' neither gives priorities"),
         ({"name": "mappo"}, {"gives": {"obs"}}, "needs obs/state"),
         ({"name": "bc"}, {"gives": {"obs"}}, "learn without: ppo, impala, sac"),
         ({"name": "bc"}, {"gives": {"obs"}, "kind": "discrete"}, "learn without: ppo, impala$"),
@@ -93,3 +97,13 @@ def test_what_there_is_to_learn_from_must_do(options, known, message):
         check_fits(config, **known)
     check_fits(config, kind="box", unroll_length=3, gives={"obs", "obs/state", "demonstration", "reward_heads"})
     check_fits(config)
+
+
+@pytest.mark.parametrize("name", ["impala", "sac", "bc"])
+def test_priorities_are_for_those_that_weigh_columns(name):
+    check_fits(CONFIGS.validate_python({"name": name}), sampler="prioritised")
+
+
+def test_a_mixed_one_learns_from_priorities_as_its_reinforcement_does():
+    mixed = {"name": "mixed", "reinforcement": {"name": "impala"}}
+    check_fits(CONFIGS.validate_python(mixed), sampler="prioritised")

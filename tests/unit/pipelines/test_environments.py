@@ -103,6 +103,12 @@ def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
     assert re.search(message, error.message), error.message
 
 
+def test_priorities_that_nobody_would_give_are_refused() -> None:
+    error = told("buffer.sampler=prioritised")
+    assert isinstance(error, ConfigError)
+    assert "'ppo' neither gives priorities" in error.message
+
+
 def test_the_command_check_tells_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(TEMPLATE), "--set", "trainer.algorithm={name: mappo}"]) == 2
     said = capsys.readouterr()

@@ -190,6 +190,11 @@ def test_a_table_that_could_never_be_sampled_is_refused():
         train_local(Counting, training=Training(**QUICK, sampler="uniform", capacity=4, min_columns=8))
 
 
+def test_priorities_that_nobody_would_give_are_refused():
+    with pytest.raises(ConfigError, match=r"'ppo' neither gives priorities .* these do: impala$"):
+        train_local(Counting, training=Training(**QUICK, sampler="prioritised", min_columns=8, capacity=64))
+
+
 @pytest.mark.parametrize(
     "option", [{"total_steps": 0}, {"num_envs": 0}, {"learning_rate": -1.0}, {"sampler": "lifo"}, {"num_env": 4}]
 )
