@@ -39,6 +39,7 @@ from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
 from brayx.replay.files import Dataset
+from brayx.replay.limiter import RateLimiter
 from brayx.replay.packing import Batch, Layout, check_columns
 from brayx.replay.table import Table
 from brayx.rollout.collector import Collector, Episode, seed_after
@@ -565,18 +566,27 @@ def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
             pass
 
 
-def _table(training: Training) -> Table:
-    from brayx.replay.limiter import RateLimiter
+def limiter_of(training: Training) -> RateLimiter:
+    """How much of the table may be sampled.
 
-    batch_size, capacity = training.batch_size, training.capacity
+    Raises:
+        ConfigError: with these options nothing ever would be.
+    """
     try:
-        limiter = RateLimiter(
-            training.samples_per_insert, training.min_columns, None, samples=batch_size, capacity=capacity
+        return RateLimiter(
+            training.samples_per_insert,
+            training.min_columns,
+            None,
+            samples=training.batch_size,
+            capacity=training.capacity,
         )
     except ValueError as error:
         raise ConfigError(f"the table cannot be sampled so: {error}") from error
+
+
+def _table(training: Training) -> Table:
     make = Table.prioritised if training.sampler == "prioritised" else Table.uniform
-    return make(capacity, batch_size, limiter, seed=training.seed)
+    return make(training.capacity, training.batch_size, limiter_of(training), seed=training.seed)
 
 
 def _zeros(space: Any) -> NestedArray:

@@ -131,8 +131,8 @@ def tune(
         say: told of progress, a line at a time.
 
     Raises:
-        ConfigError: a count is none, or the space, the environment or the algorithm cannot be trained with; before
-            anything starts.
+        ConfigError, ModelError: a count is none, or the space, the environment, the algorithm or its network cannot be
+            trained with; before anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
     import ray
@@ -184,22 +184,42 @@ def tune(
 
 
 def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]:
-    """What refuses an algorithm for ``env``, as `train_local` would, but before there is a trial."""
+    """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
+    from brayx.algorithms.mappo import STATE
     from brayx.rollout.envs import make_envs
+    from brayx.trainer.fits import check_model
     from brayx.types import flatten
-    from pipelines.rollouts import observation_of
+    from pipelines.rollouts import limiter_of, observation_of, ready_made
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
     try:
-        kind, gives = ActionSpec.of(envs.single_action_space).kind, set(flatten(observation_of(envs), "obs"))
+        spec, obs = ActionSpec.of(envs.single_action_space), observation_of(envs)
     finally:
         envs.close()
-    return lambda algorithm, training: check_fits(
-        algorithm, kind=kind, unroll_length=training.unroll_length, gives=gives
-    )
+    observed = flatten(obs, "obs")
+    fitting: set[str] = set()
+
+    def fits(algorithm: AlgorithmConfig, training: Training) -> None:
+        check_fits(
+            algorithm,
+            kind=spec.kind,
+            unroll_length=training.unroll_length,
+            gives=set(observed),
+            sampler=training.sampler,
+        )
+        if training.sampler != "fifo":
+            limiter_of(training)
+        heads = getattr(algorithm, "reward_heads", None)
+        model = f"{training.network!r} {heads!r}"  # what a model may fit or not: most draws have the same
+        if model not in fitting:
+            module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
+            check_model(algorithm, module, forward_args, state=observed.get(STATE))
+            fitting.add(model)
+
+    return fits
 
 
 @dataclass(frozen=True)

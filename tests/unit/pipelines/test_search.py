@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brayx.algorithms.build import check_fits
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ModelError
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
 from pipelines.search import Domain, arguments, check, parse
@@ -113,13 +113,17 @@ def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
         ("Pendulum-v1", "bc", "", "'bc' imitates what was recorded"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
+        ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
+        ("CartPole-v1", "ppo", "network.value_heads=choice(None, 2)", r"gave value \[N, 2\], expected value \[N\]"),
+        ("Pendulum-v1", "sac", "capacity=choice(500, 100000)", "min_size is 1000, and there is room for 500"),
+        ("CartPole-v1", "ppo", "sampler=choice('uniform', 'prioritised')", "'ppo' neither gives priorities"),
     ],
 )
 def test_a_search_that_no_trial_could_begin_starts_nothing(
     tmp_path: Path, env: str, algorithm: str, more: str, message: str
 ) -> None:
     space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *filter(None, more.split(";"))])
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         tune(env, space, algorithm=algorithm, tracking=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
