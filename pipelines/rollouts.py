@@ -235,6 +235,7 @@ def train_local(
             normaliser=collector,
             feedback=run.feedback,
             due=None if due is None else lambda: due(run.env_steps, run.newest()),
+            schedule_steps=training.total_steps if cloning else None,
         )
         stream.close()
         run.settle()

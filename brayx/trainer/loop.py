@@ -109,6 +109,7 @@ def learn(
     feedback: Callable[[np.ndarray, np.ndarray], None] | None = None,
     eval_batches: Mapping[str, Iterator[Batch]] | None = None,
     due: Callable[[], bool] | None = None,
+    schedule_steps: int | None = None,
 ) -> Summary:
     """Trains ``module`` from a stream of learner batches.
 
@@ -128,6 +129,7 @@ def learn(
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
         eval_batches: streams of batches that are measured and not learned from, by buffer.
         due: asked after each update but the last: whether a checkpoint is saved now, beside those in their turn.
+        schedule_steps: transitions over which schedules fall, where the stream ends before ``num_steps``; None: those.
 
     Raises:
         Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
@@ -209,7 +211,7 @@ def learn(
                 reason = "stream_ended"
                 break
             came, started = time.time() - ready.prepare_s, time.monotonic() - ready.prepare_s
-            progress = counters.env_steps / config.num_steps
+            progress = min(counters.env_steps / (schedule_steps or config.num_steps), 1.0)
             try:
                 measured = algorithm.update(ready.tensors, progress)
             except ValueError as error:  # would only come again

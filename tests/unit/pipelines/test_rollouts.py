@@ -359,6 +359,18 @@ def test_recorded_episodes_are_cloned_and_no_environment_is_stepped_for_it(tmp_p
     assert result.evaluation.mean == 5.0
 
 
+def test_the_learning_rate_of_a_clone_falls_to_the_end_of_its_training(tmp_path: Path) -> None:
+    rates: list[float] = []
+    train_local(
+        Odd,
+        BCConfig(),
+        Training(total_steps=1_000, unroll_length=10, batch_size=10, learning_rate=1e-2, num_envs=64),
+        demonstrations=written(tmp_path / "expert.npz"),
+        on_update=lambda updates, steps, numbers: rates.append(numbers["learning_rate"]),
+    )
+    np.testing.assert_allclose(rates, np.linspace(1e-2, 1e-3, 10))
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_imitation_comes_before_the_first_run_and_is_not_counted(tmp_path: Path, blocking: bool) -> None:
     """So the first run is played as the demonstrations were, and is learned from."""
