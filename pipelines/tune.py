@@ -46,6 +46,7 @@ _REDUCTION = 3
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
+_IMITATING, _BY_PLAY = ("bc", "mixed"), ("ppo", "impala", "sac", "mappo")
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options whose moments a copy takes over, which one without them could not."""
 _END_S = 60
@@ -146,6 +147,13 @@ def tune(
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
+    if algorithm in _IMITATING:
+        raise ConfigError(
+            f"a search trains by play alone, and algorithm {algorithm!r} imitates demonstrations; these learn without: "
+            f"{', '.join(_BY_PLAY)}",
+            key="algorithm",
+            fits=list(_BY_PLAY),
+        )
     search.check(algorithm, space)
     copied = [name for name in space if name.startswith("network.") or name in _COPIED]
     if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
