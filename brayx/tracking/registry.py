@@ -117,7 +117,7 @@ def find(reference: str, uri: str) -> PoolEntry:
     Raises:
         ConfigError: ``reference`` has another form.
         ModelNotFound: no such model, alias or version; the message names the nearest, or what to run, and for a number
-            ``details["known"]`` are those that there are.
+            ``details["known"]`` are those that there are, the 256 nearest at most.
         TrackingError: the registry could not be read.
     """
     match = re.fullmatch(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))?", reference)
@@ -146,10 +146,7 @@ def find(reference: str, uri: str) -> PoolEntry:
             number = aliases[alias]
         chosen = [version for version in versions if number is None or str(version.version) == number]
         if not chosen:
-            known = [int(v.version) for v in versions]
-            raise ModelNotFound(
-                f"model {name!r} has no version {number or ''}: it has {known}", reference=reference, known=known
-            )
+            raise _no_version(reference, name, number, [int(version.version) for version in versions])
         return _entry(chosen[-1])
 
 
@@ -286,6 +283,21 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
     if near:
         return f", nearest is {near[0]!r}"
     return f", there are {', '.join(sorted(known))}" if known else ", which is empty of them"
+
+
+def _no_version(reference: str, name: str, number: str | None, there: list[int]) -> ModelNotFound:
+    """The error of a version ``number`` that is not among those ``there``, in order."""
+    if number is None or not there:
+        return ModelNotFound(f"model {name!r} has no versions; {_ADVICE}", reference=reference, known=there)
+    asked = int(number)
+    nearest = sorted(there, key=lambda other: (abs(other - asked), -other))[:256]
+    told = ("..., " if there[16:] else "") + ", ".join(map(str, there[-16:]))
+    return ModelNotFound(
+        f"model {name!r} has no version {asked}, nearest is {nearest[0]}; there are {told}",
+        reference=reference,
+        nearest=nearest[0],
+        known=sorted(nearest),
+    )
 
 
 def _entry(version: ModelVersion) -> PoolEntry:

@@ -345,7 +345,7 @@ class TestRegistry:
         assert promote("models:/cartpole", trial.uri, version=1)[1] == 2
         assert promote("models:/cartpole/1", trial.uri, to="staging")[1] is None
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
-        with pytest.raises(ModelNotFound, match="no version 9"):
+        with pytest.raises(ModelNotFound, match=r"no version 9, nearest is 2; there are 1, 2$"):
             promote("models:/cartpole", trial.uri, version=9)
         with pytest.raises(ModelNotFound, match="nearest is 'candidate'"):
             promote("models:/cartpole@candidat", trial.uri)
@@ -354,6 +354,29 @@ class TestRegistry:
                 promote("models:/cartpole@candidate", trial.uri, to=bad)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
         assert aliases("other", trial.uri) == {}
+
+    def test_a_version_that_is_not_there_is_told_with_the_nearest_of_however_many(
+        self, trained: tuple[Trial, Checkpoint]
+    ) -> None:
+        from mlflow.tracking import MlflowClient
+
+        trial, checkpoint = trained
+        entry = register(trial, checkpoint, "cartpole")
+        client = MlflowClient(trial.uri)
+        for _ in range(2, 21):
+            client.create_model_version("cartpole", source=entry.source, run_id=trial.run_id)
+        for gone in (3, 4):
+            client.delete_model_version("cartpole", str(gone))
+        for asked, nearest in ((99, 20), (3, 2), (4, 5)):
+            with pytest.raises(ModelNotFound) as raised:
+                find(f"models:/cartpole/{asked}", trial.uri)
+            assert raised.value.details["nearest"] == nearest
+            assert f"no version {asked}, nearest is {nearest}; there are ..., 5, 6, " in raised.value.message
+        assert raised.value.details["known"] == [1, 2, *range(5, 21)]
+        client.create_registered_model("empty")
+        for reference in ("models:/empty", "models:/empty/1"):
+            with pytest.raises(ModelNotFound, match="model 'empty' has no versions; train one"):
+                find(reference, trial.uri)
 
     def test_pruning_never_touches_the_pool(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
@@ -414,7 +437,7 @@ class TestRegistry:
             text_at("models:/cart-pole@champion", trial.uri)
         with pytest.raises(ModelNotFound, match="no alias 'champoin', nearest is 'champion'"):
             text_at("models:/cartpole@champoin", trial.uri)
-        with pytest.raises(ModelNotFound, match=r"no version 7: it has \[1\]"):
+        with pytest.raises(ModelNotFound, match=r"no version 7, nearest is 1; there are 1$"):
             text_at("models:/cartpole/7", trial.uri)
         with pytest.raises(ConfigError, match="expected models:/name@alias"):
             text_at("cartpole", trial.uri)

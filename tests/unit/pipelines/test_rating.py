@@ -106,7 +106,7 @@ def test_nothing_is_rated_unless_that_is_asked_for(service: Any, pool: str) -> N
         ({"model": ["models:/cart/1"], "other": []}, "get model: models:/cart/1; other: none"),
         ({"model": []}, "get model: none"),
         ({}, "get none"),
-        ({"model": ["models:/cart/9"]}, r"model 'cart' has no version 9: it has [1, 2]"),
+        ({"model": ["models:/cart/9"]}, "model 'cart' has no version 9, nearest is 2; there are 1, 2"),
         (None, "no status page that names registered versions"),
     ],
 )
