@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from brayx.errors import ConfigError, ModelNotFound
+from brayx.engines.base import check_finite, load_weights
+from brayx.errors import BadWeights, ConfigError, ModelNotFound
 from brayx.tracking.store import client_of, sqlite_path, telling
 from brayx.tracking.trial import LINEAGE_TAG, Checkpoint, Trial
 
@@ -167,7 +168,7 @@ def aliases(name: str, uri: str) -> dict[str, int]:
 def promote(
     reference: str, uri: str, *, to: str = "champion", version: int | None = None
 ) -> tuple[PoolEntry, int | None]:
-    """Points an alias at a version: `set_registered_model_alias`, once it is sure that the version is there.
+    """Points an alias at a version: `set_registered_model_alias`, once it is sure that services can take the version.
 
     Args:
         reference: as of `find`; without ``version`` it names what is promoted.
@@ -181,6 +182,7 @@ def promote(
     Raises:
         ConfigError: ``reference`` has another form, or ``to`` cannot be an alias.
         ModelNotFound: no such model, alias or version.
+        BadWeights: the version's weights hold NaN or infinity, or cannot be read; the alias stays.
         TrackingError: the registry failed.
     """
     if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]*", to):
@@ -189,6 +191,11 @@ def promote(
         name = re.match(r"models:/([^/@]+)", reference)
         reference = f"models:/{name[1]}/{version}" if name else reference
     entry = find(reference, uri)
+    try:
+        with files_of(f"models:/{entry.name}/{entry.version}", uri) as folder:  # an alias may have moved meanwhile
+            check_finite(load_weights(folder / "weights.npz"))
+    except BadWeights as error:
+        raise BadWeights(f"version {entry.version} of model {entry.name!r}: {error.message}", **error.details) from None
     with telling(f"cannot promote {reference}"):
         before = aliases(entry.name, uri).get(to)
         client_of(uri).set_registered_model_alias(entry.name, to, str(entry.version))

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brayx.errors import ConfigError, ModelNotFound, TrackingError
+from brayx.engines.base import save_weights
+from brayx.errors import BadWeights, ConfigError, ModelNotFound, TrackingError
 from brayx.tracking import (
     Checkpoint,
     PoolEntry,
@@ -30,6 +31,7 @@ from brayx.tracking import (
     register,
     tracking_uri,
 )
+from brayx.types import Weights
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:
@@ -354,6 +356,31 @@ class TestRegistry:
                 promote("models:/cartpole@candidate", trial.uri, to=bad)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
         assert aliases("other", trial.uri) == {}
+
+    @pytest.mark.parametrize(
+        ("weights", "why"),
+        [
+            (
+                {"bias": np.zeros(1, np.float32), "layer.weight": np.array([1, np.nan], np.float32)},
+                "'layer.weight' holds 1",
+            ),
+            (None, "no weights could be read"),
+        ],
+        ids=["nan", "absent"],
+    )
+    def test_what_services_would_not_take_is_not_promoted(
+        self, trained: tuple[Trial, Checkpoint], tmp_path: Path, weights: Weights | None, why: str
+    ) -> None:
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        folder = folder_with(tmp_path, "bad")
+        (folder / "weights.npz").unlink()
+        if weights is not None:
+            save_weights(folder / "weights.npz", weights)
+        register(trial, trial.save_checkpoint(folder, 200), "cartpole", alias="candidate")
+        with pytest.raises(BadWeights, match=f"version 2 of model 'cartpole': .*{why}"):
+            promote("models:/cartpole@candidate", trial.uri)
+        assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2}
 
     def test_a_version_that_is_not_there_is_told_with_the_nearest_of_however_many(
         self, trained: tuple[Trial, Checkpoint]
