@@ -218,11 +218,11 @@ class _PoolActor:
 
     async def newer(self, than: int, timeout_s: float) -> tuple[int, Aliases] | None:
         self._asked = time.monotonic()
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self._write())]
+        self._begin()
         return await self._pool.newer(than, timeout_s)
 
     async def weights(self, model: str, version: int) -> list[Any]:
+        self._begin()
         key = model, version
         if key not in self._kept:
             # When an alias moves all replicas ask at once, and ask again when they have waited for too long.
@@ -240,10 +240,18 @@ class _PoolActor:
         return kept
 
     async def push(self, part: tuple[Part, dict[str, Metric]]) -> None:
+        self._begin()
         self._pool.add(part)
 
     async def flush(self) -> None:
+        self._begin()
         await asyncio.to_thread(self._pool.write)
+
+    def _begin(self) -> None:
+        """With the first call, whichever it is: a replica that stops hands over its last results to one made for that,
+        which nobody else would ever ask."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self._write())]
 
     async def _look(self) -> None:
         while time.monotonic() - self._asked < self._alone_s:
@@ -261,8 +269,12 @@ class _PoolActor:
 class PoolClient:
     """A replica's end of the pool. It starts the actor if there is none, and again if that has ended. Pickles.
 
+    Attributes:
+        actor: the actor's full name: with a digest of what it is made of, so that a service which is deployed anew to
+            follow something else has another, and the one before ends with its last replica.
+
     Args:
-        actor: its name.
+        actor: what its name begins with.
         namespace: Ray's.
         uri, project, followed: as of `Pool`.
         alone_s: without a question for so long the actor ends.
@@ -278,9 +290,12 @@ class PoolClient:
         *,
         alone_s: float = _ALONE_S,
     ) -> None:
-        self._actor = actor
         self._namespace = namespace
         self._made_of = (uri, project, dict(followed), alone_s)
+        # Whom replicas send where is not the pool's: the canary's share grows without new runs of results.
+        of = sorted((model, one.name, one.alias, one.canary, one.every_s) for model, one in followed.items())
+        made_of = repr((uri, project, of, alone_s)).encode()
+        self.actor = f"{actor}/{hashlib.blake2b(made_of, digest_size=8).hexdigest()}"
 
     @property
     def books(self) -> bool:
@@ -300,11 +315,11 @@ class PoolClient:
     def handle(self) -> Any:
         """Ray's handle of the actor."""
         try:
-            return ray.get_actor(self._actor, namespace=self._namespace)
+            return ray.get_actor(self.actor, namespace=self._namespace)
         except ValueError:
             actor: Any = ray.remote(_PoolActor)
         options = {"lifetime": "detached", "num_cpus": 0, "max_concurrency": 10_000, "get_if_exists": True}
-        return actor.options(name=self._actor, namespace=self._namespace, **options).remote(*self._made_of)
+        return actor.options(name=self.actor, namespace=self._namespace, **options).remote(*self._made_of)
 
     async def fetch(self, model: str, version: int, timeout_s: float = _MARGIN_S) -> Weights:
         """The weights of a version: read-only views of shared memory.

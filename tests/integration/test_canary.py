@@ -16,6 +16,7 @@ import ray
 import yaml
 from mlflow import MlflowClient
 from ray import serve
+from ray.util import list_named_actors
 
 from brayx.actor.directory import stop_directory
 from brayx.engines.base import save_weights
@@ -73,7 +74,31 @@ def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_c
     client = PoolClient("pool-alone", ray_cluster, tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
     for _ in range(2):
         assert ray.get(client.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {}})
-        until(lambda: not there("pool-alone", ray_cluster), "it ended", WAIT_S)
+        until(lambda: not there(client.actor, ray_cluster), "it ended", WAIT_S)
+    ray.get(client.handle().flush.remote(), timeout=WAIT_S)
+    until(lambda: not there(client.actor, ray_cluster), "so does one that was only handed results", WAIT_S)
+
+
+def test_a_service_deployed_anew_for_another_model_gets_that_one_s_weights(
+    ray_cluster: str, tracking_db: str, tmp_path: Path
+) -> None:
+    trial = Trial.open("anew", "t", tracking_db)
+    for step, name in enumerate(("a", "b"), start=1):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
+        register(trial, trial.save_checkpoint(folder, step), name)
+
+    def client(name: str) -> PoolClient:
+        followed = {"model": Followed(name, every_s=0.1)}
+        return PoolClient("pool-anew", ray_cluster, tracking_db, "", followed, alone_s=2)
+
+    before, after = client("a"), client("b")
+    for of, factor in ((before, 1), (after, 2)):
+        assert ray.get(of.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {"champion": 1}})
+        assert asyncio.run(of.fetch("model", 1, WAIT_S))["factor"] == factor
+    for of in (before, after):
+        until(lambda actor=of.actor: not there(actor, ray_cluster), "each ends alone", WAIT_S)
 
 
 def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
@@ -209,5 +234,7 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
 
     until(lambda: all(told() == {"model": 1} for _ in range(5)), "both replicas tell what acts", WAIT_S)
     serve.delete(project)
-    stop_directory(f"{project}/actor/sessions")
-    stop_directory(f"{project}/actor/sessions/pool")
+    directory = f"{project}/actor/sessions"
+    stop_directory(directory)
+    [pool] = [actor["name"] for actor in list_named_actors(True) if actor["name"].startswith(f"{directory}/pool/")]
+    stop_directory(pool)

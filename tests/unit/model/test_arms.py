@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +14,7 @@ from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
-from brayx.model.pool import Pool
+from brayx.model.pool import Pool, PoolClient
 from brayx.tracking import Trial, promote, register
 
 SESSIONS = [f"game-{i}" for i in range(10_000)]
@@ -75,6 +76,36 @@ def versions(tracking_db, tmp_path):
         save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
         register(trial, trial.save_checkpoint(folder, step), "policy", alias=alias)
     return tracking_db
+
+
+def test_a_pool_made_of_something_else_is_another_actor():
+    followed = {"model": Followed("policy"), "other": Followed("rival")}
+
+    def actor(uri="sqlite:///a.db", project="", followed=followed):
+        return PoolClient("service/pool", "brayx", uri, project, followed).actor
+
+    assert actor().startswith("service/pool/")
+    same = [
+        actor(followed=dict(reversed(followed.items()))),
+        actor(followed=followed | {"model": Followed("policy", share=0.5)}),
+        pickle.loads(pickle.dumps(PoolClient("service/pool", "brayx", "sqlite:///a.db", "", followed))).actor,
+    ]
+    assert {actor()} == set(same), "nor is a canary's share the pool's"
+    others = [
+        actor(uri="sqlite:///b.db"),
+        actor(project="p"),
+        actor(followed={"model": Followed("policy")}),
+        *(
+            actor(followed=followed | {"model": model})
+            for model in (
+                Followed("b"),
+                Followed("policy", alias="staging"),
+                Followed("policy", canary="candidate"),
+                Followed("policy", every_s=1.0),
+            )
+        ),
+    ]
+    assert len({actor(), *others}) == 1 + len(others)
 
 
 async def test_the_pool_tells_when_an_alias_moves(versions):
