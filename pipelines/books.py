@@ -8,6 +8,7 @@ learning.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import queue
@@ -30,6 +31,8 @@ from brayx.hub import Drained
 from brayx.metrics import Recorder
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import sqlite_path
+
+log = logging.getLogger(__name__)
 
 _OPEN_S = 120.0
 """How long MLflow may take to come up: it makes its tables, on a machine that is busy training."""
@@ -134,8 +137,15 @@ class Clerk:
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`: copied here, kept there later. Waits for the one before, and raises what became of it."""
-        self._saved()
+        """As `Keeper.save`: copied here, kept there later. Waits for the one before; if that could not be kept, it is
+        counted and logged, as there may be room again, and `close` raises what became of the last."""
+        try:
+            self._saved()
+        except TrackingError as error:
+            self.check()
+            with self._lock:
+                self._recorder.add("checkpoints_failed", 1)
+            log.warning("a checkpoint is not kept: %s", error)
         copy = Path(self._folder.name) / f"{step:012d}"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy)
@@ -149,9 +159,15 @@ class Clerk:
         """
         try:
             trial = self.trial()
-            self._saved()
+            lost: TrackingError | None = None
+            try:
+                self._saved()
+            except TrackingError as error:  # the trial ends all the same, or it would seem to run for ever
+                lost = error
             self._flush()
             self._result(self._ask("finish", status), _ANSWER_S)
+            if lost is not None:
+                raise lost
             return trial
         finally:
             self.end()
@@ -295,9 +311,11 @@ class _Desk:
 
     def _save(self, folder: Path, step: int, metrics: dict[str, float], kept: int) -> None:
         assert self._trial is not None
-        self._trial.save_checkpoint(folder, step, metrics)
-        self._trial.prune_checkpoints(kept, best_by=_BEST_METRIC)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self._trial.save_checkpoint(folder, step, metrics)
+            self._trial.prune_checkpoints(kept, best_by=_BEST_METRIC)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
 
     def _finish(self, status: Status) -> None:
         assert self._trial is not None

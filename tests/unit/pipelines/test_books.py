@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import mlflow
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
@@ -75,6 +78,34 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
     assert trial.metrics()["env_steps"] == 150
     assert Trial.attach(uri, trial.run_id).status == "FINISHED"
     assert not may_resume(uri, "project", "name")
+
+
+@pytest.mark.slow  # starts MLflow in a process of its own
+def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_end(tmp_path, tracking_db):
+    clerk = Clerk("project", "name", tracking_db, {})
+    try:
+        trial = clerk.trial()
+        kept = Path(unquote(urlparse(MlflowClient(tracking_db).get_run(trial.run_id).info.artifact_uri).path))
+        kept.mkdir(parents=True, exist_ok=True)
+        in_the_way = kept / "checkpoints"
+        in_the_way.write_text("where a folder should be")
+        clerk.save(checkpoint(tmp_path, 1), 1, {"episode_return": 1.0})
+        with pytest.raises(TrackingError):
+            clerk._result(clerk._saving, 60)
+        assert not list(Path(clerk._folder.name).iterdir()), "nothing of it is left where it was copied to"
+        in_the_way.unlink()
+        clerk.save(checkpoint(tmp_path, 2), 2, {"episode_return": 1.0})
+        clerk._result(clerk._saving, 60)
+        assert [each.step for each in trial.checkpoints()] == [2]
+        in_the_way.rename(kept / "aside")
+        in_the_way.write_text("once more")
+        clerk.save(checkpoint(tmp_path, 3), 3, {"episode_return": 1.0})
+        with pytest.raises(TrackingError):
+            clerk.close("FINISHED")
+    finally:
+        clerk.end()
+    assert trial.status == "FINISHED"
+    assert trial.metrics()["checkpoints_failed"] == 1
 
 
 def test_books_that_cannot_be_opened_are_told(tmp_path):
