@@ -88,7 +88,7 @@ def lag_notes(job: JobConfig) -> list[str]:
     for name, rollout in job.rollouts.items() if len(job.trainers) == 1 else ():
         buffer = job.buffers[rollout.buffer]
         beside = _beside(job, rollout.buffer)
-        if rollout.mode == "blocking" and buffer.max_policy_lag is None and buffer.sampler == "fifo" and beside:
+        if rollout.mode == "blocking" and buffer.max_policy_lag is None and beside:
             fed = any(source.buffer == rollout.buffer for source in job.sources.values())  # it would drop that, too
             way_out = "" if fed else f"; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
             notes.append(

@@ -259,6 +259,8 @@ def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _check_version(versions: np.ndarray, newest: int | None) -> None:
+    if versions.min(initial=0) < 0:
+        raise BadFragment(f"policy_version: {versions.min()} is none, they start at 0", field="policy_version")
     if newest is not None and versions.max(initial=newest) > newest:
         raise BadFragment(
             f"policy_version: {versions.max()} is unknown, the newest published is {newest}", field="policy_version"

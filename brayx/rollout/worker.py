@@ -206,10 +206,18 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     """Fragments that each of ``workers`` blocking workers collects with one version of the weights.
 
     Raises:
-        ConfigError: these do not make up updates, or not in each shard: all would wait for weights that never come.
+        ConfigError: these do not make up updates, or not in each shard, or the buffer samples: all would wait for
+            weights that never come.
     """
     buffer = spec.buffer_config
-    if buffer.num_workers > 1 and buffer.sampler == "fifo" and spec.config.num_envs != buffer.batch_size:
+    if buffer.sampler != "fifo":
+        raise ConfigError(
+            f"mode is blocking, and the buffer's sampler is {buffer.sampler!r}: when it gives the next batch is up to "
+            "min_columns and samples_per_insert, and until then all would wait for new weights: that needs mode "
+            "non_blocking, or sampler fifo",
+            key="mode",
+        )
+    if buffer.num_workers > 1 and spec.config.num_envs != buffer.batch_size:
         raise ConfigError(
             f"mode is blocking, and the {buffer.num_workers} shards of the buffer each wait for whole batches, which "
             f"workers of {spec.config.num_envs} environments would leave unfinished in several: that needs one shard, "

@@ -75,8 +75,14 @@ def test_blocking_workers_that_would_share_out_a_batch_over_shards_are_refused()
     assert "the 2 shards of the buffer" in said
     assert "or num_envs 16, a batch" in said
     check_job(job("buffer.num_workers=2", "rollout.num_envs=16", "trainer.weights_publish_interval=2"))
-    check_job(job("buffer.num_workers=2", "buffer.sampler=uniform"))
     check_job(job("buffer.num_workers=2", "rollout.mode=non_blocking"))
+
+
+def test_blocking_workers_before_a_buffer_that_samples_are_refused() -> None:
+    said = told("buffer.sampler=uniform").message
+    assert "sampler is 'uniform'" in said
+    assert "needs mode non_blocking, or sampler fifo" in said
+    check_job(job("buffer.sampler=uniform", "rollout.mode=non_blocking"))
 
 
 HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
@@ -337,7 +343,6 @@ def test_no_version_but_the_newest_is_learned_from_where_blocking_workers_alone_
         ([], ""),
         (["rollout.mode=non_blocking", "trainer.prefetch=1"], ""),
         (["buffer.max_policy_lag=1", "trainer.prefetch=1"], ""),
-        (["buffer.sampler=uniform", "trainer.prefetch=1"], ""),
         (["trainer.prefetch=2"], "rollout.mode is blocking, but prefetch is 2: buffer.max_policy_lag is not 0 then"),
         (
             [

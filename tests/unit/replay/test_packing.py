@@ -151,6 +151,7 @@ def test_every_transition_once_in_order_with_the_observation_after_it(lengths, u
         ("action", {"action": np.zeros(2, np.int64)}),
         ("action", {"action": np.array(["a", "b", "c"])}),
         ("policy_version", {"policy_version": np.zeros(3, np.int32)}),
+        ("policy_version: -7 is none", {"policy_version": np.array([0, -7, 0])}),
         ("mask", {"extras": {"mask": np.zeros(3, np.float32)}}),
         ("more", {"extras": {"more": np.zeros(3, np.float32)}}),
     ],
