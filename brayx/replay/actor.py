@@ -169,9 +169,7 @@ class BufferActor:
         self._told_steps = self._buffer.pushed
         self._books.add("fragments_pushed", whole - refused)
         self._books.add("replay_batches", len(self._buffer))
-        for reason, count in (self._buffer.dropped - self._told).items():
-            self._books.add("replay_dropped", count, label=reason)
-        self._told = self._buffer.dropped.copy()
+        self._tell_dropped()
         self._look()
         await self._notify()
         return Taken(refused, why, whole, part, self._buffer.has_room, self._ended)
@@ -183,6 +181,7 @@ class BufferActor:
         self._in_flight.clear()
         if lost:
             self._buffer.dropped_elsewhere("reader_lost", lost)
+            self._tell_dropped()
         await self._notify()
         return self._reader
 
@@ -202,6 +201,7 @@ class BufferActor:
             if len(self._in_flight) < self._config.max_in_flight:
                 since = np.asarray(self._ready_since)
                 batch = self._buffer.pop(reuse=not self._ended and not self._in_flight)
+                self._tell_dropped()  # what had become too old
                 if batch is not None:
                     once = self._buffer.table is None and self._buffer.reused == self._reused
                     self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
@@ -232,6 +232,7 @@ class BufferActor:
     async def expire(self, newest: int) -> None:
         """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
         self._buffer.expire(newest)
+        self._tell_dropped()
         self._look()
         await self._notify()  # there may be room
 
@@ -279,6 +280,14 @@ class BufferActor:
     async def refusal(self) -> str:
         """What the newest refused fragment was refused for; empty when none was."""
         return self._buffer.last_refusal
+
+    def _tell_dropped(self) -> None:
+        """Tells the hub what has been dropped since it was told last."""
+        if self._told == self._buffer.dropped:
+            return
+        for reason, count in (self._buffer.dropped - self._told).items():
+            self._books.add("replay_dropped", count, label=reason)
+        self._told = self._buffer.dropped.copy()
 
     def _is_over(self) -> bool:
         return self._ended

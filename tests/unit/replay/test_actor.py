@@ -83,9 +83,21 @@ async def test_what_a_predecessor_had_in_flight_is_counted_as_lost_where_it_does
         assert (await actor.next_batch(reader, 0.1)).batch is not None
     await actor.ack()
     await actor.attach()
-    await actor.push([columns(1)])
     assert (await actor.stats()).get("dropped.reader_lost", 0) == lost
-    assert actor._books.summary().get("replay_dropped.reader_lost", 0) == lost
+    assert actor._books.summary().get("replay_dropped.reader_lost", 0) == lost, (
+        "there may be no further push to tell it"
+    )
+
+
+async def test_what_has_become_too_old_is_told_without_a_further_push():
+    actor = BufferActor(changed(max_policy_lag=0))
+    reader = await actor.attach()
+    await actor.push([columns(2)])
+    await actor.expire(5)
+    dropped = (await actor.stats())["dropped.policy_lag"]
+    assert dropped > 0
+    assert (await actor.next_batch(reader, 0.0)).batch is None
+    assert actor._books.summary()["replay_dropped.policy_lag"] == dropped
 
 
 async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
