@@ -110,7 +110,7 @@ def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
 
 
 def test_priorities_that_nobody_would_give_are_refused() -> None:
-    error = told("buffer.sampler=prioritised")
+    error = told("buffer.sampler=prioritised", "rollout.mode=non_blocking")
     assert isinstance(error, ConfigError)
     assert "'ppo' neither gives priorities" in error.message
 
