@@ -291,7 +291,7 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
 class Follower:
     """A process that acts with what is published, and notes when it could."""
 
-    async def start(self, store: Any, megabytes: int, follow: bool = True) -> None:
+    async def start(self, store: Any, megabytes: int, follow: bool = True, relayed: bool = True) -> None:
         """Builds the model, and follows the store."""
         from brayx.model.weights import WeightSubscriber
 
@@ -305,7 +305,7 @@ class Follower:
             self._model.load(version, weights)
             self._visible[version] = (began, time.perf_counter())
 
-        self._subscriber = WeightSubscriber(store, load)
+        self._subscriber = WeightSubscriber(store, load, relayed=relayed)
         if follow:
             await self._subscriber.start()
 
@@ -334,17 +334,20 @@ def publishing(
     subscribers: int = SUBSCRIBERS,
     acting: bool = False,
     apart: bool = False,
+    relayed: bool = True,
 ) -> tuple[list[float], list[float], list[float]]:
     """Seconds from each publish until the last of so many processes has the weights; and, if the first of them acts
     meanwhile, the seconds of its forwards beside and during swaps. Who acts ``apart`` follows nothing: the swaps are
-    another one's."""
+    another one's. Not ``relayed``, each asks the store itself."""
     import ray
 
     from brayx.model.weights import WeightPublisher, create_weight_store
 
-    store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}")
+    store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}-{relayed}")
     followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]
-    ray.get([follower.start.remote(store, megabytes, index >= apart) for index, follower in enumerate(followers)])
+    ray.get(
+        [follower.start.remote(store, megabytes, index >= apart, relayed) for index, follower in enumerate(followers)]
+    )
     publisher = WeightPublisher(store)
     weights = {"weight": np.ones(megabytes * 250_000, np.float32)}
     began: dict[int, float] = {}
@@ -431,6 +434,8 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
         _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True)
         table.add("forwards beside swaps: p99 ms", 1e3 * percentile(beside, 0.99), "")
         table.add("... during a swap, to that", percentile(during, 0.99) / percentile(beside, 0.99), "at most 2")
+        _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True, relayed=False)
+        table.add("... asking the store, not a relay", percentile(during, 0.99) / percentile(beside, 0.99), "")
         _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=2, acting=True, apart=True)
         table.add(
             "... during another process's swap, likewise", percentile(during, 0.99) / percentile(beside, 0.99), ""

@@ -119,7 +119,7 @@ class OnnxEngine(Engine):
                 return outputs
             except Exception as error:  # ONNX Runtime's own share no other base
                 bound.batch_size = -1
-                raise ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}") from error
+                raise _failed(batch_size, error) from error
 
     def seat(self, bound: _Bound, batch_size: int) -> Seat:
         inputs, outputs = self.spec.room(batch_size)
@@ -136,7 +136,11 @@ class OnnxEngine(Engine):
             try:
                 execute(binding)
             except Exception as error:  # ONNX Runtime's own share no other base
-                raise ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}") from error
+                raise _failed(batch_size, error) from error
 
         # The binding does not keep the arrays alive.
         return Seat(inputs, outputs, run, (bound.values,))
+
+
+def _failed(batch_size: int, error: Exception) -> ModelError:
+    return ModelError(f"ONNX Runtime failed on a batch of {batch_size}: {error}")

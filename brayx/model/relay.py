@@ -72,9 +72,7 @@ class Relay:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages as they were sent
         try:
             self._listener.setblocking(False)
-            self._listener.bind(
-                "\0" + self._address
-            )  # a name that goes with the process: nothing to remove after a kill
+            self._listener.bind("\0" + self._address)  # this name goes with the process: a kill leaves nothing behind
             self._listener.listen(_BACKLOG)
         except BaseException:
             self._listener.close()

@@ -219,12 +219,10 @@ class _WeightStoreActor:
             return address
         except TimeoutError:
             ended = now - self._mute.setdefault(node, now) > _MUTE_S
-            if ended and self._relays.get(node) is handle:
-                ray.kill(self._relays[node])
         except RayError as error:
             ended = isinstance(error, ActorDiedError)
         if ended and self._relays.get(node) is handle:  # another one, when somebody asks again
-            del self._relays[node]
+            ray.kill(self._relays.pop(node))  # of one that has died nothing comes
             self._mute.pop(node, None)
         return None
 
