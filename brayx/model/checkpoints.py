@@ -9,21 +9,46 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import operator
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from brayx.engines.base import load_weights, save_weights
-from brayx.errors import BadWeights, BrayxError, ModelError
+from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
 from brayx.tracking import Trial, files_of
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
 
 _KEEP = 2
+
+CheckpointInterval = int | timedelta | None
+"""Steps, or time; None: no checkpoints."""
+
+
+def checked_interval(interval: Any) -> CheckpointInterval:
+    """An interval as it was given, NumPy's integers as Python's.
+
+    Raises:
+        ConfigError: it is neither steps from 1, nor time above 0, nor None.
+    """
+    if interval is None or (isinstance(interval, timedelta) and interval > timedelta(0)):
+        return interval
+    if not isinstance(interval, bool | timedelta):
+        with contextlib.suppress(TypeError):
+            steps = operator.index(interval)
+            if steps >= 1:
+                return steps
+    raise ConfigError(
+        f"checkpoint_interval is {interval!r}, expected steps, an integer from 1; or time above 0, "
+        "datetime.timedelta(minutes=5) say; or None for no checkpoints",
+        key="checkpoint_interval",
+    )
 
 
 class Checkpoints:
@@ -34,7 +59,7 @@ class Checkpoints:
         interval: steps or time since the last one; the first that is offered is always due.
     """
 
-    def __init__(self, trial: Trial | None, interval: int | timedelta | None) -> None:
+    def __init__(self, trial: Trial | None, interval: CheckpointInterval) -> None:
         self._trial = trial
         self._interval = interval
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="brayx-checkpoints")

@@ -10,7 +10,6 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +17,13 @@ from ray import cloudpickle
 
 from brayx.engines.base import LeafSpec, ModelSpec, layout_of
 from brayx.errors import ModelError, ShapeMismatch, first_line
+from brayx.model.checkpoints import CheckpointInterval
 from brayx.model.config import ModelConfig
 from brayx.tracking.trial import Trial
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
-
-CheckpointInterval = int | timedelta | None
-"""Steps, or time; None: no checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from brayx.engines.scaling import completed, learned
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
 from brayx.model.asking import ANSWER_S, asked
 from brayx.model.beginning import Beginning, give_up
-from brayx.model.checkpoints import Checkpoints
+from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
 from brayx.model.client import ModelClient
 from brayx.model.columns import to_columns
 from brayx.model.handles import sooner
@@ -38,7 +38,7 @@ from brayx.model.named import (
     remove,
     withdraw,
 )
-from brayx.model.recipe import CheckpointInterval, Origin, Recipe, prepare
+from brayx.model.recipe import Origin, Recipe, prepare
 from brayx.model.turns import turn
 from brayx.model.weights import (
     KEPT_VERSIONS,
@@ -94,6 +94,7 @@ class RemoteModel:
 
     Raises:
         ModelNotFound: there is no such model and none was given; names the nearest.
+        ConfigError: an option of a model that would be started cannot be so; names it, and what fits.
         ModelError: the model does not fit its arguments, or cannot be exported.
         StartupError: it did not start in time.
     """
@@ -134,7 +135,14 @@ class RemoteModel:
         if store is None:
             if model is None:
                 raise not_found(name)
-            on_gpu = {"gpus_per_worker": gpus_per_worker, **({} if use_onnx else {"device": "cuda"})}
+            checkpoint_interval = checked_interval(checkpoint_interval)
+            if gpus_per_worker and use_onnx:
+                raise ConfigError(
+                    f"gpus_per_worker is {gpus_per_worker!r}, expected 0 while ONNX Runtime acts, on CPUs alone: "
+                    "with use_onnx=False torch acts, on a GPU",
+                    key="gpus_per_worker",
+                )
+            on_gpu = {"gpus_per_worker": gpus_per_worker, "device": "cuda"} if gpus_per_worker else {}
             config = config_of(
                 engine="onnx" if use_onnx else "torch",
                 placement="local" if local_mode else "remote",
@@ -148,7 +156,7 @@ class RemoteModel:
                 num_workers=num_workers,
                 cpus_per_worker=cpus_per_worker,
                 memory_per_worker=memory_per_worker,
-                **(on_gpu if gpus_per_worker else {}),
+                **on_gpu,
             )
             skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
             uri = tracking_uri(tracking)
@@ -320,12 +328,13 @@ class RemoteModel:
 
         Args:
             weights: arrays or tensors by their `state_dict` name, or a module of the same layout. Copied.
-            step: the learner's count; -1: one more than the last.
+            step: the learner's count, an integer from 0; -1: one more than the last.
 
         Returns:
             The policy version they got.
 
         Raises:
+            ConfigError: the step is something else; nothing was published.
             BadWeights: they do not fit, or hold NaN or infinity; names the leaf, and nothing was published.
             DeadlineExceeded: the store did not answer in time, a restart included.
             ModelError: the handle is closed; nothing was published.

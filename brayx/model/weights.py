@@ -12,6 +12,7 @@ versions are lost with it. Knows nothing of engines or models.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import operator
 import os
@@ -25,7 +26,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.engines.base import check_finite
-from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, StartupError, first_line
 from brayx.model.asking import ANSWER_S, Restarts, asked
 from brayx.model.memory import Memory, forget
 from brayx.model.relay import Line, Relay, available, weights_in
@@ -394,21 +395,31 @@ class WeightPublisher:
 
         Args:
             weights: copied before this returns.
-            step: learner's count, for the record; -1: one more than the store's last.
+            step: learner's count, for the record, an integer from 0; -1: one more than the store's last.
 
         Raises:
-            TypeError: the step is no integer.
+            ConfigError: the step is something else; nothing was published.
             BadWeights: NaN or infinity, naming the leaf; nothing was published.
             DeadlineExceeded: the store did not answer in time.
             ModelError: it has ended for good.
         """
-        step = operator.index(step)
+        step = _checked_step(step)
         check_finite(weights)
         # One that is applied twice, after a restart, only skips a version.
         self._last_version, self._last_step = asked(
             self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
         )
         return self._last_version
+
+
+def _checked_step(step: Any) -> int:
+    """A step as it was given, NumPy's integers as Python's."""
+    if not isinstance(step, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(step)
+            if number >= -1:
+                return number
+    raise ConfigError(f"step is {step!r}, expected an integer from 0, or -1: one more than the last", key="step")
 
 
 class WeightSubscriber:

@@ -43,7 +43,7 @@ def factor(value):
 
 def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_its_weights(ray_cluster, tracking_db):
     model = RemoteModel(
-        "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta(0), tracking=tracking_db
+        "left", Scale(1), EXAMPLE, local_mode=True, checkpoint_interval=timedelta.resolution, tracking=tracking_db
     )
     assert model.publish_weights(factor(6), step=40) == 2
     model.close()

@@ -358,7 +358,7 @@ def test_what_does_not_start_is_told_and_leaves_nothing(serve_instance):
 def test_a_model_is_started_again_from_its_checkpoint(serve_instance, tracking_db):
     def start(**options):
         return RemoteModel(
-            "kept", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=timedelta(0),
+            "kept", Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=timedelta.resolution,
             tracking=tracking_db, **options,
         )  # fmt: skip
 

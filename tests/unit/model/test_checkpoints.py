@@ -11,7 +11,7 @@ import pytest
 
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, ModelError
-from brayx.model.checkpoints import Checkpoints, starting_weights
+from brayx.model.checkpoints import Checkpoints, checked_interval, starting_weights
 from brayx.model.deployment import read_checkpoint
 from brayx.tracking import Trial
 
@@ -48,7 +48,7 @@ def test_by_steps(trial):
 
 
 def test_by_time(trial):
-    often, seldom = Checkpoints(trial, timedelta(0)), Checkpoints(trial, timedelta(days=1))
+    often, seldom = Checkpoints(trial, timedelta.resolution), Checkpoints(trial, timedelta(days=1))
     for step in (1, 2):
         assert often.offer(weights(1), step, step)
         assert seldom.offer(weights(1), step, step) == (step == 1)
@@ -56,6 +56,13 @@ def test_by_time(trial):
         written(seldom)
     often.close()
     seldom.close()
+
+
+@pytest.mark.parametrize("given", [None, 1, np.int64(7), timedelta.resolution])
+def test_an_interval_is_kept_as_it_was_given_in_plain_numbers(given):
+    kept = checked_interval(given)
+    assert kept == given
+    assert kept is None or type(kept) in (int, timedelta)
 
 
 def test_without_a_trial_nothing_is_due():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +13,14 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from brayx.errors import DeadlineExceeded, ModelError, QueueFull
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model import here as here_module
 from brayx.model import remote
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
 from brayx.model.recipe import Recipe, prepare
 from brayx.model.remote import RemoteModel
+from brayx.model.weights import WeightPublisher
 from tests.waiting import until
 
 X = np.ones(2, np.float32)
@@ -289,3 +291,33 @@ def test_options_of_batching_are_kept_for_every_process(kept):
     options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
     RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
     assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
+
+
+@pytest.mark.parametrize(
+    "interval", ["5m", 0, -1, True, 2.5, float("nan"), timedelta(0), timedelta(seconds=-1), np.float32(3)]
+)
+def test_an_interval_that_no_checkpoint_can_have_is_refused_before_anything_starts(kept, interval):
+    with pytest.raises(ConfigError, match=r"expected steps, an integer from 1; or time .*minutes=5") as refused:
+        RemoteModel("m", *build(), checkpoint_interval=interval)
+    assert refused.value.details == {"key": "checkpoint_interval"}
+    assert refused.value.message.startswith(f"checkpoint_interval is {interval!r}, ")
+    assert kept == []
+
+
+def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_in_the_words_of_the_constructor(kept):
+    with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, expected 0 .* use_onnx=False torch acts") as refused:
+        RemoteModel("m", *build(), gpus_per_worker=1)
+    assert refused.value.details == {"key": "gpus_per_worker"}
+    assert kept == []
+    RemoteModel("m", *build(), gpus_per_worker=1, use_onnx=False).close()
+    assert (kept[0].config.device, kept[0].config.gpus_per_worker) == ("cuda", 1)
+
+
+@pytest.mark.parametrize("step", [1.0, True, -2, "7", None, np.float32(1), np.bool_(True), np.int64(-5)])
+async def test_a_step_that_is_no_count_is_refused_alike_whoever_publishes(running, step):
+    model = RemoteModel("m")
+    for publish in (model.publish_weights, WeightPublisher(running).publish):
+        with pytest.raises(ConfigError) as refused:
+            publish(running.weights, step)
+        assert refused.value.message == f"step is {step!r}, expected an integer from 0, or -1: one more than the last"
+    await asyncio.to_thread(model.close)
