@@ -109,6 +109,7 @@ class Collector:
         self._obs: dict[str, np.ndarray] = {}
         self._raw: list[dict[str, np.ndarray]] = []
         self._moving = threading.Lock()
+        self.reward_normaliser = RewardNormaliser(self.num_envs, gamma) if normalise_reward else None
         self.begin_again(seed)
         self._sees = normalise_obs is True
         if isinstance(normalise_obs, bool):
@@ -117,7 +118,6 @@ class Collector:
             self.obs_normaliser = ObsNormaliser(shapes, dtypes) if normalise_obs else None
         else:
             self.obs_normaliser = normalise_obs
-        self.reward_normaliser = RewardNormaliser(self.num_envs, gamma) if normalise_reward else None
 
     def begin_again(self, seed: int) -> None:
         """Starts every environment anew, as a collector of that ``seed`` does; what normalisers have seen stays."""
@@ -128,6 +128,9 @@ class Collector:
         self._resetting = np.zeros(self.num_envs, np.bool_)
         self._return = np.zeros(self.num_envs)
         self._length = np.zeros(self.num_envs, np.int64)
+        if self.reward_normaliser is not None:
+            self.reward_normaliser.begin_again()
+        self._broken = False
 
     def load(self, weights: Weights, version: int) -> None:
         """Acts with these weights from the next run on.
@@ -140,9 +143,16 @@ class Collector:
     def collect(self) -> Columns:
         """The next run: ``num_envs`` columns of ``unroll_length`` transitions.
 
+        A run that raises is lost, whatever raised. The next one starts every environment anew, by another seed: some
+        may have taken the step that others raised in, and nobody knows at which step of an episode each is.
+
         Raises:
             ModelError: the policy failed.
         """
+        if self._broken:
+            self._raw.clear()
+            self.begin_again(int(self._rng.integers(2**31)))
+        self._broken = True
         steps, num = self.unroll_length, self.num_envs
         observed = {key: np.empty((steps + 1, *leaf.shape), leaf.dtype) for key, leaf in self._obs.items()}
         states = [np.empty((steps + 1, *leaf.shape), leaf.dtype) for leaf in self._state]
@@ -176,6 +186,7 @@ class Collector:
         arrays.update(self._ended(reward, terminated, truncated, resetting))
         arrays.update(self._acted(given, np.stack(took)))
         self.env_steps += int(np.count_nonzero(arrays["mask"]))
+        self._broken = False
         return Columns(arrays)
 
     def episodes(self) -> list[Episode]:

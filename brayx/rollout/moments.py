@@ -215,6 +215,10 @@ class RewardNormaliser:
         self._clip = clip
         self._sums = np.zeros(num_envs)
 
+    def begin_again(self) -> None:
+        """The environments begin anew, and the sums with them; what was seen stays."""
+        self._sums[:] = 0.0
+
     def __call__(self, reward: np.ndarray, done: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Sees and normalises the rewards of a run; those that are not finite are not seen, and stay as they are.
 

@@ -76,6 +76,33 @@ def test_a_trace_is_cut_where_an_episode_ends_and_nowhere_else(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_after_a_step_that_raised_every_environment_begins_anew(mode):
+    """The first had taken the step that the second raised in: it is further than anybody was told."""
+    steps = iter(range(10**6))
+
+    class Tripping(Counting):
+        def step(self, action):
+            if next(steps) == 10:  # the second one's, in its second episode
+                raise ValueError("tripped")
+            return super().step(action)
+
+    made = collector(Tripping, num=3, length=5, mode=mode, normalise_reward=True, gamma=0.5)
+    with pytest.raises(ValueError, match="tripped"):
+        made.collect()
+    assert made.env_steps == 0
+    runs = [made.collect().arrays for _ in range(4)]
+    np.testing.assert_array_equal(runs[0]["obs"][:, 0, 1], 0)
+    assert runs[0]["mask"][:, 0].all(), "a step that begins an episode resets nothing"
+    for arrays in runs:
+        for row, t in np.argwhere(arrays["mask"] > 0):
+            (episode, at), after = arrays["obs"][row, t], arrays["obs"][row, t + 1]
+            assert arrays["terminated"][row, t] == (at == 2 and episode % 2 == 0)
+            assert arrays["terminated"][row, t] or after.tolist() == [episode, at + 1]
+    assert {episode.ret for episode in made.episodes()} == {6.0}, "no half of one, no two in one"
+    assert made.env_steps == sum(int(run["mask"].sum()) for run in runs)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_episodes_are_counted_with_all_their_rewards(mode):
     made = collector(mode=mode, length=5, reward_clip=0.5)
     columns = [made.collect() for _ in range(4)]
