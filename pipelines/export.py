@@ -25,6 +25,9 @@ from brayx.tracking import Trial, files_of, find, tracking_uri
 from brayx.types import NestedArray
 from deployments.job import JobConfig
 
+_MEASURES = {"absolute": "worst absolute", "relative": "worst relative", "differing": "rows that differ"}
+"""Of an error in a report, with their columns; an output has either the first two or the last."""
+
 
 @dataclass(frozen=True)
 class _Origin:
@@ -90,11 +93,11 @@ def export(
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Prints a report as tables."""
     console = console or Console()
-    errors = Table("runtime", "output", "batch", "worst absolute", "worst relative", "within", title="against torch")
+    errors = Table("runtime", "output", "batch", *_MEASURES.values(), "within", title="against torch")
     for runtime, of in report["runtimes"].items():
         for output, sizes in of["errors"].items():
             for size, error in sizes.items():
-                numbers = f"{float(error['absolute']):.2e}", f"{float(error['relative']):.2e}"
+                numbers = [f"{float(error[name]):.2e}" if name in error else "" for name in _MEASURES]
                 errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
     times = Table("runtime", "file", "bytes", "batch", "p50, µs", "p99, µs", title="latency of a forward")
     for runtime, by_size in report["latency_us"].items():

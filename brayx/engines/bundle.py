@@ -154,10 +154,7 @@ def _make(
             "tolerance": asdict(tolerance),
             "within": all(error.excess <= 0 for at_size in errors.values() for error in at_size),
             "errors": {
-                leaf.path: {
-                    str(size): {"absolute": at_size[index].absolute, "relative": at_size[index].relative}
-                    for size, at_size in errors.items()
-                }
+                leaf.path: {str(size): at_size[index].measured() for size, at_size in errors.items()}
                 for index, leaf in enumerate(reference.spec.outputs)
             },
         }

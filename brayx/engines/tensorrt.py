@@ -135,10 +135,9 @@ class TensorRTEngine(Engine):
             for leaf, error in zip(self.spec.outputs, compare(got, want, self.tolerance, peaks), strict=True):
                 if not error.excess <= 0:
                     raise EngineMismatch(
-                        f"TensorRT differs from torch after a refit: leaf {leaf.path!r}, absolute error "
-                        f"{error.absolute:.3g} at batch size {size}",
+                        f"TensorRT differs from torch after a refit: leaf {leaf.path!r}, {error} at batch size {size}",
                         leaf=leaf.path,
-                        worst_abs=error.absolute,
+                        **error.measured(),
                         batch_size=size,
                     )
 

@@ -44,6 +44,22 @@ def cartpole(hidden=(64, 64)):
     return ActorCritic(4, 2, hidden), (np.zeros((1, 4), np.float32),)
 
 
+class Deciding(torch.nn.Module):
+    """An action beside its logits, which are ``gap`` apart: where that is little, no quantised model can tell."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(4, 2)
+        with torch.no_grad():
+            self.first.weight[1] = self.first.weight[0] + gap * torch.tensor([1.0, -1.0, 1.0, -1.0])
+            self.first.bias.zero_()
+
+    def forward(self, obs):
+        logits = self.first(obs)
+        return {"action": logits.argmax(-1), "logits": logits}
+
+
 class Recurrent(torch.nn.Module):
     """A GRU beside a counter of ticks; the state is a nest of floats and integers, in the middle of the arguments."""
 

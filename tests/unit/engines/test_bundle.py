@@ -13,7 +13,7 @@ from brayx.engines.bundle import Samples, bundle_files, write_bundle
 from brayx.engines.frozen import Session
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError
-from tests.unit.engines.models import cartpole, observations, recurrent
+from tests.unit.engines.models import Deciding, cartpole, observations, recurrent
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,23 @@ def test_a_missed_tolerance_is_told(tmp_path):
     )
     assert not report["within"]
     assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": False}
+
+
+@pytest.mark.parametrize(("gap", "within"), [(1.0, True), (1e-4, False)])
+def test_of_actions_the_rows_are_counted_that_differ(tmp_path, gap, within):
+    example = (np.zeros((1, 4), np.float32),)
+    samples = Samples(observations(200), "")
+    report = write_bundle(tmp_path, Deciding(gap), example, ["onnx", "int8"], samples, batch_sizes=(1, 8))
+    assert {name: of["within"] for name, of in report["runtimes"].items()} == {"onnx": True, "int8": within}
+    assert report["runtimes"]["onnx"]["errors"]["action"] == {"1": {"differing": 0.0}, "8": {"differing": 0.0}}
+    int8 = report["runtimes"]["int8"]
+    assert int8["tolerance"]["differing"] == 0.1
+    assert int8["errors"]["logits"]["1"]["relative"] < 0.1, "by which alone it would be within"
+    obs = observations(200)[0][1::2]
+    (got,) = ort.InferenceSession(tmp_path / "model.int8.onnx").run(["action"], {"obs": obs})
+    engine = TorchEngine(Deciding(gap), example)
+    want, _ = engine.run(engine.bind(engine.initial), [obs])
+    assert int8["errors"]["action"]["1"]["differing"] == np.mean(got != want) > 0
 
 
 def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):

@@ -13,7 +13,7 @@ from brayx.engines.frozen import FrozenOnnxEngine
 from brayx.engines.int8 import Int8Engine
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, WeightsFrozen
-from tests.unit.engines.models import awkward, cartpole, observations
+from tests.unit.engines.models import Deciding, awkward, cartpole, observations
 
 CLASSES = {"onnx-frozen": FrozenOnnxEngine, "int8": Int8Engine}
 
@@ -91,6 +91,18 @@ class Unsteady(torch.nn.Module):
 def test_int8_that_is_too_far_off_is_refused_with_the_leaf():
     with pytest.raises(EngineMismatch, match="worst leaf 'small'"):
         Int8Engine(Unsteady(), (np.zeros((1, 2), np.float32),))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_int8_may_decide_otherwise_where_it_is_a_near_thing(seed):
+    """Which single rows those are that the small batches draw does not matter."""
+    assert Int8Engine(Deciding(1.0), (np.zeros((1, 4), np.float32),), samples=observations(300, seed)).frozen
+
+
+def test_int8_that_decides_otherwise_too_often_is_refused_with_the_leaf():
+    with pytest.raises(EngineMismatch, match=r"worst leaf 'action'.* differing error 0\.") as caught:
+        Int8Engine(Deciding(1e-4), (np.zeros((1, 4), np.float32),))
+    assert caught.value.details["differing"] > 0.1
 
 
 def test_the_awkward_model_is_frozen_right():
