@@ -59,7 +59,6 @@ class Demonstrations:
 
     Attributes:
         rounds: batches that are as many columns as there are, or just more.
-        batch_steps: transitions of a batch at most.
 
     Raises:
         ConfigError: there is no such file, or what it holds does not fit.
@@ -87,7 +86,6 @@ class Demonstrations:
         whole[DEMONSTRATION] = np.ones(whole["mask"].shape, np.bool_)
         size = min(batch_size, len(columns))
         self.rounds = -(-len(columns) // size)
-        self.batch_steps = size * unroll_length
         self._table = Table.uniform(len(columns), size, seed=seed)
         self._table.insert(whole)
 

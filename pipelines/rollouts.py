@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -201,19 +202,12 @@ def train_local(
         updates = algorithm.imitation_updates if isinstance(algorithm, MixedConfig) else 0
         run = _Run(collector, table, training.total_steps, on_update, clerk, stop, training.seed, recorded, updates)
         stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
-        # The stream ends after `total_steps`, which the loop counts otherwise where transitions are sampled: it is told
-        # of somewhat more than will come, so that it is always the stream that ends it.
-        learned = training.total_steps + training.num_envs * training.unroll_length
-        if table is not None:
-            learned = round(learned * training.samples_per_insert) + training.batch_size * training.unroll_length
-        if recorded is not None:
-            learned += recorded.batch_steps if cloning else 0  # before play they count nothing
         config = TrainerConfig(
             model="model",
             buffers=["rollout"],
             algorithm=algorithm,
             learning_rate=training.learning_rate,
-            num_steps=learned,
+            num_steps=sys.maxsize,  # it is the stream that ends, after `total_steps`
             target_return=training.target_return,
             target_games=training.target_games,
             use_gpu=training.use_gpu,
@@ -235,7 +229,7 @@ def train_local(
             normaliser=collector,
             feedback=run.feedback,
             due=None if due is None else lambda: due(run.env_steps, run.newest()),
-            schedule_steps=training.total_steps if cloning else None,
+            progress=run.progress,
         )
         stream.close()
         run.settle()
@@ -336,6 +330,7 @@ class _Run:
         self.dropped = 0
         self.about: dict[str, Any] = {}
         self._steps_before = 0
+        self._begun_at = 0
         self.curve: list[Point] = []
         self._collector = collector
         self._table = table
@@ -362,6 +357,11 @@ class _Run:
     def steps_per_s(self) -> float:
         """Env steps of this process, each second."""
         return (self.env_steps - self._steps_before) / max(self.seconds, 1e-9)
+
+    def progress(self) -> float:
+        """How far training had come, 0 to 1, when the run began that is learned from now: a share of what is collected,
+        of which a table may be sampled more or less often than it is told on average."""
+        return min(self._begun_at / self._total, 1.0)
 
     def begin(self) -> None:
         """Starts the clock."""
@@ -409,7 +409,7 @@ class _Run:
         folder = None if self._clerk is None else self._clerk.latest()
         if folder is not None:
             about = json.loads((folder / "meta.json").read_text())
-            self.env_steps = self._steps_before = self.about[_STEPS] = about.get(_STEPS, 0)
+            self.env_steps = self._begun_at = self._steps_before = self.about[_STEPS] = about.get(_STEPS, 0)
             self.about[_IMITATED] = about.get(_IMITATED, 0)
             self._collector.begin_again(seed_after(self._seed, self.env_steps))
             if self._demonstrations is not None:
@@ -489,6 +489,7 @@ class _Run:
     def _batches(self, run: tuple[Batch, list[Episode]]) -> Iterator[Batch]:
         arrays, episodes = run
         count = int(arrays["mask"].sum())
+        self._begun_at = self.env_steps
         self.env_steps += count
         self.about[_STEPS] = self.env_steps
         self._recorder.add("env_steps", count)

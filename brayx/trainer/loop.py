@@ -109,7 +109,7 @@ def learn(
     feedback: Callable[[np.ndarray, np.ndarray], None] | None = None,
     eval_batches: Mapping[str, Iterator[Batch]] | None = None,
     due: Callable[[], bool] | None = None,
-    schedule_steps: int | None = None,
+    progress: Callable[[], float] | None = None,
 ) -> Summary:
     """Trains ``module`` from a stream of learner batches.
 
@@ -129,7 +129,8 @@ def learn(
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
         eval_batches: streams of batches that are measured and not learned from, by buffer.
         due: asked after each update but the last: whether a checkpoint is saved now, beside those in their turn.
-        schedule_steps: transitions over which schedules fall, where the stream ends before ``num_steps``; None: those.
+        progress: asked for each batch: how far training has come before it, 0 to 1, where the stream ends it and not
+            ``num_steps``; None: the share of those that were learned from.
 
     Raises:
         Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
@@ -211,9 +212,9 @@ def learn(
                 reason = "stream_ended"
                 break
             came, started = time.time() - ready.prepare_s, time.monotonic() - ready.prepare_s
-            progress = min(counters.env_steps / (schedule_steps or config.num_steps), 1.0)
+            done = min(counters.env_steps / config.num_steps, 1.0) if progress is None else progress()
             try:
-                measured = algorithm.update(ready.tensors, progress)
+                measured = algorithm.update(ready.tensors, done)
             except ValueError as error:  # would only come again
                 told = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
                 raise ModelError(told) from error
@@ -239,7 +240,7 @@ def learn(
                     numbers.add(name, value)
                 record_waiting(numbers, ready, asked, came, started - waiting_since, ended - waiting_since)
                 if evaluation.due(counters.updates):
-                    for (name, label), value in evaluation.run(algorithm, progress, counters.env_steps).items():
+                    for (name, label), value in evaluation.run(algorithm, done, counters.env_steps).items():
                         numbers.add(name, value, label=label)
                 return_mean = _return_mean(numbers.newest(), config.target_games)
                 if return_mean is not None and config.target_return is not None:

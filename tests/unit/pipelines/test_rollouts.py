@@ -371,6 +371,39 @@ def test_the_learning_rate_of_a_clone_falls_to_the_end_of_its_training(tmp_path:
     np.testing.assert_allclose(rates, np.linspace(1e-2, 1e-3, 10))
 
 
+TABLE = {"sampler": "uniform", "batch_size": 8, "min_columns": 16, "samples_per_insert": 4.0}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("env", "algorithm", "options"),
+    [
+        (Odd, PPOConfig(learning_rate_final=0.1, epochs=1), {}),
+        (Odd, ImpalaConfig(learning_rate_final=0.1), {}),
+        (Odd, ImpalaConfig(learning_rate_final=0.1), TABLE),
+        (Odd, MixedConfig(reinforcement=PPOConfig(learning_rate_final=0.1, epochs=1)), {}),
+        ("Pendulum-v1", SACConfig(learning_rate_schedule="linear", learning_rate_final=0.1), TABLE),
+        (Whole, MAPPOConfig(learning_rate_final=0.1, epochs=1), {}),
+    ],
+    ids=["ppo", "impala", "impala sampled", "mixed", "sac", "mappo"],
+)
+def test_the_learning_rate_falls_to_its_end_over_the_env_steps(env, algorithm, options, blocking, tmp_path: Path):
+    """Each run is learned from at the rate of when it began, so what is left to fall in the end is the last run's."""
+    rates: dict[int, float] = {}
+    result = train_local(
+        env,
+        algorithm,
+        Training(total_steps=1_600, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options),
+        demonstrations=written(tmp_path / "expert.npz") if algorithm.name == "mixed" else None,
+        on_update=lambda runs, steps, numbers: rates.setdefault(steps, numbers.get("learning_rate")),
+    )
+    assert result.reason == "num_steps"
+    began, ended = list(rates)[-51:-1], list(rates)[-50:]
+    assert 1_600 - 16 <= began[-1] < 1_600 <= ended[-1]
+    expected = [1e-2 * (1 - 0.9 * steps / 1_600) for steps in began]
+    np.testing.assert_allclose([rates[steps] for steps in ended], expected)
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_imitation_comes_before_the_first_run_and_is_not_counted(tmp_path: Path, blocking: bool) -> None:
     """So the first run is played as the demonstrations were, and is learned from."""
@@ -497,12 +530,13 @@ def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     for _ in range(5):  # twice after it is done
         stop = threading.Event()
         result = train_local(
-            "CartPole-v1", training=Training(total_steps=1_500, num_envs=4, unroll_length=32), clerk=books, stop=stop,
+            "CartPole-v1", training=Training(total_steps=1_200, num_envs=4, unroll_length=32), clerk=books, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
         seen.append((result.reason, round(result.env_steps, -2)))
     assert [reason for reason, _ in seen] == ["stopped", "stopped", *["num_steps"] * 3], seen
-    assert [steps for _, steps in seen] == [500, 1000, 1500, 1500, 1500]
+    assert [steps for _, steps in seen[:2]] == [500, 1000]
+    assert 1_200 <= seen[2][1] == seen[3][1] == seen[4][1] <= 1_300
 
 
 class Starts(CartPoleEnv):
