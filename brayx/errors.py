@@ -45,7 +45,7 @@ the client's side. Knows nothing of HTTP servers, Ray or torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 Json = Any
@@ -83,6 +83,23 @@ class BrayxError(Exception):
 def first_line(error: BaseException) -> str:
     """What any error says, as one line for people."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")
+
+
+def nearest_version(version: int, known: Iterable[int]) -> tuple[str, dict[str, Json]]:
+    """What to tell of a version that is not among ``known``.
+
+    Args:
+        version: that was asked for.
+        known: those that there are; at least one.
+
+    Returns:
+        The end of a message, which names the nearest, the newer of two as near; and ``nearest`` and ``known`` for the
+        details: the 256 nearest at most, in order.
+    """
+    there = sorted(known)
+    near = sorted(there, key=lambda other: (abs(other - version), -other))[:256]
+    told = ("..., " if there[16:] else "") + ", ".join(map(str, there[-16:]))
+    return f"nearest is {near[0]}; there are {told}", {"nearest": near[0], "known": sorted(near)}
 
 
 def _rebuild(cls: type[BrayxError], message: str, details: Mapping[str, Json]) -> BrayxError:

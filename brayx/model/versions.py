@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from brayx.engines.base import Engine
 from brayx.engines.scaling import completed
-from brayx.errors import Overloaded, VersionUnknown
+from brayx.errors import Overloaded, VersionUnknown, nearest_version
 from brayx.types import Weights
 
 
@@ -128,14 +128,8 @@ class Versions:
 
 def version_unknown(version: int, known: Iterable[int]) -> VersionUnknown:
     """The error of a version that is not among ``known``."""
-    there = sorted(known)
+    there = list(known)
     if not there:
         return VersionUnknown(f"there is no policy version {version}, nor any other", version=version, known=[])
-    nearest = min(there, key=lambda other: (abs(other - version), -other))
-    told = ", ".join(map(str, there[-16:]))
-    return VersionUnknown(
-        f"there is no policy version {version}, nearest is {nearest}; there are {'..., ' if there[16:] else ''}{told}",
-        version=version,
-        nearest=nearest,
-        known=there[-256:],
-    )
+    told, details = nearest_version(version, there)
+    return VersionUnknown(f"there is no policy version {version}, {told}", version=version, **details)

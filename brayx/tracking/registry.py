@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from brayx.engines.base import check_finite, load_weights
-from brayx.errors import BadWeights, ConfigError, ModelNotFound
+from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
 from brayx.tracking.store import client_of, sqlite_path, telling
 from brayx.tracking.trial import LINEAGE_TAG, Checkpoint, Trial
 
@@ -293,18 +293,11 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
 
 
 def _no_version(reference: str, name: str, number: str | None, there: list[int]) -> ModelNotFound:
-    """The error of a version ``number`` that is not among those ``there``, in order."""
+    """The error of a version ``number`` that is not among those ``there``."""
     if number is None or not there:
         return ModelNotFound(f"model {name!r} has no versions; {_ADVICE}", reference=reference, known=there)
-    asked = int(number)
-    nearest = sorted(there, key=lambda other: (abs(other - asked), -other))[:256]
-    told = ("..., " if there[16:] else "") + ", ".join(map(str, there[-16:]))
-    return ModelNotFound(
-        f"model {name!r} has no version {asked}, nearest is {nearest[0]}; there are {told}",
-        reference=reference,
-        nearest=nearest[0],
-        known=sorted(nearest),
-    )
+    told, details = nearest_version(int(number), there)
+    return ModelNotFound(f"model {name!r} has no version {int(number)}, {told}", reference=reference, **details)
 
 
 def _entry(version: ModelVersion) -> PoolEntry:

@@ -112,6 +112,9 @@ def test_the_nearest_is_named():
     many = version_unknown(500, range(400))
     assert many.details["nearest"] == 399
     assert len(many.message) < 200
+    known = version_unknown(3, {0, 1, *range(5, 400)}).details["known"]
+    assert known[:4] == [0, 1, 5, 6], "those that are near, of many"
+    assert len(known) == 256
 
 
 GROWTH = """
