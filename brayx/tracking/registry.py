@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import json
 import re
 import shutil
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 STEP_TAG = "brayx.step"
 """Of a version: the step of the checkpoint that it is."""
+
+CONTENT_TAG = "brayx.content"
+"""Of a version: a digest of its weights. A trial that goes on after a kill may save others at the same step."""
 
 _ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
 
@@ -59,7 +63,8 @@ def register(
 ) -> PoolEntry:
     """Puts a checkpoint into the pool as a version of ``model_name`` and points ``alias`` at it.
 
-    Registering the same checkpoint again gives the same version and only moves the alias.
+    Registering the same checkpoint again gives the same version and only moves the alias; one that was replaced by
+    another of its step, with other weights, is another version.
 
     Args:
         trial: where the checkpoint is.
@@ -77,31 +82,35 @@ def register(
     with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
         if _registered(client, model_name) is None:
             client.create_registered_model(model_name)
+        files = trial.local(checkpoint)
+        tags = {
+            **_lineage(trial),
+            **{k: str(v) for k, v in (tags or {}).items()},
+            STEP_TAG: str(checkpoint.step),
+            CONTENT_TAG: _content(files),
+        }
         version = next(
             (
                 version
                 for version in client.search_model_versions(f"name = '{model_name}'")
-                if version.run_id == trial.run_id and version.tags.get(STEP_TAG) == str(checkpoint.step)
+                if version.run_id == trial.run_id
+                and all(version.tags.get(key) == tags[key] for key in (STEP_TAG, CONTENT_TAG))
             ),
             None,
         )
         if version is None:
-            artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}"
+            artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}-{tags[CONTENT_TAG]}"
             with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
                 folder = Path(temporary) / "model"
                 if onnx is not None:
                     _save_onnx(onnx, folder)
-                shutil.copytree(trial.local(checkpoint), folder, dirs_exist_ok=True)
+                shutil.copytree(files, folder, dirs_exist_ok=True)
                 client.log_artifacts(trial.run_id, str(folder), artifact_path)
             version = client.create_model_version(
                 model_name,
                 source=f"runs:/{trial.run_id}/{artifact_path}",
                 run_id=trial.run_id,
-                tags={
-                    STEP_TAG: str(checkpoint.step),
-                    **_lineage(trial),
-                    **{k: str(v) for k, v in (tags or {}).items()},
-                },
+                tags=tags,
             )
         if alias is not None:
             client.set_registered_model_alias(model_name, alias, str(version.version))
@@ -256,6 +265,18 @@ def local_files(entry: PoolEntry, uri: str) -> Path | None:
             return None
         folder = Path(repository.artifact_dir, path)
         return folder if folder.is_dir() else None
+
+
+def _content(folder: Path) -> str:
+    """A digest of a checkpoint's weights, or of all its files where no one of them is the weights."""
+    weights = folder / "weights.npz"
+    files = [weights] if weights.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.blake2b(digest_size=8)
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()
 
 
 def _lineage(trial: Trial) -> dict[str, str]:

@@ -319,13 +319,33 @@ class TestRegistry:
         entry = register(trial, checkpoint, "cartpole", tags={"engine": "onnx"})
         assert (entry.name, entry.version, entry.run_id) == ("cartpole", 1, trial.run_id)
         assert text_at("models:/cartpole@champion", trial.uri) == "best"
-        assert find("models:/cartpole/1", trial.uri).tags == {"engine": "onnx", "brayx.step": "100"}
+        tags = dict(find("models:/cartpole/1", trial.uri).tags)
+        assert len(tags.pop("brayx.content")) == 16
+        assert tags == {"engine": "onnx", "brayx.step": "100"}
 
     def test_registering_again_gives_the_same_version(self, trained: tuple[Trial, Checkpoint]) -> None:
         trial, checkpoint = trained
         assert register(trial, checkpoint, "cartpole").version == 1
         assert register(trial, checkpoint, "cartpole", alias="candidate").version == 1
         assert find("models:/cartpole@candidate", trial.uri).version == 1
+
+    @pytest.mark.parametrize("file", ["weights.npz", "model.txt"])
+    def test_a_checkpoint_replaced_by_another_of_its_step_is_another_version(
+        self, tracking_db: str, tmp_path: Path, file: str
+    ) -> None:
+        trial = Trial.open("project", "trial", tracking_db)
+        folder = tmp_path / "saved"
+        folder.mkdir()
+        for number, (weights, version) in enumerate([("first", 1), ("other", 2), ("other", 2), ("first", 1)]):
+            (folder / file).write_text(weights)
+            if file == "weights.npz":
+                (folder / "meta.json").write_text(f'{{"saved": {number}}}')  # of the same weights, at another time
+            entry = register(trial, trial.save_checkpoint(folder, 100), "cartpole")
+            assert entry.version == version
+            with files_of("models:/cartpole@champion", trial.uri) as files:
+                assert (files / file).read_text() == weights
+        with files_of("models:/cartpole/1", trial.uri) as files:
+            assert (files / file).read_text() == "first"
 
     def test_alias_moves_and_versions_stay(self, trained: tuple[Trial, Checkpoint], tmp_path: Path) -> None:
         trial, checkpoint = trained
