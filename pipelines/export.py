@@ -84,9 +84,8 @@ def export(
         out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
     )
     if origin.run_id:
-        trial = Trial.attach(uri, origin.run_id)
-        for name in bundle_files(out):  # the folder may be anybody's, the user's home say
-            trial.log_file(out / name, (Path("export") / origin.name / name).parent.as_posix())
+        # By their names: the folder may be anybody's, the user's home say.
+        Trial.attach(uri, origin.run_id).replace_files(out, bundle_files(out), f"export/{origin.name}")
     return report
 
 

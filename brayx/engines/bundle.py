@@ -112,7 +112,7 @@ def write_bundle(
 
 
 def bundle_files(folder: Path) -> list[str]:
-    """The files of the bundle in ``folder``, by their paths in it; none where there is no bundle."""
+    """The files of the bundle in ``folder``, by their paths in it, ``bundle.json`` last; none where there is none."""
     try:
         about = json.loads((folder / _DOCUMENTS[0]).read_text())
         named = {*about["files"].values(), *(leaf["samples"] for leaf in (*about["inputs"], *about["outputs"]))}
@@ -120,7 +120,8 @@ def bundle_files(folder: Path) -> list[str]:
         return []
     # What the document says may be anybody's: only names that a bundle has are its files.
     ours = (name for name in named if name in _FILES.values() or _SAMPLE_FILE.fullmatch(str(name)))
-    return sorted(name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file())
+    there = {name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file()}
+    return sorted(there, key=lambda name: (name == _DOCUMENTS[0], name))
 
 
 def _make(
@@ -176,10 +177,9 @@ def _make(
 def _replace(folder: Path, made: Path) -> None:
     """Moves the bundle in ``made`` to where another may be; while there is a ``bundle.json``, its files are whole."""
     (folder / "samples").mkdir(exist_ok=True)
-    first = _DOCUMENTS[0]
-    for name in sorted(bundle_files(folder), key=lambda name: name != first):
+    for name in reversed(bundle_files(folder)):
         (folder / name).unlink(missing_ok=True)
-    for name in sorted(bundle_files(made), key=lambda name: name == first):
+    for name in bundle_files(made):
         (made / name).replace(folder / name)
 
 

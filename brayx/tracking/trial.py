@@ -15,9 +15,9 @@ import secrets
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -216,6 +216,23 @@ class Trial:
         """Copies a file into the run's artifacts, below ``artifact_path``."""
         with telling(f"cannot save {os.fspath(path)} of trial {self.name!r}"):
             client_of(self.uri).log_artifact(self.run_id, os.fspath(path), artifact_path)
+
+    def replace_files(self, folder: str | os.PathLike[str], names: Sequence[str], artifact_path: str) -> None:
+        """Makes some files of a folder all that is below ``artifact_path``.
+
+        What was there goes first, and ``names`` are written in their order: whoever comes to the last has them all.
+
+        Args:
+            folder: where the files are.
+            names: their paths in it, with ``/``.
+            artifact_path: a folder of the run's artifacts, made if absent.
+        """
+        with telling(f"cannot save {artifact_path} of trial {self.name!r}"):
+            if client_of(self.uri).list_artifacts(self.run_id, artifact_path):
+                self._delete_artifacts(artifact_path)
+            for name in names:
+                below = PurePosixPath(artifact_path, name).parent.as_posix()
+                client_of(self.uri).log_artifact(self.run_id, os.fspath(Path(folder, name)), below)
 
     def save_checkpoint(
         self, folder: str | os.PathLike[str], step: int, metrics: Mapping[str, float] | None = None

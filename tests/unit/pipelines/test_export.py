@@ -64,6 +64,23 @@ def test_the_champion_is_exported_and_the_bundle_is_in_its_trial(tmp_path, track
     assert (kept / "report.json").read_bytes() == (out / "report.json").read_bytes()
 
 
+def test_exported_again_the_trial_has_the_last_bundle_alone(tmp_path, tracking_db):
+    trial = Trial.open("cartpole", "made", tracking_db)
+    register(trial, trial.save_checkpoint(make_checkpoint(tmp_path / "saved"), 1000, {}), "cartpole")
+    trial.log_dict({"other": 1}, "export/other.json")
+    for number, runtimes in enumerate((["onnx", "int8"], ["onnx"])):
+        out = tmp_path / str(number)
+        assert run("models:/cartpole/1", "--to", *runtimes, "--out", out, "--tracking", tracking_db) == 0
+        from mlflow.artifacts import download_artifacts
+
+        kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export", tracking_uri=tracking_db))
+        there = {path.relative_to(kept).as_posix(): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+        ours = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        assert there.pop("other.json")
+        assert there == {f"cartpole-1/{name}": content for name, content in ours.items()}
+        assert set(json.loads(ours["report.json"])["runtimes"]) == set(runtimes)
+
+
 def test_a_checkpoint_without_samples_says_that_its_inputs_are_made_up(tmp_path):
     folder = make_checkpoint(tmp_path / "saved", samples={"obs": SEEN[:, :3]})  # of another model
     assert run(folder, "--to", "onnx", "--out", tmp_path / "out") == 0
