@@ -5,6 +5,8 @@ A job has sources for that, which are read while it learns. Knows nothing of env
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import BadFragment, ConfigError
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Batch, Layout, Packer
-from brayx.replay.table import Table
 from brayx.types import DEMONSTRATION
 from pipelines.training import Training
+
+logger = logging.getLogger(__name__)
 
 
 def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
@@ -47,7 +50,12 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
 
 
 class Demonstrations:
-    """Recorded episodes, packed into columns once and drawn from uniformly.
+    """Recorded episodes, packed into columns once, in one block of memory that batches are views of: who keeps many
+    keeps no more than that.
+
+    What a human or another agent played knows nothing of the memory of the policy that is to imitate it. Where episodes
+    have no state beside their steps, that of each begins as acting begins it, and goes on as the policy makes it: such
+    an episode is not cut where a column has room for it. A longer one is, and its pieces begin as episodes do.
 
     Args:
         data: a file of a kind that `brayx.replay.files` reads, a pattern of several, or a `Dataset`. All of it is kept
@@ -56,6 +64,7 @@ class Demonstrations:
         batch_size: columns of a batch, or as many as there are.
         unroll_length: transitions of a column.
         seed: of what is drawn.
+        initial: what a recurrent model's memory holds where an episode begins, by path, ``state/...``.
 
     Attributes:
         rounds: batches that are as many columns as there are, or just more.
@@ -65,32 +74,62 @@ class Demonstrations:
     """
 
     def __init__(
-        self, data: str | Path | Dataset, layout: Layout, *, batch_size: int, unroll_length: int, seed: int
+        self,
+        data: str | Path | Dataset,
+        layout: Layout,
+        *,
+        batch_size: int,
+        unroll_length: int,
+        seed: int,
+        initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         dataset = data if isinstance(data, Dataset) else Dataset(data)
-        dataset.check(layout)
         packer = Packer(1, unroll_length, layout)
         made: list[Batch | None] = []
-        for number, episode in enumerate(dataset):
+        cut, number = 0, -1
+        for number, episode in enumerate(dataset.checked(layout)):
+            state = {name: extra for name, extra in episode.extras.items() if name.split("/")[0] == "state"}
+            if initial and not state:
+                state = {name: np.broadcast_to(leaf, (len(episode), *leaf.shape)) for name, leaf in initial.items()}
+                cut += len(episode) > unroll_length
+                if len(episode) > packer.left:
+                    made.append(packer.flush())
             try:
-                state = {name: extra for name, extra in episode.extras.items() if name.split("/")[0] == "state"}
                 made += packer.add(replace(episode, extras=state))
             except BadFragment as error:
                 raise ConfigError(
                     f"{dataset.files[0]}: demonstrations: episode {number} (the first is 0): {error.message}",
                     episode=number,
                 ) from error
+        if cut:
+            logger.warning(
+                "%d of %d demonstrations have more than unroll_length (%d) steps and no state beside them: in each "
+                "piece of one the memory begins anew",
+                cut,
+                number + 1,
+                unroll_length,
+            )
         columns = [column for column in (*made, packer.flush()) if column is not None]
-        whole = {key: np.concatenate([column[key] for column in columns]) for key in columns[0]}
-        whole["policy_version"][:] = 0  # another's say nothing here
-        whole[DEMONSTRATION] = np.ones(whole["mask"].shape, np.bool_)
-        size = min(batch_size, len(columns))
-        self.rounds = -(-len(columns) // size)
-        self._table = Table.uniform(len(columns), size, seed=seed)
-        self._table.insert(whole)
+        self._rng = np.random.default_rng(seed)
+        order = self._rng.permutation(len(columns))
+        self._block = {key: np.concatenate([columns[at][key] for at in order]) for key in columns[0]}
+        self._block["policy_version"][:] = 0  # another's say nothing here
+        self._block[DEMONSTRATION] = np.ones(self._block["mask"].shape, np.bool_)
+        self._size = min(batch_size, len(columns))
+        self.rounds = -(-len(columns) // self._size)
+        self._next: list[int] = []
+        self._first = True
 
     def draw(self) -> Batch:
-        """A learner batch ``[B, T + 1, ...]`` with the key `DEMONSTRATION`."""
-        batch = self._table.sample()
-        assert batch is not None
-        return batch
+        """A learner batch ``[B, T + 1, ...]`` with the key `DEMONSTRATION`, of views: not to be written to.
+
+        All columns come before one comes again, but for those at the edges.
+        """
+        if not self._next:
+            columns = len(self._block["mask"])
+            # Each pass cuts the columns elsewhere, so that others are together.
+            shift = 0 if self._first else int(self._rng.integers(self._size))
+            starts = np.clip(np.arange(-shift, columns, self._size), 0, columns - self._size)
+            self._next, self._first = self._rng.permutation(np.unique(starts)).tolist(), False
+        start = self._next.pop()
+        return {key: array[start : start + self._size] for key, array in self._block.items()}

@@ -137,9 +137,10 @@ def train_local(
         algorithm: options; None: PPO's defaults.
         training: everything else; None: its defaults.
         demonstrations: recorded episodes to imitate: a file of a kind that `brayx.replay.files` reads, a pattern of
-            several, or a `Dataset` where names or the kind are to be told. ``bc`` learns from them alone; ``mixed``
-            begins with ``imitation_updates`` batches of them, or once through, before its first run. Continuous actions
-            are the policy's own, -1 to 1 with ``scale_actions``.
+            several, or a `Dataset` where names or the kind are to be told. For a recurrent model they need no state
+            (`Demonstrations`). ``bc`` learns from them alone; ``mixed`` begins with ``imitation_updates`` batches of
+            them, or once through, before its first run. Continuous actions are the policy's own, -1 to 1 with
+            ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
         on_update: called after each run's updates with their number, env steps and the newest numbers.
@@ -184,6 +185,10 @@ def train_local(
                 batch_size=training.batch_size,
                 unroll_length=training.unroll_length,
                 seed=training.seed,
+                # As acting begins an episode (`brayx.engines.base.StateSpec`).
+                initial=None
+                if at is None
+                else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
             )
         collector = Collector(
             envs,

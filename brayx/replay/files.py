@@ -99,7 +99,7 @@ class Dataset:
         return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
 
     def check(self, layout: Layout | None = None) -> set[str]:
-        """Looks at the first episode.
+        """Looks at the first episode, which is read for that alone; `checked` goes on from it.
 
         Args:
             layout: what its fragments must be like, as far as it is known.
@@ -110,7 +110,13 @@ class Dataset:
         Raises:
             ConfigError: it does not fit, or there is none; names what is there and what would fit.
         """
-        first = next(iter(self), None)
+        first = next(self.checked(layout))
+        return self._has | set(first.extras)
+
+    def checked(self, layout: Layout | None = None) -> Iterator[Fragment]:
+        """All episodes, none of them read twice; before the first is given it is looked at. As `check`."""
+        episodes = iter(self)
+        first = next(episodes, None)
         if first is None:
             raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
         try:
@@ -122,7 +128,8 @@ class Dataset:
                 f"{self.files[0]}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
                 path=str(self.files[0]),
             ) from error
-        return self._has | set(first.extras)
+        yield first
+        yield from episodes
 
     def _npz(self, file: Path) -> Iterator[Fragment]:
         try:

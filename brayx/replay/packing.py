@@ -425,6 +425,11 @@ class Packer:
         """Whole columns of the batch that is not full yet."""
         return self._column
 
+    @property
+    def left(self) -> int:
+        """Steps that there is room for in the column that is begun, or in the next one."""
+        return self._length - self._step
+
     def flush(self) -> Batch | None:
         """The unfinished batch, its rest masked out, when it holds a transition."""
         batch, self._batch = self._batch, None

@@ -225,7 +225,14 @@ def _laid_out(prefix: str, example: NestedArray) -> Callable[[Mapping[str, Tenso
         missing = [path for path in paths if path not in batch]
         if missing:
             held = sorted(key for key in batch if key.split("/")[0] == prefix)
-            raise ConfigError(f"batches hold no {missing[0]!r}, which the model takes; they hold {held}")
+            memory = (
+                ": expected what its memory held before each step, as the agent that plays records it. Recordings "
+                "without are cloned by train_local(demonstrations=...)"
+            )
+            raise ConfigError(
+                f"batches hold no {missing[0]!r}, which the model takes; they hold {held}"
+                + (memory if prefix == "state" else "")
+            )
         return optree.tree_unflatten(structure, [batch[path] for path in paths])
 
     return rebuild

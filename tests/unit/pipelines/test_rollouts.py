@@ -477,8 +477,48 @@ def test_a_model_with_a_memory_clones_what_has_its_state_beside_each_step(tmp_pa
     state = {name: np.zeros((200, 4), np.float32) for name in ("state/c", "state/h")}
     result = train_local(Odd, BCConfig(), training, demonstrations=written(tmp_path / "expert.npz", **state))
     assert result.updates > 0
-    with pytest.raises(ConfigError, match="no 'state/c', which the model takes"):
-        train_local(Odd, BCConfig(), training, demonstrations=written(tmp_path / "none.npz"))
+    half = written(tmp_path / "half.npz", **{"state/c": state["state/c"]})
+    with pytest.raises(ConfigError, match="no 'state/h', which the model takes"):
+        train_local(Odd, BCConfig(), training, demonstrations=half)
+
+
+class Recalled(gymnasium.Env):
+    """Shows which action is right in the first step of an episode only, of three to six."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.right, self._left = int(self.np_random.integers(2)), int(self.np_random.integers(3, 7))
+        return np.array([2 * self.right - 1, 0], np.float32), {}
+
+    def step(self, action):
+        self._left -= 1
+        return np.array([0, 1], np.float32), float(action == self.right), self._left == 0, False, {}
+
+
+def test_a_memory_is_cloned_from_recordings_that_know_nothing_of_it(tmp_path: Path) -> None:
+    """Without one the right action is known in the first step alone."""
+    env, steps = Recalled(), []
+    for game in range(60):
+        (obs, _), over = env.reset(seed=game), False
+        while not over:
+            after, reward, over, *_ = env.step(env.right)
+            steps.append((obs, env.right, reward, over))
+            obs = after
+    data = tmp_path / "human.npz"
+    names = ("obs", "action", "reward", "terminated")
+    np.savez(data, **{name: np.array(rows) for name, rows in zip(names, zip(*steps, strict=True), strict=True)})
+    training = Training(
+        total_steps=15_000, unroll_length=8, batch_size=16, learning_rate=1e-2, evaluation_episodes=40,
+        network=NetworkConfig(hidden=[16], lstm=16),
+    )  # fmt: skip
+    result = train_local(Recalled, BCConfig(), training, demonstrations=data)
+    assert all(episode.ret == episode.length for episode in result.evaluation.episodes)
+    other = training.model_copy(update={"network": NetworkConfig(hidden=[16])})
+    without = train_local(Recalled, BCConfig(), other, demonstrations=data)
+    assert sum(episode.ret == episode.length for episode in without.evaluation.episodes) < 30
 
 
 @pytest.mark.parametrize(
