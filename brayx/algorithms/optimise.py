@@ -91,7 +91,7 @@ class Optimise:
         self.scale = 1.0
         """Multiplies the scheduled learning rate; for algorithms that steer it."""
         self.terms: list[Callable[[], Tensor | None]] = []
-        """What other losses add to every gradient; asked at each backward."""
+        """What other losses add to every gradient; asked once for each, at its first backward."""
         self._config = config
         self._module = module
         self._device = self.parameters[0].device.type
@@ -143,19 +143,20 @@ class Optimise:
 
         Args:
             loss: of a micro-batch.
-            part: share of the minibatch that it is of: what others add, which are means, counts by that.
+            part: share of the minibatch that it is of: what the user adds, which are means, counts by that.
         """
-        if not self._fresh:
+        first = not self._fresh
+        if first:
             self.optimizer.zero_grad(set_to_none=True)
             self._fresh = True
         extra = getattr(self._module, "extra_loss", None)  # what the user adds, of the module's last forwards
         if extra is not None and (term := extra()) is not None:
             loss = loss + part * term
-        for term in self.terms:
+        for term in self.terms if first else ():
             with self.autocast():
                 also = term()
             if also is not None:
-                loss = loss + part * also
+                loss = loss + also
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]

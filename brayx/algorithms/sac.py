@@ -73,6 +73,7 @@ class Step(NamedTuple):
         next_obs: the observation to bootstrap from.
         weight: of the step in means; they add up to 1, but on several ranks.
         importance: of the step in the critics' loss, beside that.
+        next_noise, noise: what the actions at ``next_obs`` and ``obs`` are made of.
     """
 
     obs: Any
@@ -82,6 +83,8 @@ class Step(NamedTuple):
     next_obs: Any
     weight: Tensor
     importance: Tensor
+    next_noise: Tensor
+    noise: Tensor
 
 
 def critic_loss(q: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -155,7 +158,11 @@ class SAC:
         learned = batch["mask"][:, :-1]
         count = self._across.sum(learned.sum())
         alpha = self._log_alpha.exp()
-        pieces = columns.parts(batch, self.config.accumulate)
+        # For the whole batch, so that its parts have the same dice; by the CPU's generator, whose state a checkpoint
+        # has for every device.
+        action = returns.full_precision(batch["action"][:, :-1])
+        noise = torch.randn(*learned.shape, 2, *action.shape[2:], dtype=action.dtype).to(action.device)
+        pieces = columns.parts({**batch, "noise": noise}, self.config.accumulate)
         measured, errors = [], []
         for index, piece in enumerate(pieces):
             with self._optimise.shared(last=index == len(pieces) - 1):
@@ -198,17 +205,19 @@ class SAC:
             next_obs=optree.tree_map(lambda x: x[column, at].flatten(0, 1), batch["obs"]),
             weight=mask.flatten() * (self._across.size / count.clamp(min=1)),
             importance=importance.flatten(),
+            next_noise=batch["noise"][:, :, 0].flatten(0, 1),
+            noise=batch["noise"][:, :, 1].flatten(0, 1),
         )
 
     def _loss(self, step: Step, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, what is measured ``[6]``, and every step's error."""
         with self._optimise.autocast():
             with torch.no_grad():
-                next_action, next_log_prob = sample(_call(self.module, step.next_obs))
+                next_action, next_log_prob = sample(_call(self.module, step.next_obs), step.next_noise)
                 next_q = returns.full_precision(_call(self._slow, step.next_obs, next_action))
             outputs = _call(self.module, step.obs)
             q = returns.full_precision(_call(self._critic, step.obs, step.action))
-            action, log_prob = sample(outputs)
+            action, log_prob = sample(outputs, step.noise)
             self._critic.requires_grad_(False)  # the policy's loss is not the critics' to lessen
             q_of_policy = returns.full_precision(_call(self._critic, step.obs, action))
             self._critic.requires_grad_(True)

@@ -74,8 +74,13 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
     return log_prob - _squash(inner).sum(-1), entropy + (_squash(spread) * weights).sum((-2, -1))
 
 
-def sample(outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """A random action and its log-probability. Continuous ones are reparametrised: gradients flow through both."""
+def sample(outputs: Mapping[str, Any], noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A random action and its log-probability. Continuous ones are reparametrised: gradients flow through both.
+
+    Args:
+        outputs: of a model.
+        noise: of a standard Gaussian ``[N, D]``, which a continuous action is made of; None: drawn here.
+    """
     kind = _kind(outputs)
     if kind in ("categorical", "heads"):
         heads: Sequence[Tensor] = outputs["logits"] if kind == "heads" else [outputs["logits"]]
@@ -87,7 +92,7 @@ def sample(outputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         return action, log_prob_entropy(outputs, action)[0]
     prefix = "tanh_" if kind == "squashed" else ""
     mean, log_std = _full(outputs[f"{prefix}mean"]), _full(outputs[f"{prefix}log_std"])
-    inner = mean + log_std.exp() * torch.randn_like(mean)
+    inner = mean + log_std.exp() * (torch.randn_like(mean) if noise is None else noise)
     log_prob, _ = _gaussian(mean, log_std, inner)
     if kind == "gaussian":
         return inner, log_prob

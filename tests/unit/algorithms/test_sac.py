@@ -121,12 +121,9 @@ def test_an_update_is_the_papers_gradient(n_step, steps, accumulate):
     sac.load_state_dict(state)
     p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
     slow = {f"critic.{name}": tensor.numpy() for name, tensor in state["slow"].items()}
-    rows, noises = 4 * steps // accumulate, ([], [])
     torch.manual_seed(5)
-    for _ in range(accumulate):
-        for each in noises:
-            each.append(torch.randn(rows, ACT, dtype=torch.float64).numpy())
-    critics, policy = papers_losses(p, slow, batch, config, [np.concatenate(each) for each in noises], 0.3)
+    noises = torch.randn(4 * steps, 2, ACT, dtype=torch.float64).unbind(1)
+    critics, policy = papers_losses(p, slow, batch, config, [each.numpy() for each in noises], 0.3)
     torch.manual_seed(5)
     measured = {}
     gradient = moved(module, lambda: measured.update(sac.update(batch, 0.0)))

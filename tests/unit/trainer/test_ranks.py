@@ -14,6 +14,7 @@ import torch
 from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.engines.torch import module_weights
@@ -24,20 +25,38 @@ from brayx.nets.soft import SoftActorCritic
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import learn
 from brayx.trainer.ranks import Processes
+from brayx.types import DEMONSTRATION
 from tests.unit.trainer.parts import Folders, Numbers, Weights
 
 ROOT = Path(__file__).parents[3]
 UPDATES = 10
 COLUMNS, STEPS = 4, 8
+PPO_ONCE = {"epochs": 1, "minibatch_size": 10**6, "entropy_coef": 0.01}
 ALGORITHMS = {
-    "ppo": PPOConfig(epochs=1, minibatch_size=10**6, entropy_coef=0.01, learning_rate_final=0.5),
+    "ppo": PPOConfig(**PPO_ONCE, learning_rate_final=0.5),
     "impala": ImpalaConfig(entropy_coef=0.01),
     "bc": BCConfig(),
-    "mappo": MAPPOConfig(epochs=1, minibatch_size=10**6, entropy_coef=0.01),
+    "mappo": MAPPOConfig(**PPO_ONCE),
     "sac": SACConfig(tau=0.1),
 }
+VARIANTS = ALGORITHMS | {
+    "ppo of scaled values": PPOConfig(
+        **PPO_ONCE | {"epochs": 3}, normalise_value=True, clip_value=0.2, kl_target=0.01, kl_reaction="learning_rate"
+    ),
+    "bc with some held out": BCConfig(holdout=0.3),
+    "sac of several steps": SACConfig(tau=0.1, n_step=3),
+}
+IN_RANKS = VARIANTS | {
+    f"{name} in parts": ALGORITHMS[name].model_copy(update={"accumulate": 3}) for name in ("ppo", "impala", "bc", "sac")
+}
+IN_ONE_RANK = {
+    "mixed": MixedConfig(reinforcement=PPOConfig(**PPO_ONCE), fit_value=0.5, imitation_columns=3),
+    "mixed with impala": MixedConfig(reinforcement=ImpalaConfig(), imitation_columns=3),
+    "ppo in minibatches": PPOConfig(epochs=2, minibatch_size=2 * STEPS),
+}
+"""Ranks shuffle each its own columns, so that minibatches of two are others than those of one."""
 SMALL = NetworkConfig(hidden=[16])
-IN_PARTS = ["ppo", "impala", "bc"]
+WEIGHED = ("impala", "bc", "sac")
 
 
 def model(algorithm):
@@ -54,7 +73,9 @@ def fitted(batch, algorithm):
     if algorithm.name == "mappo":
         return {**batch, "obs/obs": batch["obs"], "obs/state": batch["obs"][..., ::-1].copy()}
     if algorithm.name == "sac":
-        return {**batch, "action": (batch["action"][..., None] - 0.5).astype(np.float32)}
+        batch = {**batch, "action": (batch["action"][..., None] - 0.5).astype(np.float32)}
+    if algorithm.name in WEIGHED:  # as a buffer does that does not give all columns equally often
+        return {**batch, "weight": 1 / (1 + 10 * batch["mask"].mean(1))}
     return batch
 
 
@@ -80,6 +101,16 @@ def joined(seed):
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
+def thrown(stream, algorithm, rank):
+    """As the algorithm takes them. Dice are thrown anew for each: a rank's are the part of one's that is of its
+    columns."""
+    for number, batch in enumerate(stream):
+        torch.manual_seed(number)
+        torch.randn(rank * COLUMNS * STEPS * 2)
+        batch = fitted(batch, algorithm)
+        yield {**batch, DEMONSTRATION: batch["mask"]} if algorithm.name == "mixed" and number % 3 == 0 else batch
+
+
 def learned(folder, algorithm, stream, ranks=None):
     """The weights after the stream, and the summary."""
     torch.manual_seed(0)
@@ -88,7 +119,7 @@ def learned(folder, algorithm, stream, ranks=None):
         TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, learning_rate=1e-2, num_steps=10**4),
         module,
         forward_args,
-        batches=(fitted(batch, algorithm) for batch in stream),
+        batches=thrown(stream, algorithm, 0 if ranks is None else ranks.rank),
         took=lambda: None,
         publisher=lambda newest: Weights(),
         numbers=Numbers(),
@@ -105,7 +136,7 @@ def rank_of_two(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     try:
-        for name, algorithm in ALGORITHMS.items():
+        for name, algorithm in IN_RANKS.items():
             stream = [batch(seed + 1000 * rank, COLUMNS) for seed in range(UPDATES)]
             weights, summary = learned(Path(folder) / name / str(rank), algorithm, stream, Processes())
             np.savez(f"{folder}/{name}{rank}.npz", **weights)
@@ -125,26 +156,29 @@ def test_two_ranks_learn_what_one_learns_from_twice_the_batch(tmp_path):
         for rank in ranks:
             rank.kill()
             rank.wait()
-    for name, algorithm in ALGORITHMS.items():
+    for name, algorithm in IN_RANKS.items():
         whole, summary = learned(tmp_path / "one" / name, algorithm, [joined(seed) for seed in range(UPDATES)])
         assert summary.updates == UPDATES
         for rank in range(2):
             assert (tmp_path / f"{name}{rank}").read_text() == f"{summary.env_steps} {UPDATES}"
         close(np.load(tmp_path / f"{name}1.npz"), np.load(tmp_path / f"{name}0.npz"))
-        if name != "sac":  # whose ranks draw other actions than one would
-            close(np.load(tmp_path / f"{name}0.npz"), whole)
+        close(np.load(tmp_path / f"{name}0.npz"), whole)
         begun, _ = learned(tmp_path / "begun" / name, algorithm, [])
         assert max(np.abs(whole[key] - begun[key]).max() for key in whole) > 0.01, "there was something to learn"
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
-@pytest.mark.parametrize("name", IN_PARTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *IN_ONE_RANK])
 def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path, name, parts):
-    stream = [joined(seed) for seed in range(UPDATES)]
-    whole, _ = learned(tmp_path / "whole", ALGORITHMS[name], stream)
-    inparts = ALGORITHMS[name].model_copy(update={"accumulate": parts})
-    cut, _ = learned(tmp_path / "parts", inparts, stream)
+    stream, algorithm = [joined(seed) for seed in range(UPDATES)], (VARIANTS | IN_ONE_RANK)[name]
+    whole, _ = learned(tmp_path / "whole", algorithm, stream)
+    options = {"accumulate": parts}
+    if isinstance(algorithm, MixedConfig):
+        options = {"reinforcement": algorithm.reinforcement.model_copy(update=options)}
+    cut, _ = learned(tmp_path / "parts", algorithm.model_copy(update=options), stream)
     close(cut, whole)
+    begun, _ = learned(tmp_path / "begun", algorithm, [])
+    assert max(np.abs(whole[key] - begun[key]).max() for key in whole) > 0.01, "there was something to learn"
 
 
 def close(got, expected):
