@@ -307,8 +307,10 @@ def _export(arguments: argparse.Namespace) -> int:
     show(report)
     if report["within"]:
         return 0
-    missed = [runtime for runtime, of in report["runtimes"].items() if not of["within"]]
-    print(f"brayx: beyond the tolerance: {', '.join(missed)}; the report has the errors", file=sys.stderr)
+    for told, failed in (("beyond the tolerance", False), ("failed", True)):
+        missed = [name for name, of in report["runtimes"].items() if not of["within"] and ("error" in of) == failed]
+        if missed:
+            print(f"brayx: {told}: {', '.join(missed)}; the report has the errors", file=sys.stderr)
     return 1
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from brayx.engines.base import Tolerance, load_weights
-from brayx.engines.bundle import Samples, bundle_files, write_bundle
+from brayx.engines.bundle import Samples, bundle_files, check_writeable, write_bundle
 from brayx.engines.torch import with_weights
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model, recorded_samples
@@ -70,11 +70,13 @@ def export(
         tolerances: by runtime, instead of the engines' own.
 
     Raises:
-        ConfigError: the reference, the job or a runtime is not usable.
+        ConfigError: the reference, the job, a runtime or the folder is not usable.
         ModelNotFound: the registry has no such model.
-        ModelError: the model cannot be built or exported; `BadWeights`: its weights are not of this module.
+        ModelError: the model cannot be built, or exported to any runtime; `BadWeights`: its weights are not of this
+            module.
         TrackingError: MLflow failed.
     """
+    check_writeable(out)
     uri = tracking_uri(tracking)
     with _find(reference, uri) as origin:
         module, example = _build(origin.folder, job, model)
@@ -94,7 +96,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     errors = Table("runtime", "output", "batch", *_MEASURES.values(), "within", title="against torch")
     for runtime, of in report["runtimes"].items():
-        for output, sizes in of["errors"].items():
+        for output, sizes in of.get("errors", {}).items():
             for size, error in sizes.items():
                 numbers = [f"{float(error[name]):.2e}" if name in error else "" for name in _MEASURES]
                 errors.add_row(runtime, output, size, *numbers, "yes" if of["within"] else "NO")
@@ -104,6 +106,9 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
         for size, latency in by_size.items():
             times.add_row(runtime, of["file"], str(of["bytes"]), size, f"{latency['p50']:g}", f"{latency['p99']:g}")
     console.print(errors, times)
+    for runtime, of in report["runtimes"].items():
+        if "error" in of:
+            console.print(f"{runtime} failed: {of['error']}", markup=False)
     samples = report["samples"]
     console.print(f"compared over {samples['compared']} rows: {samples['source']}")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tempfile
 import time
@@ -28,7 +29,7 @@ import torch
 from brayx.engines.base import LeafSpec, ModelSpec, Tolerance
 from brayx.engines.export import LeafError, compare, noisy_leaves, peak
 from brayx.engines.torch import TorchEngine
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ModelError, first_line
 from brayx.types import NestedArray
 
 RUNTIMES = ("onnx", "int8", "tensorrt")
@@ -83,7 +84,8 @@ def write_bundle(
 ) -> dict[str, Any]:
     """Writes a bundle, and gives its report: what ``report.json`` holds.
 
-    What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared.
+    What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared. A
+    runtime that fails has an ``error`` in the report instead of its numbers, and no file, as long as another does not.
 
     Args:
         folder: made if it is not there; a bundle in it is replaced as a whole, once the new one is made, and what else
@@ -97,18 +99,35 @@ def write_bundle(
         tolerances: by runtime, instead of the engines' own.
 
     Raises:
-        ConfigError: no such runtime, or one that is not installed.
-        ModelError: the module cannot be exported.
-        EngineMismatch: TensorRT's plan does not compute what torch computes.
+        ConfigError: no such runtime, or one that is not installed; or the folder cannot be written.
+        ModelError: every runtime failed; the first one's.
     """
     if unknown := [runtime for runtime in runtimes if runtime not in RUNTIMES]:
         raise ConfigError(f"there is no export to {unknown[0]!r}, expected one of {', '.join(RUNTIMES)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Inside, where it is on the same disk: what fails on its way leaves the bundle that was there as it was.
-    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=folder) as made:
-        report = _make(Path(made), module, example_args, runtimes, samples, about or {}, batch_sizes, tolerances or {})
-        _replace(folder, Path(made))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Inside, where it is on the same disk: what fails on its way leaves the bundle that was there as it was.
+        with tempfile.TemporaryDirectory(prefix=".bundle-", dir=folder) as name:
+            made = Path(name)
+            report = _make(made, module, example_args, runtimes, samples, about or {}, batch_sizes, tolerances or {})
+            _replace(folder, made)
+    except OSError as error:
+        raise _unwriteable(folder, error) from error
     return report
+
+
+def check_writeable(folder: Path) -> None:
+    """Raises `ConfigError` where `write_bundle` could not write, and makes nothing."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise _unwriteable(folder, error) from error
+
+
+def _unwriteable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"no bundle can be written into {folder}: {error.strerror or first_line(error)}")
 
 
 def bundle_files(folder: Path) -> list[str]:
@@ -141,14 +160,21 @@ def _make(
     wanted = reference.run(bound, inputs)
     timed = {"torch": _latencies(lambda leaves: reference.run(bound, leaves), inputs, batch_sizes)}
     reports: dict[str, Any] = {}
+    failed: dict[str, ModelError] = {}
     names: tuple[Sequence[str], Sequence[str]] = ([], [])
     for runtime in runtimes:
         path = folder / _FILES[runtime]
         largest = max(_PLANNED, *batch_sizes)
-        tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
-        tolerance = tolerances.get(runtime, tolerance)
-        errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
-        timed[runtime] = _latencies(run, inputs, batch_sizes)
+        try:
+            tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
+            tolerance = tolerances.get(runtime, tolerance)
+            errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
+            timed[runtime] = _latencies(run, inputs, batch_sizes)
+        except ModelError as error:
+            path.unlink(missing_ok=True)
+            failed[runtime] = error
+            reports[runtime] = {"error": error.message, "within": False}
+            continue
         reports[runtime] = {
             "file": path.name,
             "bytes": path.stat().st_size,
@@ -159,7 +185,9 @@ def _make(
                 for index, leaf in enumerate(reference.spec.outputs)
             },
         }
-    described = {**about, "files": {name: _FILES[name] for name in runtimes}}
+    if len(failed) == len(reports):
+        raise next(iter(failed.values()))
+    described = {**about, "files": {name: _FILES[name] for name in reports if name not in failed}}
     described |= _write_samples(folder, reference.spec, names, inputs, wanted, samples.source)
     report = {
         **about,
@@ -203,10 +231,11 @@ def _write(
     largest: int,
 ) -> tuple[Tolerance, tuple[Sequence[str], Sequence[str]], Run]:
     """Writes a runtime's file; its tolerance, the graph's names of inputs and outputs, and what runs that file."""
+    # None is verified here: what it is off is to be in the report, however much it is.
     if runtime == "tensorrt":
         from brayx.engines.tensorrt import TensorRTEngine
 
-        plan = TensorRTEngine(module, example_args, max_batch_size=largest)
+        plan = TensorRTEngine(module, example_args, max_batch_size=largest, verify_outputs=False)
         path.write_bytes(plan.plan)
         bound = plan.bind(plan.initial)
         return plan.tolerance, (plan.inputs, plan.outputs), lambda leaves: plan.run(bound, leaves)
@@ -214,7 +243,6 @@ def _write(
     from brayx.engines.int8 import Int8Engine
 
     kind = Int8Engine if runtime == "int8" else FrozenOnnxEngine
-    # Not verified here: what it is off is to be in the report, however much it is.
     engine: FrozenOnnxEngine = kind(module, example_args, samples=calibrate, verify_outputs=False)
     path.write_bytes(engine.proto)
     session = Session(path, engine.inputs, engine.outputs)

@@ -55,6 +55,7 @@ class TensorRTEngine(Engine):
         module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         max_batch_size: of one run, as a model's options have it; negative: every run has exactly so many.
+        verify_outputs: compare with torch whenever weights are bound, and before serving.
         cache: folder of plans; if absent ``BRAYX_CACHE``, else ``brayx`` in the user's cache folder. Who can write
             there decides what runs here.
 
@@ -70,11 +71,13 @@ class TensorRTEngine(Engine):
         example_args: tuple[NestedArray, ...],
         *,
         max_batch_size: int = 64,
+        verify_outputs: bool = True,
         cache: Path | None = None,
     ) -> None:
         self._trt = _tensorrt()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._graph = to_onnx(module, example_args)
+        self._verified = verify_outputs
         self._sizes = plan_sizes(max_batch_size)
         self.spec = self._graph.spec
         self.inputs, self.outputs = self._graph.inputs, self._graph.outputs
@@ -85,7 +88,8 @@ class TensorRTEngine(Engine):
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
         self._runtime = self._trt.Runtime(self._logger)
         self.plan = self._find_plan(cache or _cache_folder())
-        verify(self, module, example_args, batch_sizes=_VERIFIED_BATCHES)
+        if verify_outputs:
+            verify(self, module, example_args, batch_sizes=_VERIFIED_BATCHES)
 
     def bind(self, weights: Weights) -> _Bound:
         """As `Engine.bind`; slow, and raises `EngineMismatch` unless the plan then computes what torch does."""
@@ -99,7 +103,8 @@ class TensorRTEngine(Engine):
             if not parser.refit_from_bytes(with_constants(self._graph, weights)) or not refitter.refit_cuda_engine():
                 raise BadWeights(f"TensorRT took no new weights; it lacks {list(refitter.get_missing_weights())[:3]}")
             bound = _Bound(engine, self._device)
-        self._compare(bound, weights)
+        if self._verified:
+            self._compare(bound, weights)
         return bound
 
     def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

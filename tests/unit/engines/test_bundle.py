@@ -12,7 +12,7 @@ from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, bundle_files, write_bundle
 from brayx.engines.frozen import Session
 from brayx.engines.torch import TorchEngine
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, ModelError
 from tests.unit.engines.models import Deciding, cartpole, observations, recurrent
 
 
@@ -99,6 +99,23 @@ def test_of_actions_the_rows_are_counted_that_differ(tmp_path, gap, within):
     engine = TorchEngine(Deciding(gap), example)
     want, _ = engine.run(engine.bind(engine.initial), [obs])
     assert int8["errors"]["action"]["1"]["differing"] == np.mean(got != want) > 0
+
+
+def test_a_runtime_that_fails_is_in_the_report_and_the_others_are_whole(tmp_path):
+    """Ranges of what is no number cannot be had, so int8 fails where ONNX does as torch does."""
+    nowhere = Samples([np.full((8, 4), np.nan, np.float32)], "")
+    write_bundle(tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,))
+    report = write_bundle(tmp_path, *cartpole(), ["int8", "onnx"], nowhere, batch_sizes=(1,))
+    assert report["runtimes"]["int8"] == {"error": "the model cannot be quantised: scale issue", "within": False}
+    assert (report["within"], report["runtimes"]["onnx"]["within"]) == (False, True)
+    assert "model.int8.onnx" not in bundle_files(tmp_path)
+    assert not (tmp_path / "model.int8.onnx").exists()
+    about = json.loads((tmp_path / "bundle.json").read_text())
+    assert about["files"] == {"onnx": "model.onnx"}
+    assert [leaf["name"] for leaf in about["inputs"]] == ["obs"]
+    with pytest.raises(ModelError, match="scale issue"):
+        write_bundle(tmp_path, *cartpole(), ["int8"], nowhere, batch_sizes=(1,))
+    assert strictly(tmp_path / "report.json") == report, "when nothing was made, the former bundle stays"
 
 
 def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):

@@ -13,10 +13,12 @@ import pytest
 
 from brayx.engines import build_engine
 from brayx.engines import tensorrt as module_under_test
+from brayx.engines.base import Tolerance
+from brayx.engines.bundle import Samples, write_bundle
 from brayx.engines.export import to_onnx, verify, with_constants
 from brayx.engines.tensorrt import TensorRTEngine, cache_key, plan_sizes
 from brayx.engines.torch import TorchEngine, module_weights
-from brayx.errors import ConfigError, ModelError
+from brayx.errors import ConfigError, EngineMismatch, ModelError
 from brayx.model.build import engine_of
 from brayx.model.config import ModelConfig
 from tests.unit.engines.models import awkward, cartpole, observations
@@ -97,3 +99,17 @@ def test_a_plan_is_built_verified_kept_and_refitted(tmp_path):
     assert plan.read_bytes() != b"half"
     with pytest.raises(ModelError, match="1 to 64"):
         engine.run(engine.bind(engine.initial), observations(65))
+
+
+@NEEDS
+@pytest.mark.gpu
+def test_a_plan_beyond_the_tolerance_is_exported_with_a_report_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRAYX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(TensorRTEngine, "tolerance", Tolerance(rtol=0.0, atol=-1.0))
+    out = tmp_path / "out"
+    report = write_bundle(out, *cartpole(), ["tensorrt"], Samples(observations(8), ""), batch_sizes=(1,))
+    assert not report["runtimes"]["tensorrt"]["within"]
+    assert report["runtimes"]["tensorrt"]["errors"]["logits"]["1"]["absolute"] < 1e-4
+    assert (out / "model.plan").exists()
+    with pytest.raises(EngineMismatch):
+        TensorRTEngine(*cartpole())

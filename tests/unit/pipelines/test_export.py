@@ -100,6 +100,43 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
     assert "NO" in said.out
 
 
+def test_a_runtime_that_fails_is_an_exit_code_beside_the_others(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path / "saved", samples={"obs": np.full_like(SEEN, np.nan)})
+    assert run(folder, "--to", "int8", "onnx", "--out", tmp_path / "out") == 1
+    said = capsys.readouterr()
+    assert "failed: int8;" in said.err
+    assert "beyond" not in said.err
+    assert "int8 failed: the model cannot be quantised" in said.out
+    assert report_of(tmp_path / "out")["runtimes"]["onnx"]["within"]
+    assert run(folder, "--to", "int8", "--out", tmp_path / "none") == 2
+    assert not (tmp_path / "none" / "report.json").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "/dev/null/below", "/proc/below", "dangling"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert run("no-checkpoint-either", "--to", "onnx", "--out", out) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"brayx: no bundle can be written into {out}: ")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_is_not_made_for_what_cannot_be_found(tmp_path):
+    assert run("nowhere", "--to", "onnx", "--out", tmp_path / "new" / "out") == 2
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_in_the_way_inside_the_folder_is_told(tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "samples").write_text("mine")
+    assert run(make_checkpoint(tmp_path / "saved"), "--to", "onnx", "--out", out) == 2
+    assert f"no bundle can be written into {out}: " in capsys.readouterr().err
+    assert (out / "samples").read_text() == "mine"
+
+
 def test_an_infinite_error_is_shown(tmp_path, monkeypatch, capsys):
     folder = make_checkpoint(tmp_path / "saved")
     run_finite = Session.run
