@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from brayx.errors import BrayxError, ConfigError
+from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.ending import end_within, leave, mark
 from pipelines.new import KINDS
 
@@ -262,13 +262,18 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.rate:
         from brayx.tracking import tracking_uri
-        from pipelines.rating import rate, served
+        from pipelines.rating import rate, served, told
 
         uri = tracking_uri(arguments.tracking)
         rated = served(arguments.url, uri)  # what cannot be rated is told before the games
+        seen = {f"models:/{rated.name}/{rated.version}"}
 
     def on_game(number: int, game_return: float) -> None:
         print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
+        if arguments.rate:
+            with contextlib.suppress(StartupError):  # of one question of many
+                # As another replica may play each game, another may answer: one may be behind, or ahead.
+                seen.update(*told(arguments.url).values())
 
     result = evaluate(
         arguments.url,
@@ -285,8 +290,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.rate:
         now = served(arguments.url, uri)
         if now.version != rated.version:
-            told = f"the first games were of {rated.name} version {rated.version}, the last of {now.version}"
-            raise ConfigError(f"{told}: neither is rated")
+            games = f"the first games were of {rated.name} version {rated.version}, the last of {now.version}"
+            raise ConfigError(f"{games}: neither is rated")
+        if len(seen) > 1:
+            raise ConfigError(f"while the games went on sessions got {', '.join(sorted(seen))}: none is rated")
         rate(rated.name, rated.version, arguments.env_id, result, uri)
         print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
     return 0

@@ -14,8 +14,25 @@ from pipelines.evaluate import Evaluation
 _STATUS_S = 10.0
 
 
+def told(url: str) -> dict[str, list[str]]:
+    """The registered versions that a session which begins now may act with, by model, as one replica has it: each
+    question is of whichever the door chooses, as each session is.
+
+    Args:
+        url: of the service's HTTP or WebSocket door.
+
+    Raises:
+        StartupError: the service tells nothing of that.
+    """
+    page = read_status(Endpoint.parse(url), _STATUS_S)
+    registered = None if page is None else page.get("registered")
+    if not isinstance(registered, dict):
+        raise StartupError(f"{url} has no status page that names registered versions, so there is nothing to rate")
+    return {model: list(of or []) for model, of in registered.items()}
+
+
 def served(url: str, uri: str) -> PoolEntry:
-    """The registered version that every session of a service acts with which begins now.
+    """The registered version that every session of a service acts with which begins now, as one replica has it.
 
     Args:
         url: of its HTTP or WebSocket door.
@@ -27,14 +44,11 @@ def served(url: str, uri: str) -> PoolEntry:
         ModelNotFound: the registry does not have it.
         TrackingError: the registry cannot be read.
     """
-    page = read_status(Endpoint.parse(url), _STATUS_S)
-    registered = None if page is None else page.get("registered")
-    if not isinstance(registered, dict):
-        raise StartupError(f"{url} has no status page that names registered versions, so there is nothing to rate")
+    registered = told(url)
     references = {reference for of in registered.values() for reference in of or [""]}
     if len(references) != 1 or "" in references:
-        told = "; ".join(f"{model}: {', '.join(of) or 'none'}" for model, of in registered.items()) or "none"
-        raise ConfigError(f"a rating is of one registered version, and sessions of {url} get {told}")
+        what = "; ".join(f"{model}: {', '.join(of) or 'none'}" for model, of in registered.items()) or "none"
+        raise ConfigError(f"a rating is of one registered version, and sessions of {url} get {what}")
     return find(references.pop(), uri)
 
 

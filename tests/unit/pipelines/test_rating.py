@@ -3,6 +3,7 @@ registry."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,9 +46,13 @@ class Serving(SessionTable):
         super().__init__(type("Agent", (Left,), {"table": self}))
         self.registered = registered
         self.then: Any = None
+        self.others: dict[int, Any] = {}
+        """What another replica tells, which is the one that is asked that question, from 0."""
+        self.asked = itertools.count()
 
     def status(self) -> dict[str, Any]:
-        told = {} if self.registered is None else {"registered": self.registered}
+        registered = self.others.get(next(self.asked), self.registered)
+        told = {} if registered is None else {"registered": registered}
         return {"service": "brayx", **super().status(), **told}
 
 
@@ -119,6 +124,16 @@ def test_what_is_not_one_registered_version_is_refused_before_any_game(
     assert done.returncode == 2
     assert said in done.stderr
     assert "game 1" not in done.stderr
+
+
+def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(service: Any, pool: str) -> None:
+    table, url = service
+    table.others = {2: {"model": ["models:/cart/1"]}}  # not the one asked first, nor the one asked last
+    done = evaluate(url, pool, "--rate")
+    assert done.returncode == 2
+    assert "while the games went on sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr
+    assert "over 3 games" in done.stdout
+    assert {find(f"models:/cart/{version}", pool).tags["rating"] for version in (1, 2)} == {"5.0"}
 
 
 def test_games_of_two_versions_rate_neither(service: Any, pool: str) -> None:
