@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_sources(job: JobConfig, layout: Layout | None = None) -> dict[str, set[str]]:
+def check_sources(
+    job: JobConfig, layout: Layout | None = None, opened: dict[str, Dataset] | None = None
+) -> dict[str, set[str]]:
     """Looks at the first episode of each source that is files, before anything is read: whether it is what the model
-    observes, and has what the algorithm learns from.
+    observes, and has what the algorithm learns from. Of a function nothing is looked at: its iterator may be one that
+    can be read only once.
 
     Args:
         job: whose sources.
         layout: what the model that learns observes; None: not known yet.
+        opened: datasets that were looked at already, whose first episode is not read again; gets the others.
 
     Returns:
         What the data has of each step, by source.
@@ -42,6 +46,7 @@ def check_sources(job: JobConfig, layout: Layout | None = None) -> dict[str, set
             of it would be.
     """
     found = {}
+    opened = {} if opened is None else opened
     for name, source in job.sources.items():
         lag = job.buffers[source.buffer].max_policy_lag
         if lag is not None:
@@ -52,7 +57,9 @@ def check_sources(job: JobConfig, layout: Layout | None = None) -> dict[str, set
             )
         if source.path is not None:
             try:
-                fields = found[name] = _dataset(source, job).check(layout)
+                if name not in opened:
+                    opened[name] = _dataset(source, job)
+                fields = found[name] = opened[name].check(layout)
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)

@@ -46,6 +46,7 @@ from pipelines.sources import Sources, check_sources
 if TYPE_CHECKING:
     from ray import serve
 
+    from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.replay.remote import RemoteBuffer
     from brayx.trainer.config import TrainerConfig
@@ -181,9 +182,10 @@ def check_learning(job: JobConfig) -> Layout:
     from brayx.trainer.fits import layout_of
 
     config = job.trainers[only("trainer", job.trainers)]
-    check_algorithm(job, check_rollouts(job), check_sources(job))
+    opened: dict[str, Dataset] = {}
+    check_algorithm(job, check_rollouts(job), check_sources(job, opened=opened))
     layout = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
-    check_sources(job, layout)
+    check_sources(job, layout, opened)
     return layout
 
 

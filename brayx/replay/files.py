@@ -80,6 +80,7 @@ class Dataset:
         self._fields = dict(fields or {})
         self._demonstration = demonstration
         self._has: set[str] = set()
+        self._first: Fragment | None = None
 
     def __iter__(self) -> Iterator[Fragment]:
         return self._of(self.files)
@@ -99,7 +100,7 @@ class Dataset:
         return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
 
     def check(self, layout: Layout | None = None) -> set[str]:
-        """Looks at the first episode, which is read for that alone; `checked` goes on from it.
+        """Looks at the first episode, which is read for that alone, once; `checked` goes on from it.
 
         Args:
             layout: what its fragments must be like, as far as it is known.
@@ -110,13 +111,17 @@ class Dataset:
         Raises:
             ConfigError: it does not fit, or there is none; names what is there and what would fit.
         """
-        first = next(self.checked(layout))
-        return self._has | set(first.extras)
+        if self._first is None:
+            self._first = next(iter(self), None)
+        return self._has | set(self._fitting(self._first, layout).extras)
 
     def checked(self, layout: Layout | None = None) -> Iterator[Fragment]:
         """All episodes, none of them read twice; before the first is given it is looked at. As `check`."""
         episodes = iter(self)
-        first = next(episodes, None)
+        yield self._fitting(next(episodes, None), layout)
+        yield from episodes
+
+    def _fitting(self, first: Fragment | None, layout: Layout | None) -> Fragment:
         if first is None:
             raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
         try:
@@ -128,8 +133,7 @@ class Dataset:
                 f"{self.files[0]}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
                 path=str(self.files[0]),
             ) from error
-        yield first
-        yield from episodes
+        return first
 
     def _npz(self, file: Path) -> Iterator[Fragment]:
         try:

@@ -10,10 +10,12 @@ import pytest
 
 from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
+from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout, Packer
 from brayx.types import DEMONSTRATION, Fragment
 from deployments.job import JobConfig
 from pipelines.sources import Sources, check_sources
+from pipelines.train import check_learning
 from tests.waiting import until
 
 JOB = """
@@ -114,6 +116,44 @@ def test_a_dataset_that_does_not_fit_is_refused_naming_what_does(
         check_sources(job(tmp_path, "path: set.npz", monkeypatch))
     with pytest.raises(ConfigError, match="no such file"):
         check_sources(job(tmp_path, "path: other.npz", monkeypatch))
+
+
+OWN = """
+project: p
+trial: t
+network: {kind: config, hidden: [4]}
+model: {kind: model, module: given_model}
+buffer: {kind: buffer}
+trainer: {kind: trainer, model: model, buffers: [buffer], algorithm: {name: bc}}
+data: {kind: source, buffer: buffer, SOURCE}
+"""
+OF_TWO = """
+import numpy as np
+from brayx.nets.policy import policy_for
+
+def build_model(name, config):
+    return policy_for(np.zeros(2, np.float32), num_actions=4)
+"""
+
+
+def test_a_check_reads_the_first_episode_once_and_nothing_of_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model is looked at after the algorithm; what can be read only once is all there afterwards."""
+    monkeypatch.setattr(f"{__name__}.JOB", OWN)
+    (tmp_path / "given_model.py").write_text(OF_TWO)
+    save(tmp_path / "set.npz", action=np.array([1, 3]))
+    read: list[Path] = []
+    inner = Dataset._npz
+    monkeypatch.setattr(Dataset, "_npz", lambda self, file: (read.append(file), inner(self, file))[1])
+    check_learning(job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch))
+    assert len(read) == 1
+    made = job(tmp_path, "module: given_data, func: one", monkeypatch)
+    check_learning(made)
+    buffer = Buffer()
+    with Sources(made, {"buffer": buffer}) as sources:  # type: ignore[dict-item]
+        assert sources.join(10.0)
+    assert buffer.taken == [0, 1, 2]
 
 
 def test_a_buffer_that_drops_what_is_old_takes_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
