@@ -250,9 +250,10 @@ Report = Callable[[dict[str, Any], Path], None]
 class _Looks:
     """The `Books` of a trial: its newest checkpoint, which is reported when it is time to look at the trial.
 
-    That is after every interval, but not when less than one is left of all, since the return of a short rest would be
-    of few games. The first look waits until as many games have ended as are played side by side: those that end before
-    are the short ones, and a trial is not behind because its games last.
+    That is at the same env steps in all trials, up to a run: at each whole number of intervals from the beginning. But
+    not when less than one is left of all, since the return of a short rest would be of few games. The first look waits
+    until as many games have ended as are played side by side: those that end before are the short ones, and a trial is
+    not behind because its games last.
 
     Args:
         path: of a folder for the checkpoint.
@@ -285,7 +286,8 @@ class _Looks:
         if self._seen is None:  # a copy's first steps here are not its first
             self._seen = env_steps - int(numbers["env_steps"])
         interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
-        if env_steps - self._seen < interval or left < interval or numbers.get(GAMES_METRIC, 0) < self._num_envs:
+        passed = env_steps // interval - self._seen // interval
+        if not passed or left < interval or numbers.get(GAMES_METRIC, 0) < self._num_envs:
             return False
         self._asked = (env_steps, numbers[RETURN_METRIC])
         return True
@@ -493,10 +495,15 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
 def _scheduler(method: Method, spec: _Spec, domains: Mapping[str, Domain], rng: random.Random) -> Any:
     from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-    intervals = math.ceil(spec.total_steps / spec.interval_steps)
     if method == "asha":
         return ASHAScheduler(
-            time_attr="training_iteration", max_t=intervals, grace_period=1, reduction_factor=_REDUCTION
+            # Not the number of looks, of which trials whose games last have fewer at the same age.
+            time_attr="env_steps",
+            max_t=spec.total_steps,
+            grace_period=min(spec.interval_steps, spec.total_steps),
+            reduction_factor=_REDUCTION,
+            # Else a trial whose first look is at a later rung is taken down at an earlier one afterwards, too old.
+            stop_last_trials=False,
         )
 
     def explore(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from ray.tune.experiment import Trial
 
-from pipelines.tune import _Spec, train_trial
+from pipelines.tune import _scheduler, _Spec, train_trial
 
 PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 
@@ -69,7 +72,9 @@ def test_games_go_on_from_one_look_to_the_next(tmp_path: Path) -> None:
     assert means[1] == means[0], "of the same games"
     assert len(set(means)) > 1
     assert [look.numbers["over"] for look in looks] == [False, False, False, True]
-    assert min(np.diff(steps)) >= 400, "the return of a short rest would decide about the whole trial"
+    assert [step - step % 400 for step in steps[:-1]] == [800, 1200, 1600]
+    assert all(step % 400 < 4 * 20 for step in steps[:-1]), "the first run that is past it"
+    assert steps[-1] - steps[-2] >= 400, "the return of a short rest would decide about the whole trial"
     saved = [look.counters["env_steps"] for look in looks]
     assert saved == steps, "a checkpoint is of when it was looked at"
 
@@ -120,4 +125,39 @@ def test_a_copy_is_looked_at_after_an_interval_of_its_own(tmp_path: Path) -> Non
     looks = looks_at(tmp_path, "CartPole-v1", PPO, total=8000, interval=1600, number=1, begun=first.folder)
     assert [look.numbers["origin"] for look in looks] == [0, 1, 1]
     steps = [look.numbers["env_steps"] for look in (first, *looks)]
-    assert all(1600 <= more < 1700 for more in np.diff(steps)[:-1])
+    assert all(0 <= step - 1600 * number < 80 for number, step in enumerate(steps[:-1], 1))
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 16])
+def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_they_step(
+    tmp_path: Path, num_envs: int
+) -> None:
+    """Runs of 300, 1200 and 4800 steps do not drift from looks that are 6000 apart."""
+    options = {**PPO, "num_envs": num_envs, "unroll_length": 300, "learning_rate": 1e-9}
+    looks = looks_at(tmp_path, "CartPole-v1", options, total=36_000, interval=6000)
+    steps = [look.numbers["env_steps"] for look in looks[:-1]]
+    assert [step // 6000 for step in steps] == [1, 2, 3, 4]
+    assert all(step % 6000 < num_envs * 300 for step in steps)
+
+
+def test_asha_compares_trials_at_the_same_env_steps_however_often_they_were_looked_at() -> None:
+    """Games that last are first looked at at 3000 steps, with a return that is high for 1000 and low for 3000."""
+    spec = _Spec("CartPole-v1", "ppo", 9000, 1000, None, 0, ())
+    scheduler = _scheduler("asha", spec, {}, random.Random(0))
+    scheduler.set_search_properties("score", "max")
+    quick, slow, late = (Trial("a_trial", trial_id=name, stub=True) for name in ("quick", "slow", "late"))
+    for trial in (quick, slow, late):
+        scheduler.on_trial_add(None, trial)
+
+    def told(trial: Trial, env_steps: int, looks: int, score: float) -> str:
+        numbers = {"env_steps": env_steps, "training_iteration": looks, "score": score}
+        return scheduler.on_trial_result(None, trial, numbers)
+
+    for looks in (1, 2, 3):
+        assert told(quick, 1000 * looks, looks, 10.0 * looks) == "CONTINUE"
+    assert told(slow, 3040, 1, 25.0) == "STOP"
+    assert told(late, 3010, 1, 35.0) == "CONTINUE"
+    assert told(late, 4010, 2, 90.0) == "CONTINUE"
+    other = Trial("a_trial", trial_id="other", stub=True)
+    scheduler.on_trial_add(None, other)
+    assert told(other, 1000, 1, 12.0) == "CONTINUE", "nobody of 4010 steps is among those of 1000"
