@@ -1,0 +1,112 @@
+"""A training that was killed goes on as if it had not been: real environments, real normalisers, every schedule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.algorithms.ppo import PPOConfig
+from brayx.algorithms.sac import SACConfig
+from brayx.engines.scaling import learned
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.nets.soft import SoftActorCritic
+from brayx.rollout.collector import Collector
+from brayx.rollout.envs import make_envs
+from brayx.rollout.policy import Policy
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import learn
+from tests.unit.trainer.parts import Folders, Numbers, Weights
+
+ENVS, STEPS, RUNS = 4, 16, 10
+KILLED, SAVED_EVERY = 8, 3
+FROM = KILLED // SAVED_EVERY * SAVED_EVERY
+"""Updates that the newest checkpoint knows of: those since are lost, and made again."""
+SCHEDULE = {"learning_rate_schedule": "cosine", "learning_rate_warmup": 0.3, "learning_rate_final": 0.1}
+NETWORK = NetworkConfig(hidden=[16])
+OBS = np.zeros(3, np.float32)
+
+
+def ppo():
+    """With all that it keeps from update to update, and minibatches that are shuffled."""
+    config = PPOConfig(
+        **SCHEDULE, epochs=3, minibatch_size=16, normalise_value=True, kl_target=0.01, kl_reaction="learning_rate"
+    )
+    return config, policy_for(OBS, action_size=1, network=NETWORK)[0]
+
+
+def sac():
+    return SACConfig(**SCHEDULE, tau=0.1, n_step=2), SoftActorCritic(OBS, 1, NETWORK)
+
+
+class Killed(BaseException):
+    pass
+
+
+def train(keeper, make, runs, seed):
+    """Learns from what it plays itself, a run after the other; gives the last weights, moments and numbers.
+
+    Where environments are is in no checkpoint, so each run begins anew, by a seed of its own; None: it is killed.
+    """
+    torch.manual_seed(seed)
+    algorithm, module = make()
+    policy = Policy(module, (OBS[None],), engine="torch")
+    collector = Collector(
+        make_envs("Pendulum-v1", ENVS), policy, STEPS, seed=seed, normalise_obs=True, normalise_reward=True
+    )
+    weights, numbers = Weights(), Numbers()
+
+    def publisher(newest):
+        weights.version = newest
+        return weights
+
+    def played():
+        for run in runs:
+            if run is None:
+                raise Killed
+            collector.begin_again(run)
+            version, _, newest = weights.published[-1]
+            collector.load(newest, version)
+            yield dict(collector.collect().arrays)
+
+    options = {"learning_rate": 1e-2, "num_steps": RUNS * ENVS * STEPS, "checkpoint_interval": SAVED_EVERY}
+    try:
+        summary = learn(
+            TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options),
+            module,
+            (OBS[None],),
+            batches=played(),
+            took=lambda: None,
+            publisher=publisher,
+            numbers=numbers,
+            keeper=keeper,
+            normaliser=collector,
+        )
+    finally:
+        collector.close()
+    return summary, learned(weights.published[-1][2]), collector.state_dict(), numbers.samples
+
+
+@pytest.mark.parametrize("make", [ppo, sac])
+def test_a_killed_training_goes_on_to_the_last_bit(tmp_path, make):
+    runs = list(range(100, 100 + RUNS))
+    whole, whole_weights, whole_moments, whole_numbers = train(Folders(tmp_path / "whole"), make, runs, seed=0)
+    assert (whole.reason, whole.updates) == ("num_steps", RUNS)
+
+    keeper = Folders(tmp_path / "killed")
+    with pytest.raises(Killed):
+        train(keeper, make, [*runs[:KILLED], None], seed=0)
+    assert [step for step, _, _ in keeper.saved] == [ENVS * STEPS * updates for updates in (3, 6)]
+    summary, weights, moments, numbers = train(keeper, make, runs[FROM:], seed=99)
+    assert (summary.resumed, summary.reason) == (True, "num_steps")
+    assert (summary.env_steps, summary.updates) == (whole.env_steps, whole.updates)
+
+    assert set(weights) == set(whole_weights)
+    for name, array in whole_weights.items():
+        np.testing.assert_array_equal(weights[name], array)
+    assert {name.split(":")[0] for name in moments} == {"obs", "reward"}
+    for name, array in whole_moments.items():
+        np.testing.assert_array_equal(moments[name], array)
+    for name in ("learning_rate", "loss", "grad_norm"):
+        assert numbers[name] == whole_numbers[name][FROM:]
+    assert len(set(whole_numbers["learning_rate"])) == RUNS, "it rises and falls"
