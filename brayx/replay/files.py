@@ -4,7 +4,8 @@ npz and Parquet hold *steps*, one row each, in order, under a fragment's names: 
 ``action``, ``reward``, ``terminated``; and if they have them ``truncated``, ``next_obs``, ``log_prob``,
 ``policy_version`` and extras. A row that is terminated or truncated ends its episode; an episode does not go on in the
 next file. Without ``next_obs`` nobody knows what followed the last step of one that is not terminated, so that step is
-only bootstrapped from. Parquet is read some rows at a time, an archive as a whole.
+only bootstrapped from. Both are read some rows at a time, but for an array of an archive in Fortran's order, whose rows
+lie all over it: that is read as a whole.
 
 Minari's ``main_data.hdf5`` has a group for each episode, whose ``observations`` have one entry more than its
 ``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"); it needs
@@ -16,12 +17,15 @@ Knows nothing of buffers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
+import math
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -36,7 +40,7 @@ _NEEDED = ("action", "reward", "terminated")
 _PLAIN = ("reward", "terminated", "truncated", "log_prob", "policy_version")
 _OWN = (*_NEEDED, "truncated", "log_prob", "policy_version")
 _ROWS = 4096
-"""Rows of a Parquet file that are read together."""
+"""Rows of a file that are read together."""
 
 
 class Dataset:
@@ -136,12 +140,23 @@ class Dataset:
         return first
 
     def _npz(self, file: Path) -> Iterator[Fragment]:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except Exception as error:  # zipfile, zlib and NumPy each have their own for a file that is no archive
-            raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
-        yield from self._episodes(file, [arrays])
+        def pieces() -> Iterator[dict[str, np.ndarray]]:
+            with contextlib.ExitStack() as stack:
+                members = {}
+                with _reading(file):
+                    archive = stack.enter_context(zipfile.ZipFile(file))
+                    for name in archive.namelist():
+                        if name.endswith(".npy"):
+                            members[name.removesuffix(".npy")] = _Rows(stack.enter_context(archive.open(name)))
+                # As long as the arrays are, and of no size: whatever is wrong is told before a row is read.
+                whole = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in members.items()}
+                rows = len(self._rows(file, whole)["reward"])
+                for start in range(0, max(1, rows), _ROWS):
+                    with _reading(file):
+                        piece = {name: each.read(min(_ROWS, rows - start)) for name, each in members.items()}
+                    yield piece
+
+        yield from self._episodes(file, pieces())
 
     def _parquet(self, file: Path) -> Iterator[Fragment]:
         import pyarrow as pa
@@ -271,6 +286,55 @@ class Dataset:
                 "`fields` tells where they have other names",
                 path=str(file),
             )
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Tells of an archive that cannot be read."""
+    try:
+        yield
+    except Exception as error:  # zipfile, zlib and NumPy each have their own for a file that is no archive
+        raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
+
+
+class _Rows:
+    """An array of an archive, read some rows at a time.
+
+    Args:
+        member: of the archive, in NumPy's format.
+
+    Attributes:
+        shape, dtype: of the array.
+
+    Raises:
+        ValueError: it is no array, or one of Python objects.
+    """
+
+    def __init__(self, member: IO[bytes]) -> None:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        self.shape, fortran, self.dtype = read(member)
+        if self.dtype.hasobject:
+            raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
+        self._member = member
+        self._each = math.prod(self.shape[1:])
+        self._whole: np.ndarray | None = None
+        if fortran and len(self.shape) > 1:
+            flat = self._read(math.prod(self.shape))
+            self._whole = flat.reshape(self.shape, order="F")
+
+    def read(self, rows: int) -> np.ndarray:
+        """The next rows, of which there are as many. Raises ValueError where the file ends before them."""
+        if self._whole is not None:
+            read, self._whole = self._whole[:rows], self._whole[rows:]
+            return read
+        return self._read(rows * self._each).reshape(rows, *self.shape[1:])
+
+    def _read(self, count: int) -> np.ndarray:
+        read = self._member.read(count * self.dtype.itemsize)
+        if len(read) != count * self.dtype.itemsize:
+            raise ValueError("the file ends in the middle of an array")
+        return np.frombuffer(read, self.dtype, count)
 
 
 def _ends(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -225,13 +226,26 @@ def test_episodes_of_a_file_that_is_read_some_rows_at_a_time_are_whole(tmp_path,
         made["next_obs"] = made["obs"] + 1
     save_npz(tmp_path / "data.npz", made)
     save_parquet(tmp_path / "data.parquet", made)
+    np.savez_compressed(tmp_path / "fortran.npz", **{**made, "obs": np.asfortranarray(made["obs"])})
+    expected = list(Dataset(tmp_path / "data.npz"))
+    assert len(expected) == (6 if following else 5)
     monkeypatch.setattr("brayx.replay.files._ROWS", rows)
-    found, expected = list(Dataset(tmp_path / "data.parquet")), list(Dataset(tmp_path / "data.npz"))
-    assert len(found) == len(expected) == (6 if following else 5)
-    for one, other in zip(found, expected, strict=True):
-        assert (one.obs == other.obs).all()
-        assert (one.reward == other.reward).all()
-        assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
+    for name in ("data.npz", "data.parquet", "fortran.npz"):
+        for one, other in zip(Dataset(tmp_path / name), expected, strict=True):
+            assert (one.obs == other.obs).all()
+            assert (one.reward == other.reward).all()
+            assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_long_archive_takes_no_more_memory_than_the_rows_at_hand(tmp_path, save):
+    save(tmp_path / "long.npz", **{**steps("---T" * 25_000), "obs": np.ones((100_000, 64), np.float32)})
+    tracemalloc.start()
+    try:
+        assert sum(len(episode) for episode in Dataset(tmp_path / "long.npz")) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20, "obs alone has 24 MiB"
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
