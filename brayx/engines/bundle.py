@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import LeafSpec, ModelSpec, Tolerance
-from brayx.engines.export import LeafError, compare, noisy_leaves, peak
+from brayx.engines.base import LeafSpec, ModelSpec, StateSpec, Tolerance
+from brayx.engines.export import STEPS, LeafError, Run, carried, compare, noisy_leaves, peak, worst_of
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError, ModelError, first_line
 from brayx.types import NestedArray
@@ -44,8 +44,6 @@ _PLANNED = 64
 """Rows that a TensorRT plan takes at least; more where larger batches are compared."""
 _LATENCY_RUNS = 1000
 _LATENCY_S = 1.0
-
-Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,10 @@ def _make(
     reference = TorchEngine(module, example_args)
     bound = reference.bind(reference.initial)
     inputs = samples.half(1)
-    wanted = reference.run(bound, inputs)
+    spec = reference.spec
+    # Each row goes on with the next one's observation.
+    steps = [[np.roll(leaf, -step, axis=0) for leaf in inputs] for step in range(1 if spec.state is None else STEPS)]
+    wanted = list(carried(lambda leaves: reference.run(bound, leaves), spec.state, steps))
     timed = {"torch": _latencies(lambda leaves: reference.run(bound, leaves), inputs, batch_sizes)}
     reports: dict[str, Any] = {}
     failed: dict[str, ModelError] = {}
@@ -168,7 +169,7 @@ def _make(
         try:
             tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
             tolerance = tolerances.get(runtime, tolerance)
-            errors = {size: _errors(run, inputs, wanted, size, tolerance) for size in batch_sizes}
+            errors = {size: _errors(run, spec.state, steps, wanted, size, tolerance) for size in batch_sizes}
             timed[runtime] = _latencies(run, inputs, batch_sizes)
         except ModelError as error:
             path.unlink(missing_ok=True)
@@ -182,13 +183,13 @@ def _make(
             "within": all(error.excess <= 0 for at_size in errors.values() for error in at_size),
             "errors": {
                 leaf.path: {str(size): at_size[index].measured() for size, at_size in errors.items()}
-                for index, leaf in enumerate(reference.spec.outputs)
+                for index, leaf in enumerate(spec.outputs)
             },
         }
     if len(failed) == len(reports):
         raise next(iter(failed.values()))
     described = {**about, "files": {name: _FILES[name] for name in reports if name not in failed}}
-    described |= _write_samples(folder, reference.spec, names, inputs, wanted, samples.source)
+    described |= _write_samples(folder, spec, names, inputs, wanted[0], samples.source)
     report = {
         **about,
         "samples": {"source": samples.source, "compared": len(inputs[0])},
@@ -250,15 +251,27 @@ def _write(
 
 
 def _errors(
-    run: Run, inputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray], size: int, tolerance: Tolerance
+    run: Run,
+    state: StateSpec | None,
+    steps: Sequence[Sequence[np.ndarray]],
+    wanted: Sequence[Sequence[np.ndarray]],
+    size: int,
+    tolerance: Tolerance,
 ) -> list[LeafError]:
-    """The error of each output over all rows, run in batches of ``size``; the first rows again fill the last one."""
-    count = len(inputs[0])
+    """The worst error of each output over all rows and steps, run in batches of ``size``; the first rows again fill the
+    last one."""
+    count = len(wanted[0][0])
     rows = np.arange(-(-count // size) * size) % count
-    batches = np.split(rows, len(rows) // size)
-    got = [run([np.ascontiguousarray(leaf[batch]) for leaf in inputs]) for batch in batches]
-    whole = [np.concatenate(leaves) for leaves in zip(*got, strict=True)]
-    return compare(whole, [leaf[rows] for leaf in wanted], tolerance, [peak(leaf) for leaf in wanted])
+    batches = [
+        list(carried(run, state, [[np.ascontiguousarray(leaf[batch]) for leaf in leaves] for leaves in steps]))
+        for batch in np.split(rows, len(rows) // size)
+    ]
+    errors = []
+    peaks = [max(map(peak, of_leaf)) for of_leaf in zip(*wanted, strict=True)]
+    for step, want in enumerate(wanted):
+        whole = [np.concatenate(leaves) for leaves in zip(*(batch[step] for batch in batches), strict=True)]
+        errors.append(compare(whole, [leaf[rows] for leaf in want], tolerance, peaks))
+    return [worst_of(of_leaf) for of_leaf in zip(*errors, strict=True)]
 
 
 def _latencies(run: Run, inputs: Sequence[np.ndarray], batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:

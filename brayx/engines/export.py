@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,17 +23,22 @@ import numpy as np
 import optree
 import torch
 
-from brayx.engines.base import Engine, ModelSpec, Tolerance
+from brayx.engines.base import Engine, ModelSpec, StateSpec, Tolerance
 from brayx.engines.torch import TorchEngine, describe, example_leaves, frozen_copy, module_weights
 from brayx.errors import EngineMismatch, ModelError
 from brayx.types import NestedArray, Weights
+
+Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+"""Output leaves ``[B, ...]`` of input leaves."""
 
 _PREFIX = "module."
 """Where weights live inside `_Flat`; no input or output path can begin so."""
 _ROWS = 64
 """Rows of noise that `verify` draws from."""
-_STEPS = 5
-"""For which a recurrent model's state is carried."""
+STEPS = 5
+"""For which a recurrent model's state is carried where it is compared."""
+_AGES = 16
+"""Of the states that `with_states` makes."""
 _COUNTED_ROWS = 256
 """Of a batch over which `verify` counts the rows that may differ: a share of few rows says nothing."""
 
@@ -241,7 +247,7 @@ def verify(
     """
     tolerance = tolerance or engine.tolerance
     reference = TorchEngine(module, example_args)
-    rng = np.random.default_rng(seed)
+    rng, state = np.random.default_rng(seed), engine.spec.state
     drawn = samples if samples is not None else noisy_leaves(example_args, _ROWS, seed)
     worst_abs = {leaf.path: 0.0 for leaf in engine.spec.outputs if leaf.dtype.kind == "f"}
     tried = [(size, replace(tolerance, differing=1.0) if tolerance.differing else tolerance) for size in batch_sizes]
@@ -254,9 +260,10 @@ def verify(
         bound, bound_reference = engine.bind(weights), reference.bind(weights)
         peaks = [peak(leaf) for leaf in reference.run(bound_reference, drawn)]
         for batch_size, allowed in tried:
-            batches = [_rows(drawn, batch_size, rng) for _ in range(1 if engine.spec.state is None else _STEPS)]
-            outputs = zip(_steps(engine, bound, batches), _steps(reference, bound_reference, batches), strict=True)
-            for step, (got, want) in enumerate(outputs):
+            batches = [_rows(drawn, batch_size, rng) for _ in range(1 if state is None else STEPS)]
+            ours = carried(functools.partial(engine.run, bound), state, batches)
+            theirs = carried(functools.partial(reference.run, bound_reference), state, batches)
+            for step, (got, want) in enumerate(zip(ours, theirs, strict=True)):
                 errors = compare(got, want, allowed, peaks)
                 for leaf, error in zip(engine.spec.outputs, errors, strict=True):
                     if leaf.path in worst_abs:
@@ -317,6 +324,16 @@ def compare(
     return [_error(*each, tolerance) for each in zip(got, want, peaks, strict=True)]
 
 
+def worst_of(errors: Sequence[LeafError]) -> LeafError:
+    """The worst there is in several errors of one output."""
+    return LeafError(
+        max(error.excess for error in errors),
+        max(error.absolute for error in errors),
+        max(error.relative for error in errors),
+        None if errors[0].differing is None else max(error.differing or 0.0 for error in errors),
+    )
+
+
 def peak(leaf: np.ndarray) -> float:
     """The largest magnitude of what is finite in an output, 0 for what has none."""
     finite = leaf[np.isfinite(leaf)] if leaf.dtype.kind == "f" else leaf
@@ -352,16 +369,52 @@ def _rows(leaves: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
     return [np.ascontiguousarray(leaf[chosen]) for leaf in leaves]
 
 
-def _steps(engine: Engine, bound: Any, batches: Sequence[Sequence[np.ndarray]]) -> Iterator[list[np.ndarray]]:
-    """Outputs of one batch after the other, a recurrent model's state going from each into the next."""
-    state, outputs = engine.spec.state, None
+def carried(run: Run, state: StateSpec | None, batches: Iterable[Sequence[np.ndarray]]) -> Iterator[list[np.ndarray]]:
+    """Outputs of one batch after the other, a recurrent model's state going from each into the next.
+
+    Args:
+        run: of input leaves.
+        state: the model's; None: it has none.
+        batches: input leaves; the states among them count in the first only.
+    """
+    outputs: list[np.ndarray] | None = None
     for batch in batches:
         inputs = list(batch)
         if state is not None and outputs is not None:
             for into, out_of in zip(state.inputs, state.outputs, strict=True):
                 inputs[into] = outputs[out_of]
-        outputs = engine.run(bound, inputs)
+        outputs = run(inputs)
         yield outputs
+
+
+def with_states(
+    module: torch.nn.Module, example_args: tuple[NestedArray, ...], observed: Sequence[np.ndarray], seed: int = 0
+) -> list[np.ndarray]:
+    """Input leaves of a recurrent model, with the states that it comes to over such observations.
+
+    Args:
+        module: the model, with the weights it acts with.
+        example_args: tuple of arguments it runs on.
+        observed: input leaves ``[N, ...]`` but those of the state.
+        seed: of the order in which they are seen; a row's state is of 0 to 15 of them.
+    """
+    engine, rng = TorchEngine(module, example_args), np.random.default_rng(seed)
+    state, bound, rows = engine.spec.state, engine.bind(engine.initial), len(observed[0])
+    assert state is not None, "a model without a state"
+    initial: NestedArray = state.initial
+    states = [np.repeat(np.asarray(leaf)[None], rows, axis=0) for leaf in optree.tree_leaves(initial)]
+
+    def inputs(order: np.ndarray) -> list[np.ndarray]:
+        rest = iter(observed)
+        places = range(len(engine.spec.inputs))
+        return [states[state.inputs.index(at)] if at in state.inputs else next(rest)[order] for at in places]
+
+    ages = np.arange(rows) % _AGES
+    batches = (inputs(rng.permutation(rows)) for _ in range(_AGES - 1))
+    for age, outputs in enumerate(carried(functools.partial(engine.run, bound), state, batches), start=1):
+        for leaf, out_of in zip(states, state.outputs, strict=True):
+            leaf[ages == age] = outputs[out_of][ages == age]
+    return inputs(np.arange(rows))
 
 
 def _perturbed(module: torch.nn.Module, seed: int) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from brayx.engines import FROZEN, build_engine
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import Scaling, from_weights, unscaled
 from brayx.errors import BrayxError, ConfigError, ModelError, first_line
-from brayx.types import NestedArray, flatten
+from brayx.types import NestedArray
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,22 +114,27 @@ def engine_of(
 def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:
     """Input leaves ``[N, ...]`` that a checkpoint recorded; None when it has none, or not what the model takes.
 
-    Where observations were normalised for learning, they are given as a game does.
+    Where observations were normalised for learning, they are given as a game does. A recurrent model's states are those
+    that its checkpoint comes to over them.
 
     Raises:
-        BadWeights: they cannot be read.
+        BadWeights: they cannot be read, or the checkpoint's weights are not of this module.
     """
-    from brayx.engines.torch import describe
+    from brayx.engines.export import with_states
+    from brayx.engines.normalised import observed
+    from brayx.engines.torch import describe, with_weights
 
     path = folder / "samples.npz"
     if not path.is_file():
         return None
-    recorded = load_weights(path)
-    for leaf, scaling in from_weights(load_weights(folder / "weights.npz")).items():
+    recorded, weights = load_weights(path), load_weights(folder / "weights.npz")
+    for leaf, scaling in from_weights(weights).items():
         if leaf in recorded:
             recorded[leaf] = unscaled(scaling, recorded[leaf])
-    keys = list(flatten(example_args[0] if len(example_args) == 1 else example_args, "obs"))
-    leaves = [recorded[key] for key in keys if key in recorded]
-    wanted = [(leaf.shape, leaf.dtype) for leaf in describe(module, example_args).inputs]
-    fits = [(leaf.shape[1:], leaf.dtype) for leaf in leaves] == wanted and len(leaves[0]) > 0
-    return leaves if fits else None
+    leaves = [recorded[key] for key in observed(module, example_args) if key in recorded]
+    spec = describe(module, example_args)
+    given = spec.state.inputs if spec.state is not None else ()
+    wanted = [(leaf.shape, leaf.dtype) for at, leaf in enumerate(spec.inputs) if at not in given]
+    if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != wanted or not leaves or not len(leaves[0]):
+        return None
+    return leaves if spec.state is None else with_states(with_weights(module, weights), example_args, leaves)

@@ -114,10 +114,17 @@ def test_node_sees_a_bundle_that_is_wrong(node: list[str], tmp_path: Path) -> No
     assert check(node, tmp_path, "onnx")["worst"]["logits"] == pytest.approx(0.5, abs=1e-4)
 
 
-def test_node_carries_the_state_of_a_recurrent_model(node: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runtime", "within"), [("onnx", 1e-5), ("int8", 0.1)])
+def test_node_carries_the_state_of_a_recurrent_model(
+    node: list[str], tmp_path: Path, runtime: str, within: float
+) -> None:
     module, example = recurrent()
-    write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
-    told = check(node, tmp_path, "onnx")
+    report = write_bundle(tmp_path, module, example, [runtime], Samples.of_example(example), batch_sizes=(1,))
+    told = check(node, tmp_path, runtime)
+    assert set(told["worst"]) == {"logits", "state/h_out", "state/ticks_out"}
+    assert report["within"]
+    assert told["worst"]["state/ticks_out"] == 0
+    assert all(error < within for error in told["worst"].values()), told
     about = json.loads((tmp_path / "bundle.json").read_text())
     first = [np.frombuffer((tmp_path / leaf["samples"]).read_bytes(), leaf["dtype"]) for leaf in about["inputs"]]
     rows = [array[: max(1, int(np.prod(leaf["shape"])))] for array, leaf in zip(first, about["inputs"], strict=True)]
@@ -127,6 +134,7 @@ def test_node_carries_the_state_of_a_recurrent_model(node: list[str], tmp_path: 
     h, ticks = example[1]["h"], example[1]["ticks"]
     for step in told["session"]:
         logits, h, ticks = engine.run(bound, [obs, h, ticks, scale])
-        np.testing.assert_allclose(step["logits"], logits[0], atol=1e-5)
+        np.testing.assert_allclose(step["logits"], logits[0], atol=within)
+        np.testing.assert_allclose(step["state/h_out"], h[0], atol=within)
         assert step["state/ticks_out"] == ticks.tolist()
     assert ticks.tolist() == [3]

@@ -10,6 +10,7 @@ import pytest
 
 from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, bundle_files, write_bundle
+from brayx.engines.export import with_states
 from brayx.engines.frozen import Session
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError, ModelError
@@ -127,6 +128,28 @@ def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):
         {"input": "state/ticks", "output": "state/ticks_out", "initial": [0]},
     ]
     assert about["samples"]["source"] == "the model's example arguments with noise"
+
+
+def test_a_recurrent_model_is_compared_over_steps_that_each_side_takes_by_itself(tmp_path):
+    module, example = recurrent()
+    seen = np.random.default_rng(2).standard_normal((64, 3)).astype(np.float32)
+    samples = Samples(with_states(module, example, [seen, np.ones(64, np.float32)]), "")
+    report = write_bundle(tmp_path, module, example, ["onnx", "int8"], samples, batch_sizes=(1, 32))
+    assert report["within"]
+    obs, h, ticks, scale = samples.half(1)
+    engine, session = TorchEngine(module, example), ort.InferenceSession(tmp_path / "model.int8.onnx")
+    ours, theirs = [h, ticks], [h, ticks]
+    off = []
+    for step in range(5):
+        seen = np.roll(obs, -step, axis=0)
+        logits, *ours = engine.run(engine.bind(engine.initial), [seen, *ours, np.roll(scale, -step)])
+        feed = {"obs": seen, "state/h": theirs[0], "state/ticks": theirs[1], "scale": np.roll(scale, -step)}
+        got, *theirs = session.run(["logits", "state/h_out", "state/ticks_out"], feed)
+        off.append(np.abs(logits - got).max())
+    errors = report["runtimes"]["int8"]["errors"]
+    assert errors["logits"]["32"]["absolute"] == pytest.approx(max(off), rel=1e-3)
+    assert max(off) > off[0], "or one step would have told as much"
+    assert errors["state/ticks"]["1"] == {"differing": 0.0}
 
 
 def strictly(path):

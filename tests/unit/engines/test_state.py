@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from brayx.engines import build_engine
+from brayx.engines.base import save_weights
 from brayx.engines.export import verify
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.state import Recurrence
-from brayx.engines.torch import TorchEngine
+from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import EngineMismatch, ModelError
+from brayx.model.build import recorded_samples
 from brayx.model.local import LocalModel
 from tests.unit.engines.models import awkward, cartpole, recurrent
 
@@ -58,6 +60,30 @@ def test_every_engine_carries_the_state(kind):
         wanted = [outputs["state"]["h"], outputs["state"]["ticks"]]
         np.testing.assert_allclose(logits, outputs["logits"], atol=1e-5 if kind != "int8" else 0.1)
     assert carried[1].tolist() == [6, 6, 6]
+
+
+def test_what_a_checkpoint_recorded_comes_with_the_states_that_it_comes_to(tmp_path):
+    """Observations are kept one by one: a model with a state was calibrated on noise instead."""
+    module, example = recurrent()
+    rng = np.random.default_rng(0)
+    obs, scale = rng.standard_normal((64, 3)).astype(np.float32), np.ones(64, np.float32)
+    save_weights(tmp_path / "weights.npz", module_weights(module))
+    save_weights(tmp_path / "samples.npz", {"obs/0": obs, "obs/1": scale})
+    untrained, _ = recurrent()
+    torch.nn.init.zeros_(untrained.cell.weight_hh)  # whose states would be others
+    leaves = recorded_samples(tmp_path, untrained, example)
+    assert leaves is not None
+    seen, h, ticks, scales = leaves
+    np.testing.assert_array_equal(seen, obs)
+    np.testing.assert_array_equal(scales, scale)
+    np.testing.assert_array_equal(ticks, np.arange(64) % 16)
+    np.testing.assert_array_equal(h[::16], np.full((4, 4), 0.5))
+    engine = TorchEngine(module, example)
+    ones = np.full((64, 4), 0.5, np.float32), np.zeros(64, np.int64)
+    _, first, _ = engine.run(engine.bind(engine.initial), [obs, *ones, scale])
+    assert all(np.isclose(first, row).all(axis=1).any() for row in h[1::16]), "after one observation of these"
+    save_weights(tmp_path / "samples.npz", {"obs/0": obs[:, :2], "obs/1": scale})
+    assert recorded_samples(tmp_path, module, example) is None
 
 
 class _Forgetful(OnnxEngine):
