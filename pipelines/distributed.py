@@ -88,19 +88,22 @@ def train_distributed(
     num_envs, num_steps = given.num_envs, given.total_steps
     if num_workers < 1 or num_envs % num_workers:
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
-    if given.sampler == "fifo":
-        buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
-    else:
-        buffer = {
-            "sampler": given.sampler, "batch_size": given.batch_size, "size": -(-given.capacity // given.batch_size),
-            "samples_per_insert": given.samples_per_insert, "min_columns": given.min_columns,
-        }  # fmt: skip
-        # The learner counts what it learns from: a sampled transition many times.
-        num_steps = round(num_steps * given.samples_per_insert)
 
     def same(*names: str) -> dict[str, Any]:
         """Options whose names a job's YAML has too."""
         return {name: getattr(given, name) for name in names}
+
+    if given.sampler == "fifo":
+        buffer: dict[str, Any] = {"size": 2, "batch_size": num_envs}
+    else:
+        buffer = {
+            "size": -(-given.capacity // given.batch_size),
+            **same("sampler", "batch_size"),
+            **same("samples_per_insert", "min_columns"),
+            **same("priority_exponent", "importance_exponent", "importance_batches"),
+        }
+        # The learner counts what it learns from: a sampled transition many times.
+        num_steps = round(num_steps * given.samples_per_insert)
 
     # Without the defaults: what was not chosen is an algorithm's to choose.
     network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)

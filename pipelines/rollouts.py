@@ -40,6 +40,7 @@ from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.soft import NETWORK, soft_policy_for
 from brayx.replay.files import Dataset
+from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
 from brayx.replay.packing import Batch, Layout, check_columns
 from brayx.replay.table import Table
@@ -205,7 +206,18 @@ def train_local(
         cloning = isinstance(algorithm, BCConfig)
         table = None if training.sampler == "fifo" or cloning else _table(training)
         updates = algorithm.imitation_updates if isinstance(algorithm, MixedConfig) else 0
-        run = _Run(collector, table, training.total_steps, on_update, clerk, stop, training.seed, recorded, updates)
+        run = _Run(
+            collector,
+            table,
+            training.total_steps,
+            on_update,
+            clerk,
+            stop,
+            training.seed,
+            Importance(training.importance_exponent, training.importance_batches),
+            recorded,
+            updates,
+        )
         stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
         config = TrainerConfig(
             model="model",
@@ -235,6 +247,7 @@ def train_local(
             feedback=run.feedback,
             due=None if due is None else lambda: due(run.env_steps, run.newest()),
             progress=run.progress,
+            resumed=run.resumed,
         )
         stream.close()
         run.settle()
@@ -328,6 +341,7 @@ class _Run:
         clerk: TrialBooks | None,
         stop: threading.Event,
         seed: int,
+        importance: Importance,
         demonstrations: Demonstrations | None = None,
         imitation_updates: int = 0,
     ) -> None:
@@ -344,6 +358,8 @@ class _Run:
         self._clerk = clerk
         self._stop = stop
         self._seed = seed
+        self._importance = importance
+        self._batches_before = 0
         self._demonstrations = demonstrations
         self._first = 0 if demonstrations is None else max(imitation_updates, demonstrations.rounds)
         self._runs = 0
@@ -395,6 +411,10 @@ class _Run:
         """Tells the table what the learner found of columns that it had sampled."""
         if self._table is not None:
             self._table.update_priorities(index, priorities)
+
+    def resumed(self, learned: int) -> None:
+        """Told of the batches that were learned from before: importance weights go on from there."""
+        self._batches_before = learned
 
     def newest(self) -> Mapping[str, float]:
         """As `loop.Numbers.newest`: exact, since everything is in this process."""
@@ -482,6 +502,7 @@ class _Run:
             if self._demonstrations is None or not self._goes_on():
                 return
             self.about[_IMITATED] = self.about.get(_IMITATED, 0) + 1
+            self._batches_before += 1
             yield self._demonstrations.draw()
 
     def _collect(self) -> tuple[Batch, list[Episode]]:
@@ -551,7 +572,8 @@ class _Run:
                 table.insert({key: array[:room] for key, array in left.arrays.items()})
                 left = left.after(room)
             while (batch := table.sample()) is not None:
-                yield batch
+                yield self._importance.weigh(batch, self._batches_before)
+                self._batches_before += 1
 
     def _after_update(self) -> None:
         numbers = self.newest()
@@ -592,8 +614,10 @@ def limiter_of(training: Training) -> RateLimiter:
 
 
 def _table(training: Training) -> Table:
-    make = Table.prioritised if training.sampler == "prioritised" else Table.uniform
-    return make(training.capacity, training.batch_size, limiter_of(training), seed=training.seed)
+    sizes, limiter = (training.capacity, training.batch_size), limiter_of(training)
+    if training.sampler == "prioritised":
+        return Table.prioritised(*sizes, limiter, exponent=training.priority_exponent, seed=training.seed)
+    return Table.uniform(*sizes, limiter, seed=training.seed)
 
 
 def _zeros(space: Any) -> NestedArray:

@@ -42,6 +42,12 @@ class Training(BaseModel):
     """Options of the ready-made networks; None: what suits the algorithm."""
     sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
     """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled."""
+    priority_exponent: Annotated[float, Field(ge=0, le=10)] = 0.6
+    """Of ``prioritised``, alpha: 0 draws uniformly."""
+    importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
+    importance_batches: _Count | None = None
+    """Batches until ``importance_exponent`` has grown to 1; None: it stays."""
     batch_size: _Count = 256
     """Columns of a sample, and of a batch of demonstrations."""
     capacity: _Count = 100_000

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
 
 STREAM_ENVIRONMENT = {"RAY_DATA_METADATA_PREFETCH_ON_THREAD": "0"}
@@ -46,7 +47,7 @@ class BufferConfig(BaseModel):
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
     importance_batches: Annotated[int, Field(ge=1)] | None = None
-    """Batches until ``importance_exponent`` has grown to 1; null: it stays."""
+    """Learner batches, of all buffers and ranks, until ``importance_exponent`` has grown to 1; null: it stays."""
     samples_per_insert: Annotated[float, Field(gt=0)] | None = None
     """How often a column is sampled on average, unless ``fifo``: what is pushed beyond it is dropped and counted, or
     waits; what is sampled beyond it waits. null: the learner samples as fast as it can."""
@@ -59,6 +60,11 @@ class BufferConfig(BaseModel):
     number, and none where a job's learner has one ``fifo``, of one shard, which one blocking rollout alone fills."""
     max_reuse: Annotated[int, Field(ge=0)] = 0
     """Times that the learner gets its last batch again while there is no other; counted."""
+
+    @property
+    def importance(self) -> Importance:
+        """Of ``prioritised``: how far whoever learns is to correct."""
+        return Importance(self.importance_exponent, self.importance_batches)
 
     @property
     def capacity(self) -> int:

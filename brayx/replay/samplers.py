@@ -28,7 +28,7 @@ class Sampler(Protocol):
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         """Slots ``[count]``, and importance weights ``[count]`` float32 where columns are not equally likely.
 
-        At least one column is there.
+        These correct the bias in full; see `brayx.replay.importance`. At least one column is there.
         """
 
 
@@ -74,46 +74,29 @@ class Prioritised:
     """Column ``i`` comes with probability ``P(i) = p_i^alpha / sum_j p_j^alpha`` (Schaul et al. 2016, equations 1, 2).
 
     The batch's draws are spread over equal parts of the running sum, one each, as there. The importance weight of a
-    column is ``(N P(i))^-beta``, divided by the largest of its batch. A new column of which nobody knows better has the
+    column is ``1 / (N P(i))``, divided by the largest of its batch. A new column of which nobody knows better has the
     highest priority seen so far, so that it is learned from soon.
 
     Args:
         capacity: of the table.
         exponent: ``alpha``; 0 is uniform.
-        importance: ``beta``; 1 corrects the bias in full.
-        importance_draws: columns drawn until ``beta`` has grown linearly to 1; None: it stays.
     """
 
     _LEAST = 1e-6
     """Added to each priority: a column with an error of 0 may come again."""
 
-    def __init__(
-        self, capacity: int, exponent: float = 0.6, importance: float = 0.4, importance_draws: int | None = None
-    ) -> None:
+    def __init__(self, capacity: int, exponent: float = 0.6) -> None:
         self._tree = SumTree(capacity)
         self._exponent = exponent
-        self._importance = importance
-        self._draws_to_one = importance_draws
-        self._drawn = 0
-        self._count = 0
         self._highest = 1.0
-
-    @property
-    def importance(self) -> float:
-        """``beta`` now."""
-        if self._draws_to_one is None:
-            return self._importance
-        return self._importance + (1 - self._importance) * min(1.0, self._drawn / self._draws_to_one)
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray | None) -> None:
         """As `Sampler.insert`."""
-        self._count += len(slots)
         self.update(slots, np.full(len(slots), self._highest) if priorities is None else priorities)
 
     def remove(self, slots: np.ndarray) -> None:
         """As `Sampler.remove`."""
         self._tree[slots] = 0.0
-        self._count -= len(slots)
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """As `Sampler.update`. Raises ValueError for a priority that is negative or not finite."""
@@ -127,6 +110,5 @@ class Prioritised:
         """As `Sampler.draw`."""
         places = (np.arange(count) + rng.random(count)) * (self._tree.total / count)
         slots = self._tree.find(places)
-        weights = (self._count * self._tree[slots] / self._tree.total) ** -self.importance
-        self._drawn += count
-        return slots, (weights / weights.max()).astype(np.float32)
+        priorities = self._tree[slots]
+        return slots, (priorities.min() / priorities).astype(np.float32)

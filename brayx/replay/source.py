@@ -2,7 +2,8 @@
 
 `read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream: each shard has one call
 waiting there, and the next batch is of whoever's turn it is among those that have one. `Stream` is the consumer's end;
-it knows which shard each batch came from, so that credits and priorities find their way back.
+it knows which shard each batch came from, so that credits and priorities find their way back, and how many there were
+before, by which importance weights grow.
 
 A Ray Data row of this stream holds a batch under every key, so a consumer sees ``[1, B, T + 1, ...]`` and takes
 ``[0]``. Ray Data shapes what a read task yields to ``DataContext.target_max_block_size``: it joins smaller yields and
@@ -190,6 +191,9 @@ class Stream:
     Attributes:
         holds: a buffer with ``max_policy_lag`` 0 sends no batch before the next one is asked for: only then is known
             which version it must be of. For a reader that learns from each, alone, before it asks for the next.
+        before: learner batches before the next one, by which ``importance_batches`` counts: those of an interrupted
+            training, and of all who share the stream.
+        readers: how many do, each with as many batches as this one.
     """
 
     def __init__(
@@ -206,6 +210,8 @@ class Stream:
         self._timeout_s = timeout_s
         self._held: list[Origin] = []
         self.holds = False
+        self.before = 0
+        self.readers = 1
 
     def __iter__(self) -> Stream:
         return self
@@ -218,6 +224,9 @@ class Stream:
             if item is not None:
                 batch, origin = item
                 self._taken.append(origin)
+                shards, _ = self._origins[origin.shard]
+                batch = shards.config.importance.weigh(batch, self.before)
+                self.before += self.readers
                 return batch
             if deadline is not None and time.monotonic() > deadline:
                 raise DeadlineExceeded(f"no batch came from the replay buffer within {self._timeout_s:g} s")

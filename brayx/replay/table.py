@@ -90,12 +90,10 @@ class Table:
         limiter: RateLimiter | None = None,
         *,
         exponent: float = 0.6,
-        importance: float = 0.4,
         **options: int,
     ) -> Table:
         """Prioritised experience replay; the oldest goes."""
-        sampler = Prioritised(capacity, exponent, importance)
-        return cls(capacity, batch_size, sampler, Oldest(capacity), limiter, **options)
+        return cls(capacity, batch_size, Prioritised(capacity, exponent), Oldest(capacity), limiter, **options)
 
     @classmethod
     def reservoir(cls, capacity: int, batch_size: int, limiter: RateLimiter | None = None, **options: int) -> Table:
@@ -113,8 +111,7 @@ class Table:
         }
         sampler: Sampler
         if config.sampler == "prioritised":
-            draws = None if config.importance_batches is None else config.importance_batches * config.batch_size
-            sampler = Prioritised(capacity, config.priority_exponent, config.importance_exponent, draws)
+            sampler = Prioritised(capacity, config.priority_exponent)
         else:
             sampler = Uniform(capacity)
         return cls(
@@ -170,8 +167,8 @@ class Table:
     def sample(self, least_version: int | None = None) -> Batch | None:
         """A batch, copied out; None when the limiter says wait, or nothing is there.
 
-        With priorities it has ``weight`` ``[B]`` float32 and ``index`` ``[B]`` int64, which names the columns to
-        `update_priorities`.
+        With priorities it has ``weight`` ``[B]`` float32, which corrects the bias in full (see
+        `brayx.replay.importance`), and ``index`` ``[B]`` int64, which names the columns to `update_priorities`.
 
         Args:
             least_version: columns with a step of an older policy are dropped first; None: none are.

@@ -155,6 +155,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
     # Ranks need each other's batches under way, and prefetching asks ahead.
     batches.holds = ranks.size == 1 and not spec.config.prefetch
+    batches.readers = ranks.size
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
     try:
         summary = learn(
@@ -172,6 +173,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
             feedback=batches.update_priorities,
             eval_batches=evaluated,
             normaliser=None if spec.normaliser is None else spec.normaliser(),
+            resumed=lambda learned: setattr(batches, "before", learned),
         )
         for name in (*weights_of(spec.buffer), *spec.eval_buffers.values()):
             # So that nobody plays on while Ray Train takes its ranks down, and who waits for a batch comes back.

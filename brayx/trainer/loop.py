@@ -110,6 +110,7 @@ def learn(
     eval_batches: Mapping[str, Iterator[Batch]] | None = None,
     due: Callable[[], bool] | None = None,
     progress: Callable[[], float] | None = None,
+    resumed: Callable[[int], None] | None = None,
 ) -> Summary:
     """Trains ``module`` from a stream of learner batches.
 
@@ -131,6 +132,8 @@ def learn(
         due: asked after each update but the last: whether a checkpoint is saved now, beside those in their turn.
         progress: asked for each batch: how far training has come before it, 0 to 1, where the stream ends it and not
             ``num_steps``; None: the share of those that were learned from.
+        resumed: told by a training that goes on from a checkpoint how many learner batches all ranks had learned from,
+            before the first is asked for.
 
     Raises:
         Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
@@ -156,6 +159,8 @@ def learn(
     )
     if restored is not None:
         restored.go_on(algorithm, ranks.rank)
+        if resumed is not None:
+            resumed(counters.updates * ranks.size)
 
     publish: Publisher | None = None
     if ranks.rank == 0:

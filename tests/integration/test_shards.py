@@ -180,6 +180,34 @@ def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
         assert [origin >> 16 for origin in ray.get(origins)] == [0, 1], "it cannot be taken for the other's"
 
 
+def test_importance_grows_by_the_batches_of_all_shards_and_goes_on_when_one_dies(ray_cluster):
+    options = {"priority_exponent": 1.0, "importance_exponent": 0.0, "importance_batches": 20}
+    with running(ray_cluster, num_workers=2, batch_size=8, size=1, sampler="prioritised", **options) as buffer:
+        arrays = columns(2).arrays
+        pushed = Columns({**arrays, "priority": np.array([[1.0], [4.0]]) * np.ones((2, 5))})
+        for shard in buffer.shards:
+            ray.get(shard.actor.push.remote([pushed]))
+        stream = read_buffer(buffer.name, ray_cluster, timeout_s=60)
+        betas, shards = [], set()
+
+        def learn():
+            batch = next(stream)
+            stream.took()
+            shards.add(int(batch["index"][0] >> 40))
+            betas.append(np.log(batch["weight"].min()) / np.log(1 / 4))
+
+        while len(betas) < 6 or len(shards) < 2:
+            learn()
+        before = pid(buffer.shards[0])
+        os.kill(before, signal.SIGKILL)
+        until(lambda: pid(buffer.shards[0]) not in (None, before), "the shard's restart", timeout_s=60)
+        ray.get(buffer.shards[0].actor.push.remote([pushed]))
+        while len(betas) < 25 or len(shards) < 3:
+            learn()
+        np.testing.assert_allclose(betas, np.minimum(np.arange(len(betas)) / 20, 1), atol=1e-4)
+        stream.close()
+
+
 def test_columns_arrive_as_they_were_pushed(ray_cluster):
     with running(ray_cluster) as buffer:
         made = columns(2, 7)

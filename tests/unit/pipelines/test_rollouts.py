@@ -26,8 +26,10 @@ from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError, ModelError
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
-from pipelines.rollouts import train_local
+from brayx.replay.importance import Importance
+from pipelines.rollouts import _table, train_local
 from pipelines.training import Training
+from tests.unit.replay.made import columns
 from tests.unit.rollout.worlds import Counting, Looking, Pulling
 
 QUICK = {"num_envs": 4, "unroll_length": 8, "total_steps": 200, "engine": "torch"}
@@ -119,6 +121,35 @@ def test_a_table_is_sampled_as_often_as_it_is_told(sampler, blocking):
     assert result.updates == pytest.approx((columns - 8) * 3 / 4, abs=8)
 
 
+def test_importance_weights_grow_by_the_batches_and_go_on_in_a_resumed_training(tmp_path, monkeypatch):
+    exponents, exponent = [], Importance.exponent
+
+    def noted(self, before):
+        exponents.append(exponent(self, before))
+        return exponents[-1]
+
+    monkeypatch.setattr(Importance, "exponent", noted)
+    options = {"sampler": "prioritised", "batch_size": 4, "capacity": 64, "min_columns": 8, "samples_per_insert": 1.0}
+    options |= QUICK | {"importance_exponent": 0.5, "importance_batches": 30}
+    keeper = Kept(tmp_path)
+    first = train_local(Counting, ImpalaConfig(), Training(**options), clerk=keeper)
+    assert 0 < first.updates == len(exponents) < 30
+    train_local(Counting, ImpalaConfig(), Training(**options | {"total_steps": 2000}), clerk=keeper)
+    assert exponents == [0.5 + 0.5 * min(1.0, n / 30) for n in range(len(exponents))]
+    assert exponents[-1] == 1
+
+
+def test_columns_are_drawn_by_the_exponent_of_their_priorities():
+    for exponent, shares in ((0.0, [0.5, 0.5]), (1.0, [0.25, 0.75]), (2.0, [0.1, 0.9])):
+        training = Training(
+            sampler="prioritised", batch_size=100, capacity=200, min_columns=1, priority_exponent=exponent
+        )
+        table = _table(training)
+        table.insert({**columns(2).arrays, "priority": np.array([[1.0] * 5, [3.0] * 5])})
+        drawn = table.sample()["index"] & 1
+        assert np.bincount(drawn) == pytest.approx(100 * np.array(shares), abs=1)
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_the_columns_of_all_environments_are_sampled_however_many_there_are(blocking):
     training = Training(
@@ -196,7 +227,17 @@ def test_priorities_that_nobody_would_give_are_refused():
 
 
 @pytest.mark.parametrize(
-    "option", [{"total_steps": 0}, {"num_envs": 0}, {"learning_rate": -1.0}, {"sampler": "lifo"}, {"num_env": 4}]
+    "option",
+    [
+        {"total_steps": 0},
+        {"num_envs": 0},
+        {"learning_rate": -1.0},
+        {"sampler": "lifo"},
+        {"priority_exponent": -1.0},
+        {"importance_exponent": 1.5},
+        {"importance_batches": 0},
+        {"num_env": 4},
+    ],
 )
 def test_an_option_that_cannot_be_is_refused_by_its_name(option):
     with pytest.raises(ValidationError, match=next(iter(option))):

@@ -46,7 +46,7 @@ def test_uniform_knows_who_is_there(changes):
 
 
 def test_prioritised_draws_by_the_powers_of_priorities_and_says_how_much_too_often():
-    sampler = Prioritised(10, exponent=0.5, importance=1.0)
+    sampler = Prioritised(10, exponent=0.5)
     priorities = np.array([1.0, 4.0, 9.0, 0.0, 16.0])
     sampler.insert(np.arange(5), priorities)
     rng, counts = np.random.default_rng(2), np.zeros(5)
@@ -69,16 +69,11 @@ def test_an_exponent_of_0_is_uniform():
     assert (weights == 1).all()
 
 
-def test_a_new_column_has_the_highest_priority_so_far_and_importance_grows():
-    sampler = Prioritised(4, exponent=1.0, importance=0.4, importance_draws=10)
+def test_a_new_column_has_the_highest_priority_so_far():
+    sampler = Prioritised(4, exponent=1.0)
     sampler.insert(np.array([0]), np.array([7.0]))
     sampler.insert(np.array([1]), None)
     assert sampler._tree[np.array([1])] == pytest.approx(7.0)
-    assert sampler.importance == pytest.approx(0.4)
-    sampler.draw(5, np.random.default_rng(0))
-    assert sampler.importance == pytest.approx(0.7)
-    sampler.draw(50, np.random.default_rng(0))
-    assert sampler.importance == pytest.approx(1.0)
 
 
 @settings(max_examples=100, deadline=None)

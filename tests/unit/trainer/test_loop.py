@@ -242,6 +242,18 @@ def test_a_resumed_trial_is_the_one_that_was_not_interrupted(tmp_path):
     assert numbers.samples["learning_rate"][0] == pytest.approx(0.7e-3)
 
 
+def test_who_resumes_is_told_of_the_batches_before_while_none_is_asked_for(tmp_path):
+    told, keeper = [], Folders(tmp_path)
+    run(keeper, count=3, parts={"resumed": told.append})
+    assert not told
+
+    def stream():
+        assert told == [3]
+        yield from batches(2)
+
+    assert run(keeper, stream=stream(), parts={"resumed": told.append})[0].updates == 5
+
+
 SMALL = NetworkConfig(hidden=[8], activation="relu", distribution="squashed")
 
 
