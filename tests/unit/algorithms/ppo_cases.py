@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import optree
 import torch
 from torch import distributions
 
@@ -209,3 +210,18 @@ def slow_update(ppo, batch):
         "clip_fraction": clipped,
         "grad_norm": float(norm),
     }
+
+
+def two_episodes(batch):
+    """A batch of one column of eight steps as two episodes one after the other, and as two columns of one each."""
+    batch["terminated"][:] = False
+    batch["truncated"][:] = False
+    batch["mask"][:] = 1
+    batch["mask"][:, -1] = 0
+    batch["truncated"][:, 3] = True  # step 4 bootstraps, step 5 begins anew
+    batch["mask"][:, 4] = 0
+    first = optree.tree_map(lambda x: x[:, :5].clone(), batch)
+    second = optree.tree_map(lambda x: torch.cat([x[:, 5:], x[:, -1:]], 1), batch)
+    second["mask"][:, -2:] = 0
+    second["truncated"][:, -3] = True
+    return batch, optree.tree_map(lambda x, y: torch.cat([x, y]), first, second)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from brayx.algorithms.bc import BC, METRICS, BCConfig, held_out, mistaken
+from tests.unit.algorithms.ppo_cases import make, make_batch, two_episodes
 from tests.unit.algorithms.tables import Table, moved, random_batch, sgd
 
 
@@ -60,6 +61,91 @@ def test_continuous_actions_have_the_gaussians_likelihood():
     assert measured["error"] == pytest.approx(np.abs(seen - mean).mean(), abs=1e-9)
     np.testing.assert_allclose(gradient["mean"], -(z / std).mean(0), rtol=0, atol=1e-9)
     np.testing.assert_allclose(gradient["log_std"], (1 - z**2).mean(0), rtol=0, atol=1e-9)
+
+
+def test_several_heads_have_their_joint_cross_entropy():
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rng = np.random.default_rng(5)
+            self.left = nn.Parameter(torch.from_numpy(rng.normal(size=(7, 2))))
+            self.right = nn.Parameter(torch.from_numpy(rng.normal(size=(7, 4))))
+
+        def forward(self, obs):
+            return {"logits": (self.left[obs], self.right[obs])}
+
+    batch, module = random_batch(seed=6), Heads()
+    rng = np.random.default_rng(6)
+    batch["action"] = torch.from_numpy(np.stack([rng.integers(0, 2, (5, 10)), rng.integers(0, 4, (5, 10))], -1))
+    mask, obs, action = (batch[key].numpy() for key in ("mask", "obs", "action"))
+    tables = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+    expected, loss = {name: np.zeros_like(table) for name, table in tables.items()}, 0.0
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        for head, (name, table) in enumerate(tables.items()):
+            logits = table[obs[b, t]]
+            softmax = np.exp(logits) / np.exp(logits).sum()
+            loss -= np.log(softmax[action[b, t, head]]) / mask.sum()
+            expected[name][obs[b, t]] += (softmax - np.eye(len(logits))[action[b, t, head]]) / mask.sum()
+    measured = {}
+    config = BCConfig(max_grad_norm=None)
+    gradient = moved(module, lambda: measured.update(BC(module, sgd(module), config).update(batch, 0.0)))
+    assert measured["loss"] == pytest.approx(loss, abs=1e-9)
+    for name, want in expected.items():
+        np.testing.assert_allclose(gradient[name], want, rtol=0, atol=1e-9)
+
+
+def test_squashed_actions_have_the_likelihood_of_what_was_squashed():
+    """Haarnoja et al. 2018, appendix C: the Gaussian's, less the logarithm of the slope."""
+
+    class Squashed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+            self.log_std = nn.Parameter(torch.tensor([0.1, -0.4], dtype=torch.float64))
+
+        def forward(self, obs):
+            shape = (*obs.shape, 2)
+            return {"tanh_mean": self.mean.expand(shape), "tanh_log_std": self.log_std.expand(shape)}
+
+    batch, module = random_batch(), Squashed()
+    rng = np.random.default_rng(2)
+    batch["action"] = torch.from_numpy(rng.uniform(-0.95, 0.95, (5, 10, 2)))
+    mean, log_std = np.array([0.3, -0.2]), np.array([0.1, -0.4])
+    seen = batch["action"][batch["mask"] > 0].numpy()
+    loss, by_mean, by_log_std = 0.0, np.zeros(2), np.zeros(2)
+    for action in seen:
+        z = (np.arctanh(action) - mean) / np.exp(log_std)
+        density = -0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
+        loss -= density.sum() / len(seen)
+        by_mean -= z / np.exp(log_std) / len(seen)
+        by_log_std -= (z**2 - 1) / len(seen)
+    measured = {}
+    config = BCConfig(max_grad_norm=None)
+    gradient = moved(module, lambda: measured.update(BC(module, sgd(module), config).update(batch, 0.0)))
+    assert measured["loss"] == pytest.approx(loss, abs=1e-9)
+    np.testing.assert_allclose(gradient["mean"], by_mean, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(gradient["log_std"], by_log_std, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
+def test_episodes_together_are_episodes_apart(case):
+    together, apart = two_episodes(make_batch(case, columns=1, steps=8))
+    a, b = make(case).module, make(case).module
+    config = BCConfig(max_grad_norm=None)
+    ours = moved(a, lambda: BC(a, sgd(a), config).update(together, 0.0))
+    theirs = moved(b, lambda: BC(b, sgd(b), config).update(apart, 0.0))
+    assert max(np.abs(gradient).max() for gradient in ours.values()) > 1e-3
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9)
+
+
+def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
+    batch, module = make_batch("masked"), make("masked").module
+    batch["obs"]["action_mask"][:] = 0
+    measured = {}
+    gradient = moved(module, lambda: measured.update(BC(module, sgd(module), BCConfig()).update(batch, 0.0)))
+    assert np.isfinite(list(measured.values())).all()
+    assert not any(change.any() for change in gradient.values())
 
 
 def test_two_ranks_are_one_with_both_batches():

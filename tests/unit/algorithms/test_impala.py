@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.algorithms.impala import METRICS, Impala, ImpalaConfig
+from brayx.algorithms.impala import METRICS, Impala, ImpalaConfig, impala_loss
+from tests.unit.algorithms.ppo_cases import make, make_batch, two_episodes
 from tests.unit.algorithms.tables import Recurrent, Table, moved, random_batch, sgd
 from tests.unit.algorithms.test_returns import paper_vtrace
 
@@ -81,6 +82,61 @@ def test_an_update_is_the_papers_gradient(extra, accumulate):
     assert measured["loss"] == pytest.approx(loss, abs=1e-9)
     np.testing.assert_allclose(gradient["policy"], d_policy, rtol=0, atol=1e-9)
     np.testing.assert_allclose(gradient["worth"], d_worth, rtol=0, atol=1e-9)
+
+
+def test_loss_and_gradients_are_the_papers():
+    """Section 4.2 one step at a time, with every gradient worked out by hand, whatever a hidden step holds."""
+    rng = np.random.default_rng(4)
+    log_prob, entropy, value, advantage, target = rng.normal(size=(5, 40))
+    acted, seen = rng.random((2, 40)) < 0.7
+    policy_weight, value_weight = acted * rng.random(40), seen * rng.random(40)
+    log_prob[~acted] = -np.inf
+    policy = value_loss = mean_entropy = 0.0
+    by_log_prob, by_entropy, by_value = np.zeros((3, 40))
+    for i in range(40):
+        if acted[i]:
+            policy -= policy_weight[i] * advantage[i] * log_prob[i]
+            by_log_prob[i] = -policy_weight[i] * advantage[i]
+            mean_entropy += policy_weight[i] * entropy[i]
+            by_entropy[i] = -0.02 * policy_weight[i]
+        value_loss += 0.5 * value_weight[i] * (value[i] - target[i]) ** 2
+        by_value[i] = 0.3 * value_weight[i] * (value[i] - target[i])
+    arrays = log_prob, entropy, value, advantage, target, policy_weight, value_weight
+    tensors = [torch.tensor(x) for x in arrays]
+    for tensor in tensors[:3]:
+        tensor.requires_grad_()
+    loss, parts = impala_loss(*tensors, value_coef=0.3, entropy_coef=0.02)
+    loss.backward()
+    total = policy + 0.3 * value_loss - 0.02 * mean_entropy
+    assert parts.tolist() == pytest.approx([total, policy, value_loss, mean_entropy], abs=1e-9)
+    assert loss.item() == pytest.approx(total, abs=1e-9)
+    for tensor, want in zip(tensors, (by_log_prob, by_entropy, by_value), strict=False):
+        np.testing.assert_allclose(tensor.grad.numpy(), want, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
+def test_episodes_together_are_episodes_apart(case):
+    """One column of two episodes, the first of which is cut, and two columns of one each."""
+    config = ImpalaConfig(**OPTIONS)
+    together, apart = two_episodes(make_batch(case, columns=1, steps=8))
+    a, b = make(case).module, make(case).module
+    ours = moved(a, lambda: Impala(a, sgd(a), config).update(together, 0.0))
+    theirs = moved(b, lambda: Impala(b, sgd(b), config).update(apart, 0.0))
+    assert max(np.abs(gradient).max() for gradient in ours.values()) > 1e-3
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9)
+
+
+def test_a_head_that_may_do_nothing_gives_numbers_and_no_gradient():
+    batch, module = make_batch("masked"), make("masked").module
+    batch["obs"]["action_mask"][:] = 0
+    batch["log_prob"][:] = -np.log(6)
+    measured = {}
+    config = ImpalaConfig(value_coef=0.0, entropy_coef=0.3, max_grad_norm=None)
+    gradient = moved(module, lambda: measured.update(Impala(module, sgd(module), config).update(batch, 0.0)))
+    assert np.isfinite(list(measured.values())).all()
+    assert measured["entropy"] == pytest.approx(np.log(6))
+    assert not any(change.any() for change in gradient.values())
 
 
 def test_two_ranks_are_one_with_both_batches():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from brayx.algorithms.ppo import ppo_loss
-from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update
+from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update, two_episodes
 
 
 def parameters(ppo):
@@ -170,18 +170,7 @@ def test_the_order_of_columns_makes_no_difference(case):
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
 def test_episodes_together_are_episodes_apart(case):
     """One column of two episodes, and two columns of one each: the same steps are learned from in the same way."""
-    batch = make_batch(case, columns=1, steps=8)
-    batch["terminated"][:] = False
-    batch["truncated"][:] = False
-    batch["mask"][:] = 1
-    batch["mask"][:, -1] = 0
-    batch["truncated"][:, 3] = True  # step 4 bootstraps, step 5 begins anew
-    batch["mask"][:, 4] = 0
-    first = optree.tree_map(lambda x: x[:, :5].clone(), batch)
-    second = optree.tree_map(lambda x: torch.cat([x[:, 5:], x[:, -1:]], 1), batch)
-    second["mask"][:, -2:] = 0
-    second["truncated"][:, -3] = True
-    apart = optree.tree_map(lambda x, y: torch.cat([x, y]), first, second)
+    batch, apart = two_episodes(make_batch(case, columns=1, steps=8))
     a, b = make(case), make(case)
     a.update(batch, 0.0)
     b.update(apart, 0.0)

@@ -156,6 +156,43 @@ def test_the_temperature_holds_the_entropy_at_its_target(target):
     assert np.log(second["alpha"] / 0.5) == pytest.approx(-0.01 * np.sign(first["entropy"] - target), rel=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("target", [None, 0.7])
+def test_the_temperature_takes_the_papers_gradient(target, accumulate):
+    """Section 5's J(alpha), of the logarithm as its authors' code has it, over the steps that are learned from; then
+    Adam's steps written down. Weights of columns are the critics' alone."""
+    module = Soft()
+    batch = soft_batch(seed=3, weight=torch.tensor([0.2, 1.0, 0.7, 0.5], dtype=torch.float64))
+    sac = SAC(
+        module,
+        torch.optim.SGD(module.parameters(), lr=0.01),
+        SACConfig(target_entropy=target, alpha_initial=0.3, gamma=0.9, accumulate=accumulate),
+    )
+    starts = [(b, t) for b in range(4) for t in range(5)]
+    count = batch["mask"][:, :-1].sum().item()
+    log_alpha, first, second = np.log(0.3), 0.0, 0.0
+    for step in (1, 2, 3):
+        p = {name: tensor.detach().numpy().copy() for name, tensor in module.named_parameters()}
+        torch.manual_seed(step)
+        noise = torch.randn(4, 5, 2, ACT, dtype=torch.float64)[:, :, 1].numpy()  # the other is of what targets rest on
+
+        def objective(at, p=p, noise=noise):
+            loss = 0.0
+            for b, t in starts:
+                _, log_prob = numpy_sample(p, batch["obs"][b, t].numpy(), noise[b, t])
+                loss -= batch["mask"][b, t].item() / count * at * (log_prob + (-ACT if target is None else target))
+            return loss
+
+        gradient = objective(log_alpha + 1e-30j).imag / 1e-30
+        torch.manual_seed(step)
+        assert sac.update(batch, 0.0)["alpha"] == pytest.approx(np.exp(log_alpha), abs=1e-9)
+        assert abs(gradient) > 1e-3
+        assert sac._log_alpha.grad.item() == pytest.approx(gradient, abs=1e-9)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        log_alpha -= 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        assert sac.state_dict()["log_alpha"].item() == pytest.approx(log_alpha, abs=1e-9)
+
+
 def test_a_temperature_that_is_given_stays():
     module = Soft()
     sac = SAC(module, torch.optim.SGD(module.parameters(), lr=0.01), SACConfig(alpha=0.0))
