@@ -88,7 +88,8 @@ class RemoteModel:
             that do so at once each does it whole, one after the other, and the last has the name.
         max_versions: policy versions kept for who asks for one.
         deadline_s: a forward without a result after this long fails.
-        start_timeout_s: until all replicas must be up; whatever was started is ended otherwise.
+        start_timeout_s: until all replicas must be up; whatever was started is ended otherwise. Of several processes
+            that start one at once the others wait as long for the first, and get its model.
         route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
         tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
 
@@ -160,40 +161,41 @@ class RemoteModel:
             )
             skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
             uri = tracking_uri(tracking)
-            if checkpoint_interval is not None:
-                # What a model of that name has learned before is not a clone's own, nor one's that overrides it.
-                trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
-            try:
-                begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
-                weights = begins.weights
-                if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
-                    # It was trained on normalised observations: the model does that itself from here on.
-                    from brayx.engines.torch import with_weights
-
-                    trained = with_weights(model, weights)
-                    skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
-                weights = completed(layout, weights)
-                check_weights(layout, weights)
-            except BaseException:
-                give_up(trial)
-                raise
-            token = secrets.token_hex(8)
-            recipe = Recipe(
-                *(skeleton, example, names, spec, layout, config, local_mode),
-                *(begins.lineage, trial, checkpoint_interval, token),
-            )
         until = time.monotonic() + start_timeout_s
-        with contextlib.ExitStack() as overriding:
-            if override:
+        with contextlib.ExitStack() as alone:
+            if store is None and (override or checkpoint_interval is not None):
+                # Of two that end and make at once, one would end what the other has made, or serve it as its own; of
+                # two that start, one would find the trial of that name at work in the other.
+                alone.enter_context(turn(name, NAMESPACE, until))
+                until = time.monotonic() + start_timeout_s  # whose start waited for none of this
+                store = None if override else find(name)
+            if store is None:
+                assert model is not None  # or it is not found
+                if checkpoint_interval is not None:
+                    # What a model of that name has learned before is not a clone's own, nor one's that overrides it.
+                    trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
                 try:
-                    # Of two that end and make at once, one would end what the other has made, or serve it as its own.
-                    overriding.enter_context(turn(name, NAMESPACE, until))
-                    remove(name)  # not before the new one is known to be sound
-                    until = time.monotonic() + start_timeout_s  # whose start waited for none of this
+                    begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
+                    weights = begins.weights
+                    if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
+                        # It was trained on normalised observations: the model does that itself from here on.
+                        from brayx.engines.torch import with_weights
+
+                        trained = with_weights(model, weights)
+                        skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
+                    weights = completed(layout, weights)
+                    check_weights(layout, weights)
+                    if override:
+                        remove(name)  # not before the new one is known to be sound
+                        until = time.monotonic() + start_timeout_s
                 except BaseException:
                     give_up(trial)
                     raise
-            if store is None:
+                token = secrets.token_hex(8)
+                recipe = Recipe(
+                    *(skeleton, example, names, spec, layout, config, local_mode),
+                    *(begins.lineage, trial, checkpoint_interval, token),
+                )
                 store = create_weight_store(
                     f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
                 )

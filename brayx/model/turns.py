@@ -1,7 +1,8 @@
-"""Overriding a model is one process's turn at a time, in the whole cluster.
+"""Overriding a model, or starting one with a trial, is one process's turn at a time, in the whole cluster.
 
 A turn is a named actor of Ray's: no two processes can make it, and it goes with the process that did, so one that is
-killed leaves no turn behind. It costs a process's start, which is why only those take turns who end what another runs.
+killed leaves no turn behind. It costs a process's start, which is why only those take turns who end what another runs
+or open what only one may have at work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Turn:
 
 @contextlib.contextmanager
 def turn(name: str, namespace: str, until: float) -> Iterator[None]:
-    """Has the turn to override the model of that name while it lasts. Blocks until others have had theirs.
+    """Has the turn to start or override the model of that name while it lasts. Blocks until others have had theirs.
 
     Args:
         name: of the model.
@@ -38,11 +39,13 @@ def turn(name: str, namespace: str, until: float) -> Iterator[None]:
     actor: Any = ray.remote(_Turn)
     while True:
         try:
-            held = actor.options(name=f"override/{name}", namespace=namespace, num_cpus=0).remote()
+            held = actor.options(name=f"turn/{name}", namespace=namespace, num_cpus=0).remote()
             break
         except ActorAlreadyExistsError as error:
             if time.monotonic() > until:
-                raise StartupError(f"another process is overriding model {name!r}, and not done in time") from error
+                raise StartupError(
+                    f"another process is starting or overriding model {name!r}, and not done in time", name=name
+                ) from error
             time.sleep(_AGAIN_S)
     try:
         yield

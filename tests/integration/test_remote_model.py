@@ -153,6 +153,14 @@ class Elsewhere:
     def override(self, name, value, num_workers):
         RemoteModel(name, Scale(value), EXAMPLE, OFFSET, num_workers=num_workers, override_model=True)
 
+    def start(self, name, local_mode, tracking, at):
+        """All who are told the same moment begin then; whose trial goes on, and what the model answers."""
+        time.sleep(max(at - time.time(), 0.0))
+        model = RemoteModel(
+            name, Scale(2), EXAMPLE, OFFSET, local_mode=local_mode, checkpoint_interval=1, tracking=tracking
+        )
+        return model._recipe.token, model._recipe.trial.run_id, model(X, ZERO)["scaled"][0], os.getpid()
+
     def take_the_turn(self, name, has):
         """Until it is killed."""
         with turn(name, NAMESPACE, time.monotonic() + 60):
@@ -451,6 +459,33 @@ def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tr
         made.delete()
 
 
+@pytest.mark.parametrize(("local_mode", "learned"), [(True, 2), (True, 5), (False, 2)])
+def test_processes_that_start_a_model_with_checkpoints_at_once_get_one_model(
+    serve_instance, tracking_db, local_mode, learned
+):
+    name = f"raced-{local_mode}-{learned}"
+    if learned == 5:  # there is a trial to go on with
+        before = RemoteModel(
+            name, Scale(1), EXAMPLE, OFFSET, local_mode=True, checkpoint_interval=1, tracking=tracking_db
+        )
+        before.publish_weights(factor(5), step=1)
+        before.delete()
+    processes = [Elsewhere.remote() for _ in range(2)]
+    others = [f"{name}-{i}" for i in range(2)]
+    at_once = zip(processes, others, strict=True)
+    ray.get([process.start.remote(other, True, tracking_db, 0.0) for process, other in at_once], timeout=100)
+    for other in others:  # what they need is imported now
+        RemoteModel(other).delete()
+    at = time.time() + 0.5
+    made = ray.get([process.start.remote(name, local_mode, tracking_db, at) for process in processes], timeout=200)
+    tokens, trials, answers, pids = (set(of) for of in zip(*made, strict=True))
+    assert (len(tokens), len(trials), len(pids)) == (1, 1, 2)
+    assert answers == {learned}
+    model = RemoteModel(name)
+    assert model._recipe.trial.status == "RUNNING"
+    model.delete()
+
+
 def test_of_models_that_override_one_at_once_the_last_has_the_name_whole(serve_instance):
     model = RemoteModel("contested", Scale(1), EXAMPLE, OFFSET)
     processes = [Elsewhere.remote() for _ in range(2)]
@@ -477,7 +512,7 @@ def test_who_is_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster,
     other, has = Elsewhere.remote(), tmp_path / "pid"
     other.take_the_turn.remote("abandoned", has)
     until(lambda: has.exists() and has.read_text(), "it has the turn")
-    with pytest.raises(StartupError, match="another process is overriding model 'abandoned', and not done in time"):
+    with pytest.raises(StartupError, match="another process is starting or overriding model 'abandoned', and not"):
         override(0.5)
     os.kill(int(has.read_text()), signal.SIGKILL)
     model = override(60)
