@@ -35,9 +35,9 @@ from brayx.model.build import acting_model
 from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import engine_from, model_application
-from brayx.model.following import Following
+from brayx.model.following import Following, begins
 from brayx.model.local import LocalModel
-from brayx.model.pool import PoolClient
+from brayx.model.pool import Aliases, PoolClient
 from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
 from brayx.replay.remote import RemoteBuffer
 from brayx.tracking import Trial, find, local_files, tracking_uri
@@ -132,13 +132,15 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         if spec.pool is not None and spec.pool.books:
             await spec.pool.flush()
 
+    # What it was deployed with may be an old version by now, or none that is there any more.
+    at = await spec.pool.look() if spec.pool is not None and spec.followed else None
     models: dict[str, LocalModel | ModelClient] = {}
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
         else:
-            models[name] = await _local_model(name, spec, runtime)
-    following = _following(spec, models, runtime)
+            models[name] = await _local_model(name, spec, at, runtime)
+    following = await _following(spec, models, at, runtime)
     buffers: dict[str, Any] = {}
     for name, actor_name in spec.buffers.items():
         rollout = _normalising(spec.config)
@@ -201,14 +203,14 @@ class _Refused:
         raise ConfigError(f"{self._why}, and agents have them as games send them: agents of this job cannot push")
 
 
-def _following(
-    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], runtime: ActorRuntime
+async def _following(
+    spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], at: Aliases | None, runtime: ActorRuntime
 ) -> Following | None:
     """Follows the models that are served by an alias, if there are any."""
     if spec.pool is None or not spec.followed:
         return None
     following = Following(spec.pool, spec.followed, models)
-    following.start()
+    await following.start(at)
     runtime.close.insert(0, following.stop)
 
     def check(check_others: Callable[[], None] = runtime.check) -> None:
@@ -260,13 +262,16 @@ def _batching(config: ModelConfig, runtime: ActorRuntime, size: str, what: str) 
     }
 
 
-async def _local_model(name: str, spec: ActorSpec, runtime: ActorRuntime) -> LocalModel:
+async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: ActorRuntime) -> LocalModel:
     config, source = spec.models[name], spec.weights[name]
     module, example = acting_model(spec.folder, config.module, name, spec.config)
     if source.store:
         refuse_frozen(config.engine)
-    begins = source.checkpoint or None, source.tracking, source.version
-    engine, version = await asyncio.to_thread(engine_from, config, module, example, *begins)
+    named: tuple[int, Weights] | None = None
+    if spec.pool is not None and source.followed is not None:
+        named = await begins(spec.pool, name, source.followed.alias, at, source.version)
+    deployed = source.checkpoint or None, source.tracking, source.version
+    engine, version = await asyncio.to_thread(engine_from, config, module, example, *deployed, named)
     store = get_weight_store(source.store, NAMESPACE) if source.store else None
     fetch: Callable[[int], Awaitable[Weights]] | None = None
     if store is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from brayx.engines import refuse_frozen
 from brayx.engines.base import Engine, ModelSpec, load_weights
-from brayx.errors import ModelError
+from brayx.errors import BrayxError, ModelError
 from brayx.hub import HubClient, get_hub
 from brayx.metrics import Sink
 from brayx.model import http
@@ -27,16 +28,18 @@ from brayx.model.build import engine_of
 from brayx.model.checkpoints import checkpoint_folder
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
-from brayx.model.following import Following
+from brayx.model.following import Following, begins
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
-from brayx.model.pool import PoolClient
+from brayx.model.pool import Aliases, PoolClient
 from brayx.model.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.prometheus import Exporter
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 _FOLLOWED_VERSIONS = 4
 """Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
@@ -62,6 +65,7 @@ class ModelReplica:
         tracking: MLflow's URI, of such a reference.
         version: their policy version, instead of what that says.
         following: component name, what is followed and by whom, of a model that is served by an alias.
+        named: version and weights to start from instead, if they fit: what that alias names by now.
 
     Raises:
         BadWeights: the checkpoint's weights cannot be read or do not fit.
@@ -80,13 +84,14 @@ class ModelReplica:
         hub: tuple[str, str] | None = None,
         version: int | None = None,
         following: tuple[str, Followed, PoolClient] | None = None,
+        named: tuple[int, Weights] | None = None,
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
         self._books = HubClient(get_hub(*hub) if hub is not None else None)
         self.recorder: Sink = self._books
         module, example_args = build()
-        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version)
+        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, named)
         self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
@@ -104,8 +109,11 @@ class ModelReplica:
         self._subscriber: WeightSubscriber | Following | None = None
         self._following = following
 
-    async def start(self) -> None:
+    async def start(self, at: Aliases | None = None) -> None:
         """Loads the newest weights of the store, if it holds any, and follows it from then on.
+
+        Args:
+            at: where aliases point, of a model that is served by one.
 
         Raises:
             StartupError: there is no such store.
@@ -117,8 +125,8 @@ class ModelReplica:
             await subscriber.start()
         elif self._following is not None:
             name, followed, client = self._following
-            self._subscriber = Following(client, {name: followed}, {name: self.model})
-            self._subscriber.start()
+            self._subscriber = follows = Following(client, {name: followed}, {name: self.model})
+            await follows.start(at)
 
     async def forward(
         self, columns: Sequence[np.ndarray], version: int | None = None, deadline_s: float | None = None
@@ -180,9 +188,15 @@ class _ServedModel(ModelReplica, ModelDoor):
     """Serve's way of calling `start` and `close`: an async constructor, and ``__del__`` when it drains a replica."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        at: Aliases | None = None
+        if (following := kwargs["following"]) is not None:
+            # What it was deployed with may be an old version by now, or none that is there any more.
+            name, followed, client = following
+            at = await client.look()
+            kwargs["named"] = await begins(client, name, followed.alias, at, kwargs["version"])
         super().__init__(*args, **kwargs)
         self._export = self.recorder = Exporter(self.recorder, self._levels)
-        await self.start()
+        await self.start(at)
         here = serve.get_replica_context()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
@@ -257,11 +271,18 @@ def engine_from(
     checkpoint: str | None,
     tracking: str,
     version: int | None,
+    named: tuple[int, Weights] | None = None,
 ) -> tuple[Engine, int]:
     """The engine of a model that begins with a checkpoint, and the policy version that it acts with.
 
     Arguments and errors are those of `ModelReplica`, and of `engine_of`.
     """
+    if named is not None:
+        now, weights = named
+        try:
+            return engine_of(config, module, example_args, weights), now
+        except BrayxError as error:  # of weights: with others the same model may be built
+            _log.warning("version %d cannot be begun with: %s", now, error)
     if checkpoint is None:
         return engine_of(config, module, example_args), version or 0
     with checkpoint_folder(checkpoint, tracking) as folder:

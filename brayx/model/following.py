@@ -6,6 +6,7 @@ A version is made ready before anybody gets it, and who has one keeps it. Asynci
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from brayx.errors import BrayxError
@@ -13,6 +14,37 @@ from brayx.model.arms import Arm, Followed
 from brayx.model.client import ModelClient
 from brayx.model.local import LocalModel, PinnedModel
 from brayx.model.pool import Aliases, PoolClient, PoolSubscriber
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+
+async def begins(
+    client: PoolClient, model: str, alias: str, at: Aliases | None, version: int | None
+) -> tuple[int, Weights] | None:
+    """Version and weights that a replica begins with, which may start long after its application was deployed.
+
+    Args:
+        client: of the pool.
+        model: component name.
+        alias: that it is served by.
+        at: where aliases point; None: the registry does not tell.
+        version: that the application was deployed with; None: as built.
+
+    Returns:
+        None: what it was deployed with. That is what the alias names, or it names none, or it cannot be had, which is
+        logged.
+    """
+    now = version if at is None else at.get(model, {}).get(alias, version)
+    if at is None:
+        _log.warning("model %r begins as it was deployed: the registry does not tell where %r points", model, alias)
+    if now is None or now == version:
+        return None
+    try:
+        return now, await client.fetch(model, now)
+    except BrayxError as error:
+        _log.warning("model %r begins as it was deployed, not with version %d: %s", model, now, error)
+        return None
 
 
 class Following:
@@ -40,8 +72,13 @@ class Following:
         """Whether it follows now."""
         return self._subscriber.running
 
-    def start(self) -> None:
-        """Begins to follow, in a task."""
+    async def start(self, at: Aliases | None = None) -> None:
+        """Moves where aliases point, as far as those versions can be had, and goes on to follow in a task."""
+        if at is not None:
+            try:
+                await self.move(at)
+            except BrayxError as error:
+                _log.warning("not where the registry's aliases point yet: %s", error)
         self._subscriber.start()
 
     async def stop(self) -> None:

@@ -47,6 +47,8 @@ _AGAIN_S = 0.2
 _ALONE_S = 60.0
 """Replicas ask every `_ASK_S`."""
 _WRITE_S = 10.0
+_FIRST_LOOK_S = 20.0
+"""How long a replica that starts waits for where aliases point."""
 _KEPT = 4
 
 Aliases = dict[str, dict[str, int]]
@@ -320,6 +322,18 @@ class PoolClient:
             actor: Any = ray.remote(_PoolActor)
         options = {"lifetime": "detached", "num_cpus": 0, "max_concurrency": 10_000, "get_if_exists": True}
         return actor.options(name=self.actor, namespace=self._namespace, **options).remote(*self._made_of)
+
+    async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
+        """Where the aliases point, as far as the pool knows; None: it has not read the registry in that time."""
+        with contextlib.suppress(TimeoutError, RayError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        found = await (await asyncio.to_thread(self.handle)).newer.remote(0, timeout_s)
+                        return None if found is None else found[1]
+                    except RayActorError:  # it has just ended, since nobody asked; there is another one now
+                        await asyncio.sleep(_AGAIN_S)
+        return None
 
     async def fetch(self, model: str, version: int, timeout_s: float = _MARGIN_S) -> Weights:
         """The weights of a version: read-only views of shared memory.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
+import shutil
+import signal
 import urllib.request
 import uuid
 from collections import Counter
@@ -20,15 +24,17 @@ from ray.util import list_named_actors
 
 from brayx.actor.directory import stop_directory
 from brayx.engines.base import save_weights
-from brayx.errors import VersionUnknown
+from brayx.errors import BrayxError, VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.model.arms import Followed
+from brayx.model.following import begins
 from brayx.model.pool import PoolClient
 from brayx.ports import free_port
 from brayx.tracking import Trial, register
-from deployments.actor import serving_application
+from deployments.actor import pooled, serving_application
 from deployments.job import JobConfig
 from pipelines import cli
+from tests.processes import ours
 from tests.waiting import until
 
 WAIT_S = 60.0
@@ -117,12 +123,111 @@ def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
     ray.kill(client.handle())
 
 
+async def test_a_replica_that_starts_is_told_what_the_alias_names_if_that_can_be_had_in_time(
+    ray_cluster: str, tracking_db: str, tmp_path: Path
+) -> None:
+    trial = Trial.open("begins", "t", tracking_db)
+    for step in (1, 2):
+        folder = tmp_path / f"{step}"
+        folder.mkdir()
+        save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
+        register(trial, trial.save_checkpoint(folder, step), "begins")
+    client = PoolClient("pool-begins", ray_cluster, tracking_db, "", {"model": Followed("begins", every_s=0.1)})
+    at = await client.look(WAIT_S)
+    assert at == {"model": {"champion": 2}}
+    named = await begins(client, "model", "champion", at, 1)
+    assert named is not None
+    assert (named[0], named[1]["factor"].tolist()) == (2, [2])
+    for deployed in (
+        begins(client, "model", "champion", at, 2),
+        begins(client, "model", "candidate", at, 1),
+        begins(client, "model", "champion", {"model": {"champion": 9}}, 1),
+    ):
+        assert await deployed is None, "it is that, or there is none, or it is not there"
+    ray.kill(client.handle())
+
+    away = PoolClient("pool-away", ray_cluster, "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
+    at = await away.look(1.0)
+    assert at is None, "the registry does not tell"
+    assert await begins(away, "model", "champion", at, 1) is None
+    ray.kill(away.handle())
+
+
 def there(name: str, namespace: str) -> bool:
     try:
         ray.get_actor(name, namespace=namespace)
     except ValueError:
         return False
     return True
+
+
+@pytest.mark.parametrize("placement", ["local", "remote"])
+def test_a_replica_that_was_killed_begins_where_the_aliases_point_by_then(
+    door: str, tracking_db: str, tmp_path: Path, placement: str
+) -> None:
+    project = f"killed-{placement}"
+    (tmp_path / f"killed_model_{placement}.py").write_text(MODEL)
+    (tmp_path / f"killed_agent_{placement}.py").write_text(AGENT)
+    job = {
+        "project": project,
+        "trial": "t",
+        "model": {
+            "kind": "model", "module": f"killed_model_{placement}", "placement": placement, "follow_s": 0.2,
+            "canary": {"alias": "candidate", "share": 0.5},
+        },
+        "agent": {"kind": "agent", "module": f"killed_agent_{placement}", "class": "Told"},
+        "actor": {"kind": "actor", "agents": ["agent"]},
+    }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    trial = Trial.open(project, "t", tracking_db)
+    for step in (1, 2, 3):
+        folder = tmp_path / f"{step}"
+        folder.mkdir()
+        save_weights(folder / "weights.npz", {"factor": np.array([step], np.float32)})
+        register(trial, trial.save_checkpoint(folder, step), project, alias="champion" if step == 1 else None)
+    spec = JobConfig.load(tmp_path / "job.yaml")
+    serve.run(serving_application(spec, tracking_db), name=project, route_prefix=f"/{project}")
+
+    def answered(session: str) -> int:
+        """The version that a new session acts with; 0: nobody is there."""
+        with Client(f"{door}/{project}", timeout_s=10.0) as client:
+            try:
+                client.start(session=session)
+                value, made_by = json.loads(client.tick(b"{}"))
+                client.stop()
+            except BrayxError:
+                return 0
+        assert value == made_by
+        return int(made_by)
+
+    def acting() -> dict[str, int]:
+        """The versions of some new sessions, by name, as far as there is anybody."""
+        names = [uuid.uuid4().hex for _ in range(10)]
+        return dict(itertools.takewhile(lambda of: of[1], ((name, answered(name)) for name in names)))
+
+    assert set(acting().values()) == {1}
+    registry = MlflowClient(tracking_db)
+    registry.set_registered_model_alias(project, "champion", "2")
+    registry.set_registered_model_alias(project, "candidate", "3")
+    until(lambda: set(acting().values()) == {2, 3}, "both aliases are followed", WAIT_S)
+    deployed = Path(pooled(spec, "model", tracking_db, f"models:/{project}/1").checkpoint)
+    registry.delete_model_version(project, "1")
+    shutil.rmtree(deployed)
+
+    def replicas() -> set[int]:
+        return {process.pid for process in ours(f"ray::ServeReplica:{project}:")}
+
+    killed = replicas()
+    assert len(killed) == (1 if placement == "local" else 2)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    first: dict[str, int] = {}
+    until(lambda: first.update(acting()) or first, "there are others", WAIT_S)
+    assert not replicas() & killed
+    of = Followed(project, canary="candidate", share=0.5)
+    at = {"champion": 2, "candidate": 3}
+    assert first == {name: at[of.choose(name, at)] for name in first}, "from the first session on"
+    end(project)
 
 
 @pytest.mark.parametrize("placement", ["local", "remote"])
@@ -233,6 +338,11 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
             return json.loads(page.read())["policy_versions"]
 
     until(lambda: all(told() == {"model": 1} for _ in range(5)), "both replicas tell what acts", WAIT_S)
+    end(project)
+
+
+def end(project: str) -> None:
+    """Of an application, what outlives it, too."""
     serve.delete(project)
     directory = f"{project}/actor/sessions"
     stop_directory(directory)
