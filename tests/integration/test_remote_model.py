@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from brayx.errors import (
     VersionUnknown,
     from_wire,
 )
+from brayx.model import remote
 from brayx.model.asking import asked
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
@@ -153,12 +155,26 @@ class Elsewhere:
     def override(self, name, value, num_workers):
         RemoteModel(name, Scale(value), EXAMPLE, OFFSET, num_workers=num_workers, override_model=True)
 
-    def start(self, name, local_mode, tracking, at):
-        """All who are told the same moment begin then; whose trial goes on, and what the model answers."""
-        time.sleep(max(at - time.time(), 0.0))
-        model = RemoteModel(
-            name, Scale(2), EXAMPLE, OFFSET, local_mode=local_mode, checkpoint_interval=1, tracking=tracking
-        )
+    def start(self, name, local_mode, tracking, folder, first):
+        """Of two that start a model at once the first, which has its trial when the other one looks, or the other."""
+        find, create = remote.find, remote.create_weight_store
+
+        def looked(name):
+            found = find(name)
+            (folder / "looked").touch()
+            return found
+
+        def made(*args, **options):
+            (folder / "begun").touch()
+            while not (folder / "looked").exists():
+                time.sleep(0.01)
+            return create(*args, **options)
+
+        patched = ("create_weight_store", made) if first else ("find", looked)
+        with mock.patch.object(remote, *patched):
+            model = RemoteModel(
+                name, Scale(2), EXAMPLE, OFFSET, local_mode=local_mode, checkpoint_interval=1, tracking=tracking
+            )
         return model._recipe.token, model._recipe.trial.run_id, model(X, ZERO)["scaled"][0], os.getpid()
 
     def take_the_turn(self, name, has):
@@ -461,7 +477,7 @@ def test_clones_that_are_made_at_once_have_names_of_their_own(serve_instance, tr
 
 @pytest.mark.parametrize(("local_mode", "learned"), [(True, 2), (True, 5), (False, 2)])
 def test_processes_that_start_a_model_with_checkpoints_at_once_get_one_model(
-    serve_instance, tracking_db, local_mode, learned
+    serve_instance, tracking_db, tmp_path, local_mode, learned
 ):
     name = f"raced-{local_mode}-{learned}"
     if learned == 5:  # there is a trial to go on with
@@ -470,14 +486,11 @@ def test_processes_that_start_a_model_with_checkpoints_at_once_get_one_model(
         )
         before.publish_weights(factor(5), step=1)
         before.delete()
-    processes = [Elsewhere.remote() for _ in range(2)]
-    others = [f"{name}-{i}" for i in range(2)]
-    at_once = zip(processes, others, strict=True)
-    ray.get([process.start.remote(other, True, tracking_db, 0.0) for process, other in at_once], timeout=100)
-    for other in others:  # what they need is imported now
-        RemoteModel(other).delete()
-    at = time.time() + 0.5
-    made = ray.get([process.start.remote(name, local_mode, tracking_db, at) for process in processes], timeout=200)
+    processes = [Elsewhere.remote() for _ in range(2)]  # both live on: the trial is at work in the first
+    first = processes[0].start.remote(name, local_mode, tracking_db, tmp_path, True)
+    until((tmp_path / "begun").exists, "the first has its trial")
+    second = processes[1].start.remote(name, local_mode, tracking_db, tmp_path, False)
+    made = ray.get([first, second], timeout=200)
     tokens, trials, answers, pids = (set(of) for of in zip(*made, strict=True))
     assert (len(tokens), len(trials), len(pids)) == (1, 1, 2)
     assert answers == {learned}
