@@ -180,6 +180,41 @@ def test_priorities_find_the_shard_that_the_batch_is_of(ray_cluster):
         assert [origin >> 16 for origin in ray.get(origins)] == [0, 1], "it cannot be taken for the other's"
 
 
+def test_a_learner_behind_ray_data_moves_what_the_shards_draw(ray_cluster):
+    options = {"sampler": "prioritised", "priority_exponent": 1.0, "importance_exponent": 0.5}
+    with running(ray_cluster, num_workers=2, batch_size=8, size=1, **options) as buffer:
+        for shard, first in zip(buffer.shards, (0, 4), strict=True):
+            ray.get(shard.actor.push.remote([columns(1, first + n) for n in range(4)]))
+        stream = batches_of(replay_dataset(buffer.name, namespace=ray_cluster), buffer.name, ray_cluster)
+        counts, told = np.zeros(8), set()
+
+        def learn():
+            batch = next(stream)
+            stream.took()
+            numbers = batch["reward"][:, 0].astype(int)
+            stream.update_priorities(batch["index"], 1.0 + numbers % 4)
+            return numbers, batch["weight"]
+
+        numbers, weights = learn()
+        assert sorted(numbers % 4) == [0, 0, 1, 1, 2, 2, 3, 3], "new ones come equally often"
+        assert (weights == 1).all()
+        while len(told) < 8:
+            told.update(learn()[0].tolist())
+        for _ in range(8):  # what was drawn before the last of them was known
+            learn()
+        for _ in range(100):
+            numbers, weights = learn()
+            counts += np.bincount(numbers, minlength=8)
+            correction = (1.0 + numbers % 4) ** -0.5
+            np.testing.assert_allclose(weights, correction / correction.max(), rtol=1e-5)
+        for shard in (counts[:4], counts[4:]):
+            assert shard / shard.sum() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.04)
+        assert counts[:4].sum() == pytest.approx(400, abs=80), "each shard gives its share"
+        assert buffer.stats()["stale"] == 0
+        buffer.end()
+        list(stream)  # what was under way
+
+
 def test_importance_grows_by_the_batches_of_all_shards_and_goes_on_when_one_dies(ray_cluster):
     options = {"priority_exponent": 1.0, "importance_exponent": 0.0, "importance_batches": 20}
     with running(ray_cluster, num_workers=2, batch_size=8, size=1, sampler="prioritised", **options) as buffer:
