@@ -404,7 +404,10 @@ class HubClient:
             return self._recorder.summary()
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Hands over everything and waits until the hub has it; False if that took longer, and nothing is lost."""
+        """Hands over everything and waits until the hub has it; False if that took longer, or there is none, and
+        nothing is lost."""
+        if self._handle is None:
+            return False
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())

@@ -66,6 +66,8 @@ _STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
 So long, too, may it take to end once its stream is over."""
+_LAST_COUNTS_S = 5.0
+"""How long a buffer may take to hand over what it has counted."""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 
@@ -359,6 +361,8 @@ def train_on(
             _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
+        for buffer in learned:
+            buffer.shards.tell(_LAST_COUNTS_S)
         numbers = {**_last_numbers(hub), STEPS_THIS_RUN: float(steps)}
         version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)

@@ -281,6 +281,10 @@ class BufferActor:
         """What the newest refused fragment was refused for; empty when none was."""
         return self._buffer.last_refusal
 
+    async def tell(self, timeout_s: float) -> bool:
+        """Hands over to the hub what it was not told yet, which else takes half a second; False when it is too slow."""
+        return await asyncio.to_thread(self._books.flush, timeout_s)
+
     def _tell_dropped(self) -> None:
         """Tells the hub what has been dropped since it was told last."""
         if self._told == self._buffer.dropped:

@@ -205,6 +205,10 @@ class Shards:
         for shard in self._shards:
             shard.actor.update_priorities.remote(index, priorities)
 
+    def tell(self, timeout_s: float = _ANSWER_S) -> None:
+        """Has every shard hand over to the hub what it has counted; before the hub is closed."""
+        self._answers([shard.actor.tell.remote(timeout_s) for shard in self._shards], timeout_s)
+
     def kill(self) -> None:
         """Ends the actors for good; what they hold is gone."""
         for shard in self._shards:

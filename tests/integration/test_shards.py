@@ -84,6 +84,20 @@ def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_clus
             buffer.push(columns(2), drop=False)
 
 
+def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ray_cluster):
+    hub_name = f"hub-{uuid.uuid4().hex[:8]}"
+    hub = create_hub(hub_name, ray_cluster, None)
+    with running(ray_cluster, num_workers=2, size=1, hub=hub_name) as buffer:
+        for shard in buffer.shards:
+            ray.get(shard.actor.push.remote([columns(2), columns(2), columns(1, float("nan"))]))
+        buffer.shards.tell()
+        numbers = ray.get(hub.close.remote())
+        assert (numbers["env_steps"], numbers["fragments_pushed"]) == (4 * WHOLE, 4)
+        assert numbers["replay_dropped.full"] == 2 * WHOLE
+        assert numbers["replay_dropped.bad_fragment"] == WHOLE
+    ray.kill(hub)
+
+
 def test_iterating_has_a_deadline(ray_cluster):
     with running(ray_cluster) as buffer, pytest.raises(DeadlineExceeded, match="no batch came"):
         next(buffer.batches(timeout_s=0.2))
