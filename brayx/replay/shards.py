@@ -6,6 +6,7 @@ nothing of fragments or batches: what is pushed goes through `remote.py`, what i
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from brayx.replay.packing import Layout
 
 _START_S = 120.0
 _ANSWER_S = 30.0
+_AGAIN_S = 0.2
+"""Until a shard that is being restarted is asked again."""
 
 
 class Shard(NamedTuple):
@@ -121,6 +124,8 @@ class Shards:
     def find(cls, name: str, *, namespace: str | None = None) -> Shards:
         """The actors of a running buffer. It ends with its creator's handles, not with these.
 
+        A shard that is being restarted is waited for, half a minute at most: whoever joins just then is in time.
+
         Args:
             name: of the buffer.
             namespace: None: the caller's.
@@ -128,15 +133,21 @@ class Shards:
         Raises:
             ReplayError: there is none of that name, or it does not answer.
         """
-        try:
-            first: Any = ray.get_actor(name, namespace=namespace)
-            config: BufferConfig = ray.get(first.config.remote(), timeout=_ANSWER_S)
-            more = [ray.get_actor(_name(name, number), namespace=namespace) for number in range(1, config.num_workers)]
-        except ValueError as error:
-            raise ReplayError(f"no buffer named {name!r} is running in this Ray namespace", buffer=name) from error
-        except ray.exceptions.RayError as error:
-            raise ReplayError(f"buffer {name!r} does not answer: {first_line(error)}", buffer=name) from error
-        return cls(name, config, _located([first, *more]), namespace)
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                first: Any = ray.get_actor(name, namespace=namespace)
+                config: BufferConfig = ray.get(first.config.remote(), timeout=max(0.0, deadline - time.monotonic()))
+                numbers = range(1, config.num_workers)
+                more = [ray.get_actor(_name(name, number), namespace=namespace) for number in numbers]
+                return cls(name, config, _located([first, *more]), namespace)
+            except ValueError as error:
+                raise ReplayError(f"no buffer named {name!r} is running in this Ray namespace", buffer=name) from error
+            except ray.exceptions.RayError as error:
+                restarts = isinstance(error, ray.exceptions.RayActorError)  # one that has gone for good has no name
+                if not restarts or time.monotonic() + _AGAIN_S > deadline:
+                    raise ReplayError(f"buffer {name!r} does not answer: {first_line(error)}", buffer=name) from error
+            time.sleep(_AGAIN_S)
 
     def gone(self) -> bool:
         """Whether the buffer was ended for good: an actor that restarts keeps its name."""

@@ -7,8 +7,8 @@ learner saves the moments with its checkpoint and brings them back (`StoredMomen
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ All: TypeAlias = dict[str, Moments]
 """By name: ``reward``, and the paths of an observation's leaves."""
 
 _ANSWER_S = 10.0
+_AGAIN_S = 0.2
 
 
 class MomentsStore:
@@ -169,21 +170,26 @@ class Exchange:
     """
 
     def __init__(self, store: Any, collector: Collector) -> None:
-        import ray
-
         self._store = store
         self._collector = collector
         self._call: Any = None
         self._known = 0
-        self._adopt(ray.get(self._store.get.remote(), timeout=_ANSWER_S))
+        self.catch_up()
 
     def catch_up(self) -> None:
-        """Waits for what the store has now and takes that in, unless it does not answer: it is being restarted, and the
-        next turns make up for it."""
+        """Waits for what the store has now and takes that in; one that is being restarted is asked again. One that does
+        not answer is let be: the next turns make up for it."""
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):
-            self._adopt(ray.get(self._store.get.remote(), timeout=_ANSWER_S))
+        deadline = time.monotonic() + _ANSWER_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                self._adopt(ray.get(self._store.get.remote(), timeout=left_s))
+                return
+            except ray.exceptions.RayActorError:
+                time.sleep(_AGAIN_S)
+            except ray.exceptions.RayError:
+                return
 
     def turn(self) -> None:
         """Takes in what has come back, and hands over what was seen since."""

@@ -24,7 +24,7 @@ from brayx.replay.source import read_buffer
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
 from brayx.rollout.statistics import create_moments
-from brayx.rollout.worker import RolloutSpec, check_rollout
+from brayx.rollout.worker import RolloutSpec, RolloutWorker, check_rollout
 from brayx.rollout.workers import Workers
 from tests.waiting import until
 
@@ -143,6 +143,21 @@ def job(ray_cluster, tmp_path):
             return made
 
         yield make
+
+
+def test_a_worker_that_joins_while_a_shard_and_the_moments_are_being_restarted_plays(job):
+    made = job(normalise_obs=True)
+    made.publish()
+    for actor in (made.buffer, made.moments):
+        os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60), signal.SIGKILL)
+    worker = RolloutWorker(made.spec, 0, 0)
+    try:
+        until(lambda: worker.collect(0.5, 1).fragments, "a fragment", WAIT_S)
+    finally:
+        worker.stop()
+        worker.collect(0.5, 1)
+    assert made.stats()["pushed"] >= ENVS * T
+    until(lambda: ray.get(made.moments.get.remote()).get("obs", Moments()).count, "what it has seen")
 
 
 def test_blocking_workers_collect_one_update_with_each_version(job):

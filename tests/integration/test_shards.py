@@ -84,6 +84,16 @@ def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_clus
             buffer.push(columns(2), drop=False)
 
 
+def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster):
+    with running(ray_cluster, num_workers=2) as buffer:
+        for number in range(2):
+            os.kill(pid(buffer.shards[number]), signal.SIGKILL)
+            mine = RemoteBuffer.attach(buffer.name, namespace=ray_cluster)
+            mine.push(columns(2), drop=False)
+            mine.close()
+        assert buffer.stats()["pushed"] >= WHOLE
+
+
 def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
