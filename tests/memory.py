@@ -1,7 +1,8 @@
-"""Whether processes' memory grows with time: sampled from outside, a line fitted to what came after the warm-up.
+"""Whether what processes hold grows with time: sampled from outside, a line fitted to what came after the warm-up.
 
-Private memory (USS), because pages of Ray's object store are shared and count once for the whole machine. A process
-that ends before the watch does is judged by what was seen of it, if that is enough.
+Of each process its private memory (USS) and its open descriptors; of all together their memory with what they share
+counted once (PSS), for Ray's object store and weights in shared memory are private to none. A process that ends before
+the watch does is judged by what was seen of it, if that is enough.
 """
 
 from __future__ import annotations
@@ -23,38 +24,52 @@ _LEAST = 10
 
 @dataclass
 class Course:
-    """One process's memory.
+    """What one process held.
 
     Attributes:
         name: its command line, shortened.
         samples: ``(seconds since the watch began, bytes)``.
+        descriptors: ``(seconds since the watch began, open descriptors)``.
     """
 
     name: str
     samples: list[tuple[float, int]] = field(default_factory=list)
+    descriptors: list[tuple[float, int]] = field(default_factory=list)
 
     def growth(self, after_s: float) -> tuple[float, float] | None:
         """Bytes that the fitted line rises from ``after_s`` on, and its mean; None: too few samples."""
-        late = [(at, size) for at, size in self.samples if at >= after_s]
-        if len(late) < _LEAST:
-            return None
-        times, sizes = np.array(late, float).T
-        slope = float(np.polyfit(times - times.mean(), sizes, 1)[0])
-        return slope * (times[-1] - times[0]), float(sizes.mean())
+        return _growth(self.samples, after_s)
+
+    def descriptor_growth(self, after_s: float) -> tuple[float, float] | None:
+        """The same of open descriptors."""
+        return _growth(self.descriptors, after_s)
+
+
+def _growth(samples: Sequence[tuple[float, int]], after_s: float) -> tuple[float, float] | None:
+    late = [(at, size) for at, size in samples if at >= after_s]
+    if len(late) < _LEAST:
+        return None
+    times, sizes = np.array(late, float).T
+    slope = float(np.polyfit(times - times.mean(), sizes, 1)[0])
+    return slope * (times[-1] - times[0]), float(sizes.mean())
 
 
 class MemoryWatch:
-    """Samples the memory of processes in a thread, as a context.
+    """Samples what processes hold in a thread, as a context.
 
     Args:
         processes: gives those that are there now.
         every_s: between two samples.
+
+    Attributes:
+        together: all of them, shared memory counted once.
     """
 
     def __init__(self, processes: Callable[[], Iterable[psutil.Process]], every_s: float = 0.5) -> None:
         self._processes = processes
         self._every_s = every_s
         self._courses: dict[tuple[int, float], Course] = {}
+        self.together = Course("all together")
         self._stop = threading.Event()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -73,36 +88,45 @@ class MemoryWatch:
         """Of every process that was seen."""
         return list(self._courses.values())
 
-    def growing(self, warm_up_s: float, *, mib: float, share: float) -> list[str]:
-        """Processes whose memory rose by more than ``mib`` and by more than ``share`` of it, a line for each.
+    def growing(self, warm_up_s: float, *, mib: float, share: float, descriptors: float) -> list[str]:
+        """What rose, a line for each: memory by more than ``mib`` and by more than ``share`` of it; or descriptors.
 
         Args:
             warm_up_s: seconds at the beginning that do not count.
             mib: MiB that the fitted line may rise in the rest.
-            share: of the process's mean memory that it may rise.
+            share: of the mean memory that it may rise.
+            descriptors: that the fitted line of a process may rise in the rest.
         """
         found = []
-        for course in self.courses:
+        for course in (*self.courses, self.together):
             grown = course.growth(warm_up_s)
             if grown is not None and grown[0] > max(mib * MIB, share * grown[1]):
                 found.append(f"{course.name}: +{grown[0] / MIB:.1f} MiB at {grown[1] / MIB:.0f} MiB")
+            held = course.descriptor_growth(warm_up_s)
+            if held is not None and held[0] > descriptors:
+                found.append(f"{course.name}: +{held[0]:.1f} descriptors at {held[1]:.0f}")
         return found
 
     def table(self, warm_up_s: float) -> str:
-        """Every process with its mean and its growth, for people."""
+        """Everything watched with its mean and its growth, for people."""
         lines = []
-        for course in self.courses:
-            grown = course.growth(warm_up_s)
+        for course in (*self.courses, self.together):
+            grown, held = course.growth(warm_up_s), course.descriptor_growth(warm_up_s)
             if grown is not None:
-                lines.append(f"{grown[1] / MIB:8.1f} MiB {grown[0] / MIB:+7.2f} MiB  {course.name}")
+                of = "" if held is None else f"{held[1]:4.0f} {held[0]:+5.1f}"
+                lines.append(f"{grown[1] / MIB:8.1f} MiB {grown[0] / MIB:+7.2f} MiB {of:>10}  {course.name}")
         return "\n".join(sorted(lines, reverse=True))
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
+            together = 0
             for process in self._processes():
                 with contextlib.suppress(psutil.Error):
                     key = (process.pid, process.create_time())
                     if key not in self._courses:
                         self._courses[key] = Course(f"{process.pid} {' '.join(process.cmdline())[:80]}")
-                    size = process.memory_full_info().uss
-                    self._courses[key].samples.append((time.monotonic() - self._began, size))
+                    course, sizes, at = self._courses[key], process.memory_full_info(), time.monotonic() - self._began
+                    course.samples.append((at, sizes.uss))
+                    course.descriptors.append((at, process.num_fds()))
+                    together += sizes.pss
+            self.together.samples.append((time.monotonic() - self._began, together))

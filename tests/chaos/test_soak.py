@@ -1,4 +1,4 @@
-"""An hour of training, `BRAYX_SOAK_S` seconds if that is set: the memory of every process stays flat."""
+"""An hour of training, `BRAYX_SOAK_S` seconds if that is set: what every process holds stays flat."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import soak
+from tests.chaos.soak import LEARNERS, soak
 
 SECONDS = float(os.environ.get("BRAYX_SOAK_S", "3600"))
 
 
 @pytest.mark.chaos
-def test_memory_of_every_process_stays_flat(tmp_path: Path) -> None:
-    print(soak(tmp_path, SECONDS, warm_up_s=max(30.0, SECONDS / 10)))
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_what_every_process_holds_stays_flat(tmp_path: Path, learner: str) -> None:
+    print(soak(tmp_path, learner, SECONDS, warm_up_s=max(30.0, SECONDS / 10)))

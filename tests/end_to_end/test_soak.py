@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import soak
+from tests.chaos.soak import LEARNERS, soak
 
 
 @pytest.mark.slow
-def test_memory_of_every_process_stays_flat_for_a_while(tmp_path: Path) -> None:
-    soak(tmp_path, 40.0, warm_up_s=25.0)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_what_every_process_holds_stays_flat_for_a_while(tmp_path: Path, learner: str) -> None:
+    soak(tmp_path, learner, 40.0, warm_up_s=25.0)

@@ -21,6 +21,7 @@ while True:
     time.sleep(0.02)
 """
 LEAKING = "held.append(bytearray(b'x' * 2**18))"
+FORGETTING = "held.append(open('/dev/null'))"
 STEADY = "held[0] = bytearray(b'x' * 2**20)"
 
 
@@ -39,9 +40,19 @@ def test_a_leaking_process_is_told_and_a_steady_one_is_not() -> None:
         with MemoryWatch(lambda: [leaking, steady], every_s=0.05) as watch:
             until(lambda: len(watch.courses) == 2 and all(len(course.samples) >= 60 for course in watch.courses))
         warm_up_s = watch.courses[0].samples[30][0]
-        found = watch.growing(warm_up_s, mib=2.0, share=0.02)
+        found = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
+    assert [line.split()[0] for line in found] == [f"{leaking.pid}", "all"], watch.table(warm_up_s)
+
+
+def test_descriptors_that_nobody_closes_are_told() -> None:
+    with process(FORGETTING) as forgetting:
+        with MemoryWatch(lambda: [forgetting], every_s=0.05) as watch:
+            until(lambda: bool(watch.courses) and len(watch.courses[0].samples) >= 60)
+        warm_up_s = watch.courses[0].samples[30][0]
+        found = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
     assert len(found) == 1, watch.table(warm_up_s)
-    assert found[0].startswith(f"{leaking.pid} ")
+    assert found[0].startswith(f"{forgetting.pid} ")
+    assert "descriptors" in found[0]
 
 
 @pytest.mark.parametrize(
