@@ -96,7 +96,7 @@ METRICS: dict[str, Metric] = {
         Metric("rollout_waits_overdue", "waits", Kind.SUM, "waits of rollout workers for weights or room, given up"),
         Metric("rollout_workers", "workers", Kind.LAST, "rollout workers that are to be at work, by component"),
         Metric("rollout_workers_lost", "workers", Kind.SUM, "rollout workers that ended by themselves, by reason"),
-        Metric("rollout_steps_lost", "transitions", Kind.SUM, "what they were collecting or pushing then, at most"),
+        Metric("rollout_steps_lost", "transitions", Kind.SUM, "lost in hand by rollout workers, at most, by reason"),
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
         Metric("learner_idle_fraction", "1", Kind.MEAN, "share of the time without learning though a batch was there"),
         Metric("evaluate_seconds", "s", Kind.PERCENTILE, "one evaluation of the model that learns"),

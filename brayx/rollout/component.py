@@ -41,7 +41,7 @@ class RolloutComponent(BaseModel):
     wait_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Longest wait for new weights, or for room in the buffer; then the worker goes on, and it is counted."""
     fragment_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """A worker that takes longer for a fragment hangs, and is replaced."""
+    """A worker that takes longer for a fragment hangs, and is replaced; one that is to leave is not waited for."""
     normalise_obs: bool = False
     """Observations are scaled by their running mean and deviation, which all workers share."""
     normalise_reward: bool = False

@@ -300,7 +300,7 @@ def _made_at_once(spec: RolloutSpec) -> int:
 
 
 class RolloutWorker:
-    """The Ray actor. One call of `collect` at a time; `stop` and `pid` may come meanwhile.
+    """The Ray actor. One call of `collect` or `leave` at a time; `stop` and `pid` may come meanwhile.
 
     Args:
         spec: what to do.
@@ -323,6 +323,13 @@ class RolloutWorker:
         """Ends the lease that runs after the fragment it is at, and those that follow at once."""
         self._stopping.set()
 
+    def leave(self) -> None:
+        """Hands over what is left, and collects no more; comes after the lease that runs."""
+        self._stopping.set()
+        if self._playing is not None:
+            self._playing.close()
+            self._playing = None
+
     def collect(self, lease_s: float, workers: int) -> Progress:
         """Collects for about ``lease_s``, and says how much.
 
@@ -335,13 +342,13 @@ class RolloutWorker:
         """
         until = time.monotonic() + lease_s
         with naming(f"worker {self._index} of rollout {self._spec.name!r} ({self._spec.env_name})"):
+            done = Progress()
+            if self._stopping.is_set():
+                return done
             if self._playing is None:
                 self._playing = _Playing(self._spec, self._index, self._past, self._stopping)
-            done = Progress()
             while not self._stopping.is_set() and time.monotonic() < until:
                 done = done + self._playing.turn(until, workers)
-            if self._stopping.is_set():
-                self._playing.close()
             return done
 
 

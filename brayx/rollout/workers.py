@@ -38,7 +38,7 @@ _FINAL = (ConfigError, ModelError)
 """What the next worker would fail with too."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """A place for one worker."""
 
@@ -46,6 +46,8 @@ class _Slot:
     handle: Any = None
     lease: Any = None
     asked_at: float = 0.0
+    leave: Any = None
+    """Of a worker that was told to, and has handed over what it had once this is there."""
     done: Progress = field(default_factory=Progress)
     """Of the worker that is there now."""
     idle_failures: int = 0
@@ -60,7 +62,7 @@ class Workers:
         spec: what they do.
         count: how many; default: as the component says. `scale` changes it.
         on_event: told ``(metric, value, label)`` of ``rollout_workers_lost``, and of the transitions that went with
-            them, ``rollout_steps_lost``.
+            them, ``rollout_steps_lost``; those of a worker that was too many have the label ``scaled``.
         lease_s: see `LEASE_S`.
 
     Attributes:
@@ -82,6 +84,7 @@ class Workers:
         self._on_event = on_event
         self._lease_s = lease_s
         self._slots: dict[int, _Slot] = {}
+        self._leaving: list[_Slot] = []
         self._started: Counter[int] = Counter()  # workers by index, those of places that have gone and come back too
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -125,7 +128,7 @@ class Workers:
         """Everything that all workers have told of so far."""
         with self._lock:
             total = self._past
-            for slot in self._slots.values():
+            for slot in (*self._slots.values(), *self._leaving):
                 total = total + slot.done
             return total
 
@@ -140,8 +143,8 @@ class Workers:
         return found
 
     def scale(self, count: int) -> None:
-        """Has ``count`` workers from now on; those that are too many have three seconds for the fragment that they are
-        at.
+        """Has ``count`` workers from now on; those that are too many end after the fragment that they are at, which is
+        lost if it takes longer than ``fragment_timeout_s``.
 
         Raises:
             ConfigError: ``count`` is no whole number, negative or too large, the cluster has not as many CPUs free as
@@ -175,7 +178,8 @@ class Workers:
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
         with self._lock:
-            slots, self._slots = list(self._slots.values()), {}
+            slots, self._slots = [*self._slots.values(), *self._leaving], {}
+            self._leaving = []
         self._end(slots, timeout_s)
 
     def _watch(self) -> None:
@@ -191,18 +195,49 @@ class Workers:
                 return
 
     def _fill(self) -> None:
-        """Starts what is missing, and ends what is too many."""
+        """Starts what is missing, and has what is too many leave."""
         wanted, now = self._wanted, time.monotonic()
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
             for index in range(wanted):
                 self._slots.setdefault(index, _Slot(index))
             empty = [slot for slot in self._slots.values() if slot.handle is None and now >= slot.start_at]
-        self._end(surplus, _STOP_S)
+            surplus = [slot for slot in surplus if slot.handle is not None]
+            self._leaving += surplus
+        for slot in surplus:
+            _have_leave(slot)
+        self._see_off()
         if self._error is not None:
             return
         for slot in empty:
             self._start(slot)
+
+    def _see_off(self) -> None:
+        """Ends workers that are too many and have finished, or have had the time for it."""
+        done = []
+        for slot in self._leaving:
+            finished = bool(ray.wait([slot.leave], timeout=0)[0])
+            late = not finished and time.monotonic() - slot.asked_at > self._patience_s(slot)
+            if not finished and not late:
+                continue
+            done.append(slot)
+            try:
+                progress: Progress = ray.get([slot.lease, slot.leave], timeout=5.0 if finished else 0)[0]
+            except (RayError, BrayxError) as error:
+                said = f"{self._who(slot)} was too many, and lost what it was at: " + (
+                    f"it took longer than {self._patience_s(slot):.0f} s" if late else first_line(error)
+                )
+                log.warning("%s", said)
+                self.messages.append(said)
+                if self._on_event is not None:
+                    self._on_event("rollout_steps_lost", self._in_hand(slot), "scaled")
+            else:
+                slot.done = slot.done + progress
+            _kill(slot.handle)
+        with self._lock:
+            self._leaving = [slot for slot in self._leaving if slot not in done]
+            for slot in done:
+                self._past = self._past + slot.done
 
     def _start(self, slot: _Slot) -> None:
         config = self._spec.config
@@ -264,7 +299,7 @@ class Workers:
         self.lost[reason] += 1
         if self._on_event is not None:
             self._on_event("rollout_workers_lost", 1, reason)
-            self._on_event("rollout_steps_lost", self._spec.fragment_steps * (2 if slot.done.fragments else 1), reason)
+            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
         if not slot.done.fragments:
             slot.idle_failures += 1
             if slot.idle_failures > self._spec.config.max_failures:
@@ -277,6 +312,10 @@ class Workers:
             wait_s = min(_LAST_AGAIN_S, _AGAIN_S * 2**slot.idle_failures) if slot.idle_failures else 0.0
             slot.start_at = time.monotonic() + wait_s
 
+    def _in_hand(self, slot: _Slot) -> int:
+        """Transitions that go with a worker at most: of the fragment it is at, and of a push."""
+        return self._spec.fragment_steps * (2 if slot.done.fragments else 1)
+
     def _fail(self, error: BrayxError) -> None:
         self._error = self._error or error
 
@@ -288,13 +327,10 @@ class Workers:
         with_worker = [slot for slot in slots if slot.handle is not None]
         if not with_worker or not ray.is_initialized():
             return
-        stopped = []
-        for slot in with_worker:
-            with contextlib.suppress(RayError):
-                stopped.append(slot.handle.stop.options(concurrency_group="control").remote())
-        leases = [slot.lease for slot in with_worker if slot.lease is not None]
         with contextlib.suppress(RayError):
-            ray.wait(leases, num_returns=len(leases), timeout=timeout_s)
+            for slot in with_worker:
+                _have_leave(slot)
+            ray.wait([slot.leave for slot in with_worker], num_returns=len(with_worker), timeout=timeout_s)
         for slot in with_worker:
             with contextlib.suppress(RayError, BrayxError):
                 progress: Progress = ray.get(slot.lease, timeout=0)
@@ -303,6 +339,12 @@ class Workers:
         with self._lock:
             for slot in with_worker:
                 self._past = self._past + slot.done
+
+
+def _have_leave(slot: _Slot) -> None:
+    if slot.leave is None:
+        slot.handle.stop.options(concurrency_group="control").remote()
+        slot.leave = slot.handle.leave.remote()
 
 
 def _kill(handle: Any) -> None:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import textwrap
+import time
 import uuid
 from collections import Counter
 
 import numpy as np
+import psutil
 import pytest
 import ray
 
@@ -25,12 +27,13 @@ from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
 from brayx.rollout.statistics import create_moments
 from brayx.rollout.worker import RolloutSpec, RolloutWorker, check_rollout
-from brayx.rollout.workers import Workers
+from brayx.rollout.workers import _STOP_S, Workers
 from tests.waiting import until
 
 FILES = """
     from __future__ import annotations
     import os
+    import time
     import gymnasium
     import numpy as np
     import torch
@@ -58,6 +61,17 @@ FILES = """
             Slipping.steps += 1
             obs, reward, *rest = super().step(action)
             return obs, np.nan if Slipping.steps == 3 else reward, *rest
+
+    class Holding(gymnasium.Wrapper):
+        def step(self, action):
+            here = os.path.dirname(os.path.abspath(__file__))
+            while os.path.exists(os.path.join(here, "hold")):
+                open(os.path.join(here, "held"), "w").close()
+                time.sleep(0.01)
+            return super().step(action)
+
+    def holding(name, config):
+        return Holding(gymnasium.make("CartPole-v1"))
 
     def slipping(name, config):
         return Slipping(gymnasium.make("CartPole-v1"))
@@ -154,8 +168,7 @@ def test_a_worker_that_joins_while_a_shard_and_the_moments_are_being_restarted_p
     try:
         until(lambda: worker.collect(0.5, 1).fragments, "a fragment", WAIT_S)
     finally:
-        worker.stop()
-        worker.collect(0.5, 1)
+        worker.leave()
     assert made.stats()["pushed"] >= ENVS * T
     until(lambda: ray.get(made.moments.get.remote()).get("obs", Moments()).count, "what it has seen")
 
@@ -274,6 +287,47 @@ def test_workers_join_and_leave_while_it_runs(job):
         until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
     assert not workers.failures
     assert not made.events
+
+
+def at_a_fragment(made, workers, folder):
+    """Its one worker has collected, and is held in the middle of a fragment; its process."""
+    until(lambda: workers.running == 1, "it collects", WAIT_S)
+    (pid,) = workers.pids().values()
+    (folder / "hold").touch()
+    until((folder / "held").exists, "it is at a fragment", WAIT_S)
+    return pid
+
+
+def test_a_worker_that_leaves_has_the_time_that_its_fragment_takes(job, tmp_path):
+    made = job(func="holding", size=10**5)
+    made.publish()
+    with made.workers() as workers:
+        pid = at_a_fragment(made, workers, tmp_path)
+        workers.scale(0)
+        until(lambda: not workers.pids(), "it is to leave", WAIT_S)
+        told = workers.collected.fragments
+        time.sleep(_STOP_S + 1)  # what a job that ends gives it
+        assert psutil.pid_exists(pid)
+        (tmp_path / "hold").unlink()
+        until(lambda: not psutil.pid_exists(pid), "it has left", WAIT_S)
+        until(lambda: workers.collected.fragments > told, "what it did is known", WAIT_S)
+        assert made.stats()["pushed"] == workers.collected.steps, "what it was at is there"
+    assert not made.events
+    assert not workers.messages
+
+
+def test_a_worker_that_takes_too_long_to_leave_is_ended_and_what_it_had_is_counted(job, tmp_path):
+    made = job(func="holding", size=10**5, fragment_timeout_s=5.0)
+    made.publish()
+    with made.workers() as workers:
+        pid = at_a_fragment(made, workers, tmp_path)
+        workers.scale(0)
+        until(lambda: not psutil.pid_exists(pid), "it was ended", WAIT_S)
+        until(lambda: made.events, "it was counted", WAIT_S)
+    assert made.events == {"rollout_steps_lost.scaled": 2 * ENVS * T}
+    assert "worker 0 of rollout 'games'" in workers.messages[0]
+    assert "was too many, and lost what it was at: it took longer than" in workers.messages[0]
+    assert not workers.failures
 
 
 def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_allowed(job):
