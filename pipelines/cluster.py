@@ -193,6 +193,9 @@ class Cluster:
             # Ray's control store keeps the newest 100 000 calls for its dashboard, which is not started: it grows for
             # minutes, and each process sends it a message a second.
             "RAY_task_events_report_interval_ms": "0",
+            # Each export of metrics by OpenTelemetry leaves 4 KB a series in every process: one that has some
+            # 150 grows by 200 MB an hour. Ray's older exporter does not, and a job has no reader for either.
+            "RAY_enable_open_telemetry": "0",
             # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             # A message of the ingress need not change threads in the replica, which costs more than its agent.

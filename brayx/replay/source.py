@@ -34,6 +34,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from brayx.errors import DeadlineExceeded, ReplayError, first_line
 from brayx.replay.actor import Next
+from brayx.replay.housekeeping import keep_house
 from brayx.replay.mix import Mix
 from brayx.replay.packing import Batch
 from brayx.replay.shards import Shards
@@ -330,6 +331,7 @@ def stream_context() -> None:
     context.execution_no_progress_timeout_s = -1
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    keep_house(context)
 
 
 def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:

@@ -113,6 +113,47 @@ def test_iterating_has_a_deadline(ray_cluster):
         next(buffer.batches(timeout_s=0.2))
 
 
+def test_nothing_is_kept_of_batches_that_ranks_have_taken(ray_cluster):
+    with running(ray_cluster, max_in_flight=4) as buffer:
+        shards = replay_dataset(buffer.name, namespace=ray_cluster).streaming_split(2)
+        streams = [batches_of(shard, buffer.name, ray_cluster) for shard in shards]
+        done = threading.Event()
+        taken = Counter()
+
+        def push():
+            while not done.wait(0.001):
+                buffer.push(fragment(WHOLE))
+
+        def take(rank):
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                for _ in streams[rank]:
+                    streams[rank].took()
+                    taken[rank] += 1
+
+        threads = [threading.Thread(target=push), *(threading.Thread(target=take, args=(rank,)) for rank in (0, 1))]
+        for thread in threads:
+            thread.start()
+        try:
+            until(lambda: taken.total() >= 300, timeout_s=120)
+            objects, statistics = ray.get(shards[0]._coord_actor.__ray_call__.remote(_kept), timeout=60)
+        finally:
+            done.set()
+            ray.kill(shards[0]._coord_actor)  # which the ranks notice
+            for thread in threads:
+                thread.join(60)
+            for stream in streams:
+                stream.close()
+        assert objects < 100
+        assert statistics < 100
+
+
+def _kept(coordinator):
+    """Objects in its process's memory, and blocks of which there are statistics."""
+    operators = coordinator._current_executor._topology
+    blocks = [len(each) for operator in operators for each in operator.get_stats().values() if isinstance(each, list)]
+    return ray._private.worker.global_worker.core_worker.get_memory_store_size(), sum(blocks)
+
+
 @pytest.mark.parametrize("through_ray_data", [True, False])
 def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster, through_ray_data):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
