@@ -53,6 +53,8 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
         if source.stem != "catch_expert" or template in _WITH_RECORDINGS:
             made.append(folder / _renamed(source.name, name))
             made[-1].write_text(_renamed(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+    made.append(folder / "pytest.ini")
+    made[-1].write_text((_GAME / "pytest.ini").read_text(encoding="utf-8"), encoding="utf-8")
     made.append(folder / f"{name}.yaml")
     text = _renamed((_GAME / f"{template}.yaml").read_text(encoding="utf-8"), name)
     made[-1].write_text(text, encoding="utf-8")
@@ -75,7 +77,7 @@ Made by `brayx new {name} --template {template}`: {KINDS[template]}.
 
     brayx train {name}.yaml                   # learns; `mlflow ui` shows how
     python {name}_game.py URL --games 3       # plays, with the URL that the job prints
-    pytest                                    # does it still work?
+    pytest                                    # does it still work? Trains for a minute or two; -m "not slow": does not
 
 `{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,
 `{name}_model.py` is the network, {expert}`{name}.yaml` has every option with what it means.

@@ -23,3 +23,4 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path, template: str) -> No
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+    assert "Warning" not in done.stdout + done.stderr, "it greets whoever begins"

@@ -1,4 +1,4 @@
-"""Does the project work? `pytest` says so within a minute: the rules hold, the job is right, it trains."""
+"""Does the project work? `pytest` says so in a minute or two: the rules hold, the job is right, it trains."""
 
 import random
 import subprocess

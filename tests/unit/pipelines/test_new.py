@@ -41,11 +41,12 @@ def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, template: str) 
 
 
 @pytest.mark.slow  # a pytest of its own
-def test_its_own_quick_tests_pass(tmp_path: Path) -> None:
+def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
     folder = new_project("quick", "rl", tmp_path)[0].parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not trains", "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
