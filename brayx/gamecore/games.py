@@ -162,27 +162,56 @@ def _seconds(text: str) -> float:
 
 
 class _Patience:
-    """Pauses between failed games: doubling, with jitter, until errors have followed each other for too long."""
+    """Pauses between failed games: doubling, with jitter, until errors have followed each other for too long.
+
+    Of errors that follow each other each kind is told once, and in the end how many there were.
+    """
 
     def __init__(self, give_up_after_s: float) -> None:
         self._give_up_after_s = give_up_after_s
-        self.reset()
+        self._forget()
 
-    def reset(self) -> None:
+    def _forget(self) -> None:
         self._since: float | None = None
+        self._until = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._failed = 0
+        self._told: set[str] = set()
 
     def after(self, error: BrayxError, should_stop: Callable[[], bool]) -> None:
+        """Waits after a game that failed; raises its error if that is the last one."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
+        self._failed += 1
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         if now + pause_s - self._since > self._give_up_after_s:
+            _tell(f"given up after {self._spell(now)}; --give-up-after-s changes when")
             raise error
-        print(f"gamecore {os.getpid()}: game ended by {error.code}: {error}; next in {pause_s:.1f} s", file=sys.stderr)
+        if error.code not in self._told:
+            self._told.add(error.code)
+            _tell(
+                f"game ended by {error.code}: {error}; next in {pause_s:.1f} s, and given up when none is whole for "
+                f"{self._give_up_after_s:g} s"
+            )
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         while (left := now + pause_s - time.monotonic()) > 0 and not should_stop():
             time.sleep(min(left, 0.05))
+        self._until = time.monotonic()
+
+    def reset(self) -> None:
+        """After a whole game."""
+        if self._since is not None and self._failed > len(self._told):
+            _tell(f"games go on after {self._spell(self._until)}")
+        self._forget()
+
+    def _spell(self, until: float) -> str:
+        assert self._since is not None
+        return f"{until - self._since:.1f} s (failed games: {self._failed})"
+
+
+def _tell(text: str) -> None:
+    print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 def _seeds(seed: int | None) -> Iterator[int | None]:
@@ -326,13 +355,16 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
     parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
     parser.add_argument("--max-ticks", type=int, default=None, help="cut games off after so many ticks of an agent")
-    parser.add_argument("--timeout-s", type=float, default=30.0, help="of one request")
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="of one request (default: %(default)g)")
     parser.add_argument(
         "--reconnect", type=_seconds, default=0.0, metavar="SECONDS",
         help="number the ticks, and go on with a game for so long after its connection broke or its session began to "
         "move (default: 0, its end)",
     )  # fmt: skip
-    parser.add_argument("--give-up-after-s", type=float, default=60.0, help="how long errors may follow each other")
+    parser.add_argument(
+        "--give-up-after-s", type=float, default=60.0,
+        help="how long errors may follow each other without one whole game between them (default: %(default)g)",
+    )  # fmt: skip
     add_options(parser)
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
     parser.add_argument("--json", action="store_true", help="print each game as a line of JSON, and no summary")

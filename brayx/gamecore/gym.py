@@ -8,10 +8,10 @@ The gym profile, as JSON bodies:
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
 
 A stop with neither flag is of a game that was broken off because the gamecore was told to end. Arrays are nested
-lists, dictionary and tuple observations objects and lists. A game that an error of the service ends
-is given up, told on standard error in one line, and a new one is started, with a growing pause while errors follow
-each other. With ``--reconnect`` a game outlives its connection, and its session's move to another replica; one whose
-session goes on from a snapshot gives the tick again. Knows nothing of the agent, of Ray or of torch.
+lists, dictionary and tuple observations objects and lists. A game that an error of the service ends is given up and a
+new one is started, with a growing pause while errors follow each other; of those standard error tells each kind once,
+and how it came out. With ``--reconnect`` a game outlives its connection, and its session's move to another replica; one
+whose session goes on from a snapshot gives the tick again. Knows nothing of the agent, of Ray or of torch.
 """
 
 from __future__ import annotations

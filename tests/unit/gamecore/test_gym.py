@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionResumed
+from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionLost, SessionResumed
 from brayx.gamecore import Client, StepKind, gym
 from brayx.gamecore.games import MOST_RESUMED
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
@@ -190,9 +191,29 @@ def test_a_failed_game_is_told_and_another_started(
 
     app.answer = answer
     assert len(gym.run_games("CartPole-v1", f"http://{address}", games=2, door=door)) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all("agent_error: the agent raised ValueError" in line for line in lines)
+    failed, went_on = capsys.readouterr().err.splitlines()
+    assert "agent_error: the agent raised ValueError" in failed
+    assert re.search(r"games go on after [0-9.]+ s \(failed games: 2\)", went_on)
+
+
+def test_each_kind_of_error_is_told_once_until_a_game_was_whole(
+    app: EchoApp, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised = iter([AgentError("a"), SessionLost("b"), AgentError("c"), None, AgentError("d")])
+
+    def answer(body: bytes) -> bytes:
+        error = next(raised, None)
+        if error is not None:
+            raise error
+        return NO_OP
+
+    app.answer = answer
+    assert len(gym.run_games("CartPole-v1", f"http://{address}", games=2, max_ticks=1)) == 2
+    first, other, went_on, second = capsys.readouterr().err.splitlines()
+    assert "ended by agent_error: a;" in first
+    assert "ended by session_lost: b;" in other
+    assert "(failed games: 3)" in went_on
+    assert "ended by agent_error: d;" in second, "which nothing followed, so nothing is left to tell"
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])
@@ -269,7 +290,20 @@ def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConnectFailed):
         gym.run_games("CartPole-v1", f"http://127.0.0.1:{port}", games=1, give_up_after_s=0.6)
     assert time.monotonic() - began < 30
-    assert 2 <= len(capsys.readouterr().err.splitlines()) <= 6
+    first, last = capsys.readouterr().err.splitlines()
+    assert "ended by connect_failed" in first
+    assert "given up when none is whole for 0.6 s" in first
+    given_up = re.search(r"given up after [0-9.]+ s \(failed games: (\d+)\); --give-up-after-s changes when", last)
+    assert given_up is not None, last
+    assert int(given_up[1]) >= 2
+
+
+def test_the_help_has_the_defaults_of_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gym.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of one request (default: 30)" in shown
+    assert "without one whole game between them (default: 60)" in shown
 
 
 # The command
