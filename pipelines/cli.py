@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -234,27 +234,42 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _train(arguments: argparse.Namespace) -> int:
-    from deployments.job import JobConfig
-    from pipelines.train import train
+@contextlib.contextmanager
+def _telling(config: str, interrupted: str) -> Iterator[None]:
+    """Says what is at hand before what it takes is imported, for seconds; and of an interrupt that left no result, when
+    it came: ``interrupted``, unless it has a note of that."""
+    try:
+        print(f"{config}: checking the job, then starting Ray ...", file=sys.stderr, flush=True)
+        yield
+    except KeyboardInterrupt as error:
+        when = getattr(error, "__notes__", [interrupted])[0]
+        print(f"brayx: interrupted {when}", file=sys.stderr, flush=True)
+        raise
 
-    job = JobConfig.load(arguments.config, arguments.overrides)
-    result = train(
-        job,
-        trial_name=arguments.trial,
-        resume=not arguments.new,
-        tracking=arguments.tracking,
-        address=arguments.address,
-        ingress=arguments.ingress,
-    )
+
+def _train(arguments: argparse.Namespace) -> int:
+    with _telling(arguments.config, "before training began"):
+        from deployments.job import JobConfig
+        from pipelines.train import train
+
+        job = JobConfig.load(arguments.config, arguments.overrides)
+        result = train(
+            job,
+            trial_name=arguments.trial,
+            resume=not arguments.new,
+            tracking=arguments.tracking,
+            address=arguments.address,
+            ingress=arguments.ingress,
+        )
     print(result.summary())
     return 0 if result.finished else 130
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from pipelines.demo import demo
+    with _telling(arguments.config, "before the demo was over"):
+        from pipelines.demo import demo
 
-    return demo(arguments)
+        return demo(arguments)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -274,7 +274,7 @@ def train_on(
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
     reason = ""
     with contextlib.ExitStack() as stack:
-        stack.push(functools.partial(_unfinished, trial))
+        stack.push(lambda _, error, __: _unfinished(trial, error, learning))
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
         tell_where(trial)
@@ -355,7 +355,8 @@ def train_on(
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or time.monotonic() - began
-            progress.say("interrupted: the learner saves a last checkpoint; the same command resumes this trial")
+            what = ": the learner saves a last checkpoint" if learning else " before training began"
+            progress.say(f"interrupted{what}; the same command resumes this trial")
             _end(learner, learning)
         except BaseException:
             _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
@@ -374,8 +375,10 @@ def train_on(
     return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began)
 
 
-def _unfinished(trial: Trial, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-    """Writes down how a trial ended that an error or Ctrl-C broke off."""
+def _unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
+    if isinstance(error, KeyboardInterrupt) and learned:
+        error.add_note("after training, while what came of it was written")
     if error is not None:
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 

@@ -293,6 +293,7 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     with brayx(tmp_path, *small_job(tmp_path)) as command, said_on_failure(command):
         interrupt_at(command, moment, group=True)
+        assert "interrupted before training began" in command.err or "processes were killed" in command.err
 
 
 def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(interrupted: Interrupted) -> None:

@@ -93,14 +93,15 @@ def test_the_committed_messages_are_those_of_the_proto_file() -> None:
 
 
 def _refused(folder: Path, said: str) -> None:
-    """Training exits with code 2 and one line, before it starts anything that would have to be stopped."""
+    """Training exits with code 2 and one line of why, before it starts anything that would have to be stopped."""
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 2, training.err
         training.gone(15.0)
     lines = training.err.strip().splitlines()
-    assert len(lines) == 1, training.err
-    assert lines[0].startswith("brayx: ")
-    assert said in lines[0]
+    assert lines[0] == "game.yaml: checking the job, then starting Ray ..."
+    assert len(lines) == 2, training.err
+    assert lines[1].startswith("brayx: ")
+    assert said in lines[1]
     assert training.out == ""
 
 

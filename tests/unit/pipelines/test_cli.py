@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,3 +37,18 @@ def test_an_interrupt_that_python_drops_comes_again() -> None:
     assert done.stdout == "went on\n"
     assert done.returncode == 130
     assert done.stderr == ""
+
+
+@pytest.mark.slow  # the command, until it has said its first line
+@pytest.mark.parametrize(
+    ("words", "when"),
+    [(["train", "none.yaml"], "before training began"), (["demo", "--set", "none=1"], "before the demo was over")],
+)
+def test_a_training_says_at_once_what_it_is_at_and_when_it_was_interrupted(words: list[str], when: str) -> None:
+    command = [sys.executable, "-m", "pipelines.cli", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(".yaml: checking the job, then starting Ray ...\n")
+        process.send_signal(signal.SIGINT)  # long before anything is imported
+        told, said = process.communicate(timeout=60)
+    assert (told, said, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
