@@ -99,7 +99,11 @@ def parser() -> argparse.ArgumentParser:
     common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     common("--address", help="of a running Ray cluster, with --distributed true (default: start one)")
     common("--save-interval", type=_count, help="updates between two checkpoints (default: 50)")
-    common("--log-interval", type=_count, help="updates between two lines of progress (default: 10)")
+    common(
+        "--log-interval", type=_count,
+        help="updates between two lines of progress; in one process there is one at the end of --timesteps, too "
+        "(default: 10)",
+    )  # fmt: skip
     common("--course", help="file to write the course of the training to, as JSON: [time, env steps, episodes, return]")
     common("--eval-episodes", type=int, help="played greedily in the end: eval_return_mean (default: 0)")
     groups: dict[str, list[tuple[str, Any, str]]] = {
@@ -351,7 +355,7 @@ def _telling(every: int, total: int) -> Callable[[int, int, Mapping[str, float]]
 
     def tell(update: int, env_steps: int, numbers: Mapping[str, float]) -> None:
         first.append(env_steps) if not first else None
-        if update % every:
+        if update % every and env_steps < total:
             return
         rate = (env_steps - first[0]) / max(time.monotonic() - began, 1e-9)
         mean = numbers.get("episode_return.last100")

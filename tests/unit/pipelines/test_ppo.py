@@ -13,7 +13,7 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.tracking import Trial
-from pipelines.ppo import algorithm_of, options
+from pipelines.ppo import _telling, algorithm_of, options
 from pipelines.presets import PRESETS
 from tests.waiting import WAIT_S
 
@@ -52,6 +52,15 @@ def test_nothing_falls_unless_it_is_annealed():
     assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_final) == ("constant", 1.0)
     annealed = algorithm_of({**chosen, "anneal": True})
     assert (annealed.learning_rate_schedule, annealed.clip_final) == ("linear", 0.0)
+
+
+def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
+    tell = _telling(10, 4_000)
+    tell(1, 2_048, {})
+    tell(2, 4_096, {"entropy": 1.4})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("update 2: 4,096 of 4,000 env steps, ")
+    assert line.endswith("return -, kl nan, entropy 1.400"), "no episode has ended"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
