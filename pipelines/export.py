@@ -113,6 +113,20 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console.print(f"compared over {samples['compared']} rows: {samples['source']}")
 
 
+def allowed(of: Mapping[str, Any]) -> str:
+    """The tolerance in a runtime's part of a report, as far as it bounds the outputs that are there."""
+    tolerance = Tolerance(**of["tolerance"])
+    measured = {name for by_size in of["errors"].values() for error in by_size.values() for name in error}
+    parts = [f"{tolerance.atol:g}"]
+    parts += [f"{tolerance.rtol:g} * max(1, |want|)"] if tolerance.rtol else []
+    parts += [f"{tolerance.of_peak:g} * the output's peak"] if tolerance.of_peak else []
+    bounds = {
+        "absolute": f"|got - want| <= {' + '.join(parts)}",
+        "differing": f"rows that differ <= {tolerance.differing:g}",
+    }
+    return ", ".join(bound for name, bound in bounds.items() if name in measured)
+
+
 @contextlib.contextmanager
 def _find(reference: str, uri: str) -> Iterator[_Origin]:
     if reference.startswith("models:"):

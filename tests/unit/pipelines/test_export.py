@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from brayx.engines.base import Tolerance
 from brayx.engines.frozen import Session
+from brayx.engines.int8 import Int8Engine
 from brayx.model.build import build_model
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
@@ -97,8 +99,26 @@ def test_a_missed_tolerance_is_an_exit_code(tmp_path, monkeypatch, capsys):
     )
     assert run(folder, "--to", "onnx", "int8", "--out", tmp_path / "out") == 1
     said = capsys.readouterr()
-    assert "beyond the tolerance: int8;" in said.err
+    assert "beyond the tolerance: int8 (|got - want| <= 1e-09); the report has the errors" in said.err
     assert "NO" in said.out
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "measures", "told"),
+    [
+        (Tolerance(), ["absolute", "relative"], "|got - want| <= 1e-05 + 0.0001 * max(1, |want|)"),
+        (Int8Engine.tolerance, ["absolute"], "|got - want| <= 1e-05 + 0.1 * the output's peak"),
+        (Int8Engine.tolerance, ["differing"], "rows that differ <= 0.1"),
+        (
+            Tolerance(rtol=0.0),
+            ["absolute", "differing"],
+            "|got - want| <= 1e-05, rows that differ <= 0",
+        ),
+    ],
+)
+def test_the_tolerance_is_told_of_the_outputs_that_are_there(tolerance, measures, told):
+    errors = {f"output {measure}": {"1": {measure: 0.5}} for measure in measures}
+    assert module_under_test.allowed({"tolerance": asdict(tolerance), "errors": errors}) == told
 
 
 def test_a_runtime_that_fails_is_an_exit_code_beside_the_others(tmp_path, capsys):
