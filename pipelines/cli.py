@@ -394,7 +394,8 @@ def _new_project(arguments: argparse.Namespace) -> int:
 
     for file in new_project(arguments.name, arguments.template):
         print(file)
-    print(f"next: brayx train {arguments.name}/{arguments.name}.yaml")
+    # In its folder: there mlflow.db is to be, as its README has it.
+    print(f"next: cd {arguments.name} && brayx train {arguments.name}.yaml")
     return 0
 
 

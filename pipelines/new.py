@@ -15,9 +15,9 @@ _GAME = TEMPLATES / "catch"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 KINDS = {
-    "rl": "reinforcement: games play, the learner learns from what they earn",
-    "imitation": "imitation: recorded games are copied; one game plays along, to see how well",
-    "mixed": "both: games play, and recorded ones help at the beginning",
+    "rl": "games play, the learner learns from what they earn",
+    "imitation": "recorded games are copied, and one game plays along, to see how well",
+    "mixed": "games play, and recorded ones help at the beginning",
 }
 _WITH_RECORDINGS = ("imitation", "mixed")
 
@@ -70,14 +70,19 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _readme(name: str, template: str) -> str:
+    commands = {
+        f"brayx train {name}.yaml": "learns; `mlflow ui` shows how",
+        f"python {name}_game.py URL --games 3": "plays, with the URL that the job prints",
+        "pytest": 'does it still work? Trains for a minute or two; -m "not slow": does not',
+    }
+    widest = max(map(len, commands))
+    shown = "\n".join(f"    {command:<{widest}}    # {what}" for command, what in commands.items())
     expert = f"`{name}_expert.py` gives recorded games, " if template in _WITH_RECORDINGS else ""
     return f"""# {name}
 
-Made by `brayx new {name} --template {template}`: {KINDS[template]}.
+Made by `brayx new {name} --template {template}`: {KINDS[template]}. In this folder:
 
-    brayx train {name}.yaml                   # learns; `mlflow ui` shows how
-    python {name}_game.py URL --games 3       # plays, with the URL that the job prints
-    pytest                                    # does it still work? Trains for a minute or two; -m "not slow": does not
+{shown}
 
 `{name}_game.py` is the game, `{name}_agent.py` decides, `{name}_features.py` says what the model sees,
 `{name}_model.py` is the network, {expert}`{name}.yaml` has every option with what it means.

@@ -233,13 +233,18 @@ def test_python(
 @some("sh")
 def test_sh(snippet: Snippet, door: str, examples: Path) -> None:
     lines = snippet.text.splitlines()
+    folder = examples
     for line, after in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         for words in commands_in(line):
             if words[0] == "curl":
                 assert after.startswith("# "), f"{snippet}: a curl command is followed by its reply"
                 check_curl(words, door, after[2:])
+            elif words[0] == "cd":
+                folder = folder / words[1]
+                assert folder.is_dir(), f"{snippet}: {folder}"
             else:
-                check_command(words, examples)
+                check_command(words, folder)
+    assert folder.resolve() == examples.resolve(), f"{snippet}: the snippets after it are for another folder"
 
 
 def commands_in(line: str) -> list[list[str]]:
@@ -284,6 +289,8 @@ def check_command(words: list[str], folder: Path) -> None:
             check_options(rest, said.getvalue())
         case [("source" | "." | "python" | ".venv/bin/python"), file, *_]:
             assert file == ".venv/bin/activate" or (folder / file).is_file(), file
+        case ["pytest"]:
+            assert list(folder.glob("test_*.py")), folder
         case ["mlflow", "ui", "--workers", "1"] | ["set", ("-a" | "+a")] | ["export", _]:
             pass
         case ["sh", file, *rest]:

@@ -14,6 +14,7 @@ from brayx.errors import ConfigError
 from deployments.code import check_code
 from deployments.job import JobConfig
 from deployments.options import documented
+from pipelines import cli
 from pipelines.new import KINDS, TEMPLATES, new_project
 
 CATCH = TEMPLATES / "catch"
@@ -38,6 +39,30 @@ def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, template: str) 
     for file in made:
         assert "catch_" not in file.read_text(), file
         assert len(file.read_text().splitlines()) <= 10 or file.name != "README.md"
+
+
+@pytest.mark.parametrize("name", ["a", "a_game_with_a_long_name"])
+def test_it_says_to_train_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", name]) == 0
+    *_, said = capsys.readouterr().out.splitlines()
+    assert said == f"next: cd {name} && brayx train {name}.yaml"
+    shown = [line for line in (tmp_path / name / "README.md").read_text().splitlines() if line.startswith("    ")]
+    assert shown[0].split("#")[0].strip() == said.rpartition("&& ")[2], "the README and the command say the same"
+    assert len(shown) == 3
+    assert len({line.index("  # ") for line in shown}) == 1, "the comments are in one column"
+
+
+def test_what_a_template_does_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["new", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    told = "; ".join(f"{template}: {what}" for template, what in KINDS.items())
+    assert told in said
+    assert told.count(":") == len(KINDS)
+    assert told.count(";") == len(KINDS) - 1
 
 
 @pytest.mark.slow  # a pytest of its own
