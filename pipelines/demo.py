@@ -58,7 +58,7 @@ def demo(arguments: argparse.Namespace) -> int:
     passed = played.mean >= PASSING_RETURN
     print(f"  version {result.version}, greedy, through the HTTP door: {played}")
     print(f"  curve: {curve}, and in MLflow")
-    print(f"  {time.monotonic() - began:.0f} s in all\n")
+    print(f"  {time.monotonic() - began:.0f} s in all, from Ray's start to the last game\n")
     if not passed:
         print(f"the mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1

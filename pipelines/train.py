@@ -104,8 +104,9 @@ class TrainResult:
         get = self.numbers.get
         nan = float("nan")
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
+        took = f"{self.seconds:.0f} s of training, its start not counted"
         lines = [
-            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {self.seconds:.0f} s",
+            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
             f"return {get(CURVE_METRIC, nan):.1f} (mean of the last 100 games)",
             f"  {self._rates()}; lag {get('lag_versions', nan):.1f} versions",
@@ -324,7 +325,10 @@ def train_on(
 
         for note in lag_notes(job):
             progress.say(note)
-        progress.say("Ray is up; the learner is starting" + (", and the actors" if actor else ""))
+        progress.say(
+            "Ray is up, and these seconds count from here; the learner is starting"
+            + (", and the actors" if actor else "")
+        )
         learner = Learner(spec, storage)
         served = stack.enter_context(contextlib.ExitStack())
         try:
@@ -354,7 +358,7 @@ def train_on(
             reason = _last_of(learner).reason
             finished = True
         except KeyboardInterrupt:
-            seconds = seconds or time.monotonic() - began
+            seconds = seconds or (time.monotonic() - began if learning else 0.0)
             what = ": the learner saves a last checkpoint" if learning else " before training began"
             progress.say(f"interrupted{what}; the same command resumes this trial")
             _end(learner, learning)

@@ -341,7 +341,7 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
             if not stop.asked:
                 print(f"brayx gamecore {kind}: {error}", file=sys.stderr)
                 code = 2 if isinstance(error, ConfigError) else 1
-    if options.json:
+    if options.json or (code and not count):  # an error and no game: nothing to sum up
         return code
     rate = ticks / max(time.monotonic() - began, 1e-9)
     mean = _words({agent: total / count for agent, total in totals.items()}) if count else "none"

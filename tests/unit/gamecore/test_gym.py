@@ -333,6 +333,7 @@ def test_the_command_with_a_bad_environment_and_no_service(capsys: pytest.Captur
     assert gym.main(["CartPole-v1", "--url", "http://127.0.0.1:1", "--give-up-after-s", "0"]) == 1
     assert "is the service running" in capsys.readouterr().err
     assert gym.main(["CartPole-v1", "--url", "localhost"]) == 2
+    assert capsys.readouterr().out == "", "of no game there is no mean"
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import shlex
 from types import SimpleNamespace
 
@@ -77,6 +78,11 @@ def played(tmp_path, monkeypatch):
         return asked
 
     return run
+
+
+def test_the_demo_says_what_its_seconds_are_of(played, tracking_db, capsys):
+    played(tracking_db)
+    assert re.search(r"^  \d+ s in all, from Ray's start to the last game$", capsys.readouterr().out, re.M)
 
 
 def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):

@@ -228,6 +228,16 @@ def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained,
     )
 
 
+@pytest.mark.parametrize(
+    ("finished", "state"), [(True, "finished"), (False, "interrupted (the same command resumes it)")]
+)
+def test_the_summary_says_what_its_seconds_are_of(tracking_db, finished, state):
+    first, *_ = (
+        TrainResult(Trial.open("p", "t", tracking_db), {}, finished, "p", None, 64.2, [], "").summary().splitlines()
+    )
+    assert first == f"trial 't' of project 'p': {state} after 64 s of training, its start not counted"
+
+
 def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
     for version, episode_return in enumerate([-3.0, 5.04, 5.0, 90.0], start=1):
         assert trained(episode_return) == (version, f"champion: p version {version}")
