@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import importlib
 import inspect
 import io
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -488,6 +490,40 @@ def test_error_table_equals_the_errors() -> None:
         code: error.http_status for code, error in errors.BY_CODE.items()
     }
     assert len(rows) == len(errors.BY_CODE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "code", "then"),
+    [
+        ("tack", "{}", "bad_request", "runs"),
+        ("tick", "{", "bad_body", "runs"),
+        ("tick", '{"reward": 0.0}', "bad_body", "runs"),
+        ("tick", '{"obs": [0.0, 0.1], "reward": 0.0}', "shape_mismatch", "session_lost"),
+    ],
+)
+def test_what_ends_a_session_is_as_the_readme_and_the_table_say(
+    door: str, kind: str, body: str, code: str, then: str
+) -> None:
+    session = uuid.uuid4().hex
+
+    def step(kind: str, body: str) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(door, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("POST", "/step", body, {"session": session, "step_kind": kind})
+            response = connection.getresponse()
+            reply = response.read()
+        return response.status, {} if reply == b"Game Started" else json.loads(reply)
+
+    assert step("start", "") == (200, {})
+    status, refused = step(kind, body)
+    assert (status, refused["error"]) == (errors.BY_CODE[code].http_status, code)
+    status, answer = step("tick", '{"obs": [0.0, 0.0, 0.1, 0.5], "reward": 0.0}')
+    assert (answer.get("error", "runs"), answer.get("details", {}).get("reason", "")) == (
+        then,
+        "error" if then == "session_lost" else "",
+    )
+    (told,) = re.findall(rf"^\| `{code}` \| \d+ \| (.*?) \|", section("docs/protocol.md", "Errors"), re.M)
+    assert told.endswith("he session goes on" if then == "runs" else "the session has ended")
 
 
 def test_limits_table_equals_the_defaults() -> None:
