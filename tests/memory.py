@@ -20,6 +20,8 @@ import psutil
 MIB = 2**20
 _LEAST = 10
 """Samples that a line is fitted to at least."""
+_IDLE = "ray::IDLE"
+"""As Ray calls a worker that has nothing to do."""
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Course:
     """What one process held.
 
     Attributes:
-        name: its command line, shortened.
+        name: its number and its command line, shortened; of a Ray worker what it did when it was last seen at work.
         samples: ``(seconds since the watch began, bytes)``.
         descriptors: ``(seconds since the watch began, open descriptors)``.
     """
@@ -123,9 +125,10 @@ class MemoryWatch:
             for process in self._processes():
                 with contextlib.suppress(psutil.Error):
                     key = (process.pid, process.create_time())
-                    if key not in self._courses:
-                        self._courses[key] = Course(f"{process.pid} {' '.join(process.cmdline())[:80]}")
-                    course, sizes, at = self._courses[key], process.memory_full_info(), time.monotonic() - self._began
+                    name = f"{process.pid} {' '.join(process.cmdline())[:80]}"
+                    course = self._courses.setdefault(key, Course(name))
+                    course.name = course.name if _IDLE in name else name
+                    sizes, at = process.memory_full_info(), time.monotonic() - self._began
                     course.samples.append((at, sizes.uss))
                     course.descriptors.append((at, process.num_fds()))
                     together += sizes.pss

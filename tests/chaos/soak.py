@@ -20,7 +20,7 @@ LEARNERS = {
     "train": (
         ("trainer.where=train", "trainer.num_workers=2"),
         0.1,
-        ("RolloutWorker", "BufferActor", "Hub", "raylet", "RayTrainWorker"),
+        ("RolloutWorker", "BufferActor", "Hub", "raylet", "RayTrainWorker", "SplitCoordinator", "ReadReplay"),
     ),
 }
 """Where the learner is: its options, the updates a second that it makes at least, and processes that must be seen."""
