@@ -9,7 +9,7 @@ on one session. Over Ray: 16 closed loops through `ModelClient`, against a plain
 time from a publish until four processes act with it.
 
 Of the CNN only its share of the engine's rate has a bound: it is the engine that its time goes to, so five times torch
-eager and 60 µs over the engine's call are read as the MLP's. Forwards beside swaps are measured with 1 MB of weights.
+eager and 60 µs over the engine's call are read as the MLP's.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ async def as_columns(size: int, rounds: int, seconds: float) -> list[float]:
 
 
 async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
-    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; and of the engine's calls likewise."""
+    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; of the engine's calls likewise; and of 64
+    loops each on a version of its own, of which no two can be in one batch."""
     module, (example,) = mlp()
     engine = build_engine("onnx", module, (example,))
     model = LocalModel(engine, max_versions=VERSIONS)
@@ -192,6 +193,7 @@ async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
     other: list[float] = []
     raw_same: list[float] = []
     raw_other: list[float] = []
+    at_once: list[float] = []
     bound = [engine.bind(engine.initial) for _ in range(VERSIONS)]
     for _ in range(rounds):
         same.append((await loops(lambda: pins[0].forward(obs), 1, seconds))[0])
@@ -200,8 +202,10 @@ async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
         raw_other.append(
             1 / (median(calls(lambda: engine.run(bound[next(turns) % VERSIONS], [example]), seconds)) or 1.0)
         )
+        each = await asyncio.gather(*[loops(functools.partial(pin.forward, obs), 1, seconds) for pin in pins])
+        at_once.append(sum(rate for rate, _ in each))
     await model.close()
-    return [same, other, raw_same, raw_other]
+    return [same, other, raw_same, raw_other, at_once]
 
 
 GROWTH = """
@@ -404,9 +408,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for size in (64, 512):
         found_ratios = uvloop.run(as_columns(size, options.rounds, options.seconds))
         table.add(f"64x64 MLP, {size} at once as arrays: to the engine alone", median(found_ratios), "0.5")
-    same, other, raw_same, raw_other = uvloop.run(many_versions(options.rounds, options.seconds))
+    same, other, raw_same, raw_other, at_once = uvloop.run(many_versions(options.rounds, options.seconds))
     table.add(f"{VERSIONS} versions in turn: rate to that of one", median_ratio(other, same), "as the next")
     table.add("... the engine alone, likewise", median_ratio(raw_other, raw_same), "")
+    table.add("... a session on each at once: to the engine alone, a call each", median_ratio(at_once, raw_other), "")
     table.add("... memory of a version, in sizes of its weights", growth(), "1")
     if not options.local:
         _over_ray(table, options.rounds, options.seconds)
@@ -440,6 +445,8 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
         table.add(
             "... during another process's swap, likewise", percentile(during, 0.99) / percentile(beside, 0.99), ""
         )
+        _, beside, during = publishing(100, 4 * rounds, 0.5, subscribers=1, acting=True)
+        table.add("... during a swap of 100 MB, likewise", percentile(during, 0.99) / percentile(beside, 0.99), "")
 
 
 if __name__ == "__main__":
