@@ -419,13 +419,14 @@ class HubClient:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Hands over what is left and ends the thread; a hub too slow to say so gets it all the same."""
+        deadline = time.monotonic() + timeout_s
         self._stopped.set()
         if self._thread is None or self._handle is None:
             return
         self._thread.join(timeout=timeout_s)
         # Whatever Ray raises here, there is nobody left to tell and nothing left to try.
         with contextlib.suppress(Exception):
-            if not self.flush(timeout_s):
+            if not self.flush(max(0.0, deadline - time.monotonic())):
                 with self._lock:
                     part = self._recorder.drain()
                 if part[0]:

@@ -2,15 +2,16 @@
 
 The temporary files of all that it started go with it, since whoever is killed cannot remove its own.
 
-A command ends what it started in order, each part within a deadline of its own; should several of them hang at once,
-this is what ends the wait. Knows nothing of what the processes do: all carry a mark of the command in their
-environment, which they inherit, orphans and process groups of their own included.
+A command ends what it started in order, all parts within one `Deadline`; should it not keep that, this is what ends the
+wait. Knows nothing of what the processes do: all carry a mark of the command in their environment, which they inherit,
+orphans and process groups of their own included.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import psutil
@@ -30,6 +32,45 @@ _MARK = "BRAYX_COMMAND"
 _REMOVAL_S = 1.0
 _folders: list[str] = []
 """Those of `temporary_files` that are in use."""
+
+
+class Deadline:
+    """One for all that an ending waits for, so that several parts which hang do not add up.
+
+    Args:
+        seconds: how long all may take together, from the first question on.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until: float | None = None
+
+    def left(self, at_most: float = math.inf) -> float:
+        """Seconds that the next part may take, 0 when the time is over."""
+        if self._until is None:
+            self._until = self._clock() + self._seconds
+        return max(0.0, min(at_most, self._until - self._clock()))
+
+    def shorten(self, seconds: float) -> None:
+        """Leaves no more than so many."""
+        self._until = self._clock() + self.left(seconds)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which time does not count: what is waited for there has a deadline of its own."""
+        left_s = self.left()
+        try:
+            yield
+        finally:
+            self._until = self._clock() + left_s
+
+
+def side_by_side(stops: Sequence[Callable[[float], object]], timeout_s: float) -> None:
+    """Calls all at the same time, each with the whole ``timeout_s``; raises what one of them raised."""
+    with ThreadPoolExecutor(max(1, len(stops))) as pool:
+        for done in [pool.submit(stop, timeout_s) for stop in stops]:
+            done.result()
 
 
 def mark() -> None:

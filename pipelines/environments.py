@@ -5,7 +5,7 @@ Knows nothing of what a worker does with an environment.
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from brayx.rollout.collector import seed_after
 from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
 from brayx.trainer.fits import check_model
 from deployments.document import nearest
+from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
     from brayx.hub import HubClient
@@ -132,7 +133,6 @@ class Rollouts:
     def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
         from brayx.rollout.workers import Workers
 
-        self._stack = contextlib.ExitStack()
         self._hub, self._namespace = names["hub"], namespace
         self._books: HubClient | None = None
         self._all = {
@@ -145,14 +145,20 @@ class Rollouts:
 
         if self._all:
             self._books = HubClient(get_hub(self._hub, self._namespace))
-            self._stack.callback(self._books.close)
         for name, workers in self._all.items():
-            self._stack.enter_context(workers)
+            workers.__enter__()
             self._count("rollout_workers", workers.num, name)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self.stop()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends all workers, see `Workers.stop`, and hands over what was counted of them."""
+        deadline = time.monotonic() + timeout_s
+        side_by_side([workers.stop for workers in self._all.values()], timeout_s)
+        if self._books is not None:
+            self._books.close(max(0.0, deadline - time.monotonic()))
 
     @property
     def num(self) -> int:

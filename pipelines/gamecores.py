@@ -93,12 +93,12 @@ class Gamecores:
 
     def stop(self, timeout_s: float = 3.0) -> None:
         """Asks every process and its children to end (SIGTERM), and ends what is left by ``timeout_s`` (SIGKILL)."""
+        deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=2.0)
+            self._thread.join(timeout=min(2.0, timeout_s))
         for game in self._games:
             _signal(game, signal.SIGTERM)
-        deadline = time.monotonic() + timeout_s
         for game in self._games:
             if game.process is None:
                 continue

@@ -17,6 +17,7 @@ from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
 from brayx.replay.feed import Feed, Part
 from brayx.replay.files import Dataset
+from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
@@ -94,8 +95,11 @@ class Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for feed in self._feeds.values():
-            feed.__exit__()
+        self.stop()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends all feeds, see `Feed.stop`."""
+        side_by_side([feed.stop for feed in self._feeds.values()], timeout_s)
 
     @property
     def fed(self) -> dict[str, int]:
@@ -122,8 +126,7 @@ class Sources:
 
     def join(self, timeout_s: float) -> bool:
         """Waits until all sources are read to their end; False if one takes longer."""
-        for feed in self._feeds.values():
-            feed.join(timeout_s)
+        side_by_side([feed.join for feed in self._feeds.values()], timeout_s)
         return all(feed.done for feed in self._feeds.values())
 
 

@@ -15,9 +15,9 @@ import shlex
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
@@ -35,6 +35,7 @@ from deployments.actor import (
 from deployments.code import check_code
 from deployments.job import JobConfig
 from pipelines.cluster import Cluster, Ingress, delete_application
+from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalises, policy_lag
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
@@ -66,9 +67,21 @@ _STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
 So long, too, may it take to end once its stream is over."""
+_END_S = 20.0
+"""How long all parts may take together to end, the learner of a finished training left out."""
+_INTERRUPTED_S = END_S - 1.0
+"""The same of an interrupted one, its learner included; past it what is left is killed."""
+_PLAYERS_END_S = 3.0
+"""Of these, at most: games, rollout workers and sources together;"""
+_UNDEPLOY_S = 4.0
+"""the actor's replicas,"""
+_INTERRUPTED_UNDEPLOY_S = 2.0
 _LAST_COUNTS_S = 5.0
-"""How long a buffer may take to hand over what it has counted."""
+"""the buffers, which hand over what they have counted,"""
+_LAST_NUMBERS_S = 10.0
+"""the books,"""
 _INTERRUPTED_END_TIMEOUT_S = 5.0
+"""and an interrupted learner with its last checkpoint."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
 
 
@@ -252,6 +265,7 @@ def train_on(
     from brayx.hub import create_hub
     from brayx.model.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
     from brayx.replay.remote import RemoteBuffer
+    from brayx.replay.shards import tell
     from brayx.rollout.statistics import create_moments, stored_moments
     from brayx.trainer.launch import Learner, LearnerSpec
 
@@ -274,6 +288,7 @@ def train_on(
     moments = names["moments"] if any(normalises(rollout) for rollout in job.rollouts.values()) else ""
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
     reason = ""
+    end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
         stack.push(lambda _, error, __: _unfinished(trial, error, learning))
         stack.enter_context(progress)
@@ -335,7 +350,11 @@ def train_on(
             urls: dict[str, str] = {}
             if actor:
                 served.callback(stop_directory, names["sessions"])
-                served.callback(lambda: _undeploy(actor, 4.0 if finished else 2.0, progress.say))
+                served.callback(
+                    lambda: _undeploy(
+                        actor, end.left(_UNDEPLOY_S if finished else _INTERRUPTED_UNDEPLOY_S), progress.say
+                    )
+                )
                 if job.actors[actor].keys_file is not None:
                     progress.say(f"{actor}.keys_file: keys are asked for when the job is served, not while it trains")
                 _deploy(job, actor, config.model, trial, names, buffer_names)
@@ -343,11 +362,10 @@ def train_on(
                 urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}
             began, learning = time.monotonic(), True
             largest = max(buffer.config.batch_size * buffer.config.unroll_length for buffer in learned)
-            with (
-                Sources(job, buffers) as sources,
-                Gamecores(job.actors[actor].gamecores if actor else [], urls, job.folder) as games,
-                Rollouts(job, names, NAMESPACE, before) as rollouts,
-            ):
+            sources = Sources(job, buffers)
+            games = Gamecores(job.actors[actor].gamecores if actor else [], urls, job.folder)
+            rollouts = Rollouts(job, names, NAMESPACE, before)
+            with _at_work((sources, games, rollouts), buffers.values(), end):
                 if actor:
                     progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
                 if rollouts.num:
@@ -355,20 +373,21 @@ def train_on(
                 _watch(progress, hub, learned, learner, games, sources, rollouts, largest * config.num_workers)
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
-            reason = _last_of(learner).reason
+            with end.paused():
+                reason = _last_of(learner).reason
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or (time.monotonic() - began if learning else 0.0)
             what = ": the learner saves a last checkpoint" if learning else " before training began"
             progress.say(f"interrupted{what}; the same command resumes this trial")
-            _end(learner, learning)
+            end.shorten(_INTERRUPTED_S)
+            _end(learner, learning, end)
         except BaseException:
-            _end(learner, learning)  # before Ray goes: a thread that still calls it would start another one
+            _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
-        for buffer in learned:
-            buffer.shards.tell(_LAST_COUNTS_S)
-        numbers = {**_last_numbers(hub), STEPS_THIS_RUN: float(steps)}
+        tell([buffer.shards for buffer in learned], end.left(_LAST_COUNTS_S))
+        numbers = {**_last_numbers(hub, end.left(_LAST_NUMBERS_S)), STEPS_THIS_RUN: float(steps)}
         version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)
         if curve:
@@ -385,6 +404,39 @@ def _unfinished(trial: Trial, error: BaseException | None, learned: bool) -> Non
         error.add_note("after training, while what came of it was written")
     if error is not None:
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+
+class _Part(Protocol):
+    """Of a job, that gives what is learned from."""
+
+    def __enter__(self) -> object:
+        """Starts it."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends it, within this time."""
+
+
+@contextlib.contextmanager
+def _at_work(parts: Iterable[_Part], buffers: Iterable[RemoteBuffer], end: Deadline) -> Iterator[None]:
+    """A context in which these are at work; at its end, or where one does not start, all are stopped side by side.
+
+    Args:
+        buffers: that they push to from this process.
+        end: of the job, which begins here.
+    """
+    started: list[_Part] = []
+    try:
+        for part in parts:
+            part.__enter__()
+            started.append(part)
+        yield
+    except KeyboardInterrupt:
+        end.shorten(_INTERRUPTED_S)
+        raise
+    finally:
+        for buffer in buffers:
+            buffer.close(0.0)  # a source may be waiting for a shard that hangs
+        side_by_side([part.stop for part in started], end.left(_PLAYERS_END_S))
 
 
 def _deploy(
@@ -598,18 +650,18 @@ def _last_of(learner: Learner) -> Summary:
     return summary
 
 
-def _end(learner: Learner, learning: bool) -> None:
+def _end(learner: Learner, learning: bool, end: Deadline) -> None:
     """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
     with contextlib.suppress(BrayxError):
         learner.stop()
-        learner.result(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S)
+        learner.result(end.left(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S))
 
 
-def _last_numbers(hub: Any) -> dict[str, float]:
+def _last_numbers(hub: Any, timeout_s: float) -> dict[str, float]:
     import ray
 
     try:
-        numbers: dict[str, float] = ray.get(hub.close.remote(), timeout=10.0)
+        numbers: dict[str, float] = ray.get(hub.close.remote(), timeout=timeout_s)
         return numbers
     except ray.exceptions.RayError:
         return {}

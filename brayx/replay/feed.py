@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -64,9 +65,12 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends it. A thread whose iterator or buffer takes longer is left behind, and hands over nothing more."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join(timeout=2.0)
+        self.join(timeout_s)
 
     @property
     def done(self) -> bool:
@@ -75,8 +79,9 @@ class Feed:
 
     def join(self, timeout_s: float) -> bool:
         """Waits until it is done; False if that takes longer."""
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout=timeout_s)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
         return self.done
 
     def _run(self, part: Part) -> None:

@@ -31,6 +31,8 @@ Replay: TypeAlias = Fragment | Columns
 
 _RETRY_S = 0.2
 """After a push that failed, until its shard is tried again: it restarts by itself."""
+_LOOK_AGAIN_S = 0.5
+"""Who waits for an answer looks so often whether the handle was closed."""
 _LOOK_S = 1.0
 """Where there are several shards, one without room is waited for so long before the next is asked."""
 
@@ -172,7 +174,8 @@ class RemoteBuffer:
 
         Raises:
             BadFragment: all are taken, but for those that were refused.
-            ReplayError: the buffer has ended, or is gone.
+            ReplayError: the buffer has ended, is gone, or this handle was closed; whether it took what it was just
+                being handed is not known then.
         """
         steps = self._offer(list(replays), timeout_s)
         try:
@@ -183,7 +186,7 @@ class RemoteBuffer:
                     call = next(steps)
                     continue
                 try:
-                    answer = ray.get(call, timeout=self._push_timeout_s)
+                    answer = self._answer(call)
                 except ray.exceptions.RayError as error:
                     call = steps.throw(error)
                 else:
@@ -251,7 +254,10 @@ class RemoteBuffer:
         return True
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Delivers what is pending if that takes no longer than ``timeout_s``, and takes no more. The buffer stays."""
+        """Delivers what is pending if that takes no longer than ``timeout_s``, and takes no more. The buffer stays.
+
+        A push that waits, in another thread, is given up with a `ReplayError`.
+        """
         self.flush(timeout_s)
         with self._lock:
             self._closed = True
@@ -286,12 +292,28 @@ class RemoteBuffer:
             said = f"buffer {self.name!r} had no room for {count} transitions within {timeout_s:g} s"
             raise DeadlineExceeded(said, left=count)
 
+    def _answer(self, call: Any) -> Taken:
+        """Waits for a push's answer, unless this is closed meanwhile: who ends does not wait for a shard that hangs."""
+        deadline = time.monotonic() + self._push_timeout_s
+        while not ray.wait([call], timeout=max(0.0, min(_LOOK_AGAIN_S, deadline - time.monotonic())))[0]:
+            if self._closed:
+                raise self._is_closed()
+            if time.monotonic() >= deadline:
+                raise ray.exceptions.GetTimeoutError(f"no answer within {self._push_timeout_s:g} s")
+        answer: Taken = ray.get(call)
+        return answer
+
+    def _is_closed(self) -> ReplayError:
+        return ReplayError(f"buffer {self.name!r} takes no more: this handle to it was closed", ended=True)
+
     def _offer(self, left: list[Replay], timeout_s: float) -> Generator[Any, Taken, list[Replay]]:
         """Gives calls, whose answers it is sent, or what they raised thrown; None: wait a moment."""
         deadline = time.monotonic() + timeout_s
         refused, why, turn = 0, "", 0
         at = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
         while left:
+            if self._closed:
+                raise self._is_closed()
             lane = self._lanes[(at + turn) % len(self._lanes)]
             # All are asked once; only then one is waited for.
             longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0

@@ -216,10 +216,6 @@ class Shards:
         for shard in self._shards:
             shard.actor.update_priorities.remote(index, priorities)
 
-    def tell(self, timeout_s: float = _ANSWER_S) -> None:
-        """Has every shard hand over to the hub what it has counted; before the hub is closed."""
-        self._answers([shard.actor.tell.remote(timeout_s) for shard in self._shards], timeout_s)
-
     def kill(self) -> None:
         """Ends the actors for good; what they hold is gone."""
         for shard in self._shards:
@@ -241,6 +237,15 @@ class Shards:
             except ray.exceptions.RayActorError:  # it is being restarted
                 continue
         return answers
+
+
+def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
+    """Has every shard of these buffers hand over to the hub what it has counted; before the hub is closed.
+
+    All at the same time, so that the one that hangs does not take the others' time.
+    """
+    calls = [shard.actor.tell.remote(timeout_s) for shards in buffers for shard in shards]
+    ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
 
 def _located(actors: list[Any]) -> list[Shard]:

@@ -253,6 +253,11 @@ class Stream:
         for shards in self._shards:
             shards.update_priorities(np.asarray(index), np.asarray(priorities))
 
+    def end(self) -> None:
+        """Ends the streams of its buffers for whoever reads them. Does not wait."""
+        for shards in self._shards:
+            shards.end()
+
     def _ack(self, origin: Origin) -> None:
         shards, number = self._origins[origin.shard]
         shards.ack(number, reader=origin.reader)

@@ -174,13 +174,14 @@ class Workers:
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
         """Lets every worker finish and hand over what it has, and ends those that take longer. May be called again."""
+        deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=timeout_s)
         with self._lock:
             slots, self._slots = [*self._slots.values(), *self._leaving], {}
             self._leaving = []
-        self._end(slots, timeout_s)
+        self._end(slots, max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
         while not self._stopping.is_set():

@@ -158,6 +158,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
     batches.readers = ranks.size
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
     try:
+        measured = [Shards.find(actor, namespace=spec.namespace) for actor in spec.eval_buffers.values()]
         summary = learn(
             spec.config,
             module,
@@ -175,9 +176,11 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
             normaliser=None if spec.normaliser is None else spec.normaliser(),
             resumed=lambda learned: setattr(batches, "before", learned),
         )
-        for name in (*weights_of(spec.buffer), *spec.eval_buffers.values()):
-            # So that nobody plays on while Ray Train takes its ranks down, and who waits for a batch comes back.
-            Shards.find(name, namespace=spec.namespace).end()
+        # So that nobody plays on while Ray Train takes its ranks down, and who waits for a batch comes back. All were
+        # found at the start: a shard that hangs now would hold up the end.
+        batches.end()
+        for shards in measured:
+            shards.end()
         return summary
     finally:
         close(batches)
@@ -293,6 +296,8 @@ class Learner:
 
     def __init__(self, spec: LearnerSpec, storage_path: str) -> None:
         self._spec = spec
+        # Now: a shard that hangs when it is to stop would hold that up.
+        self._shards = [Shards.find(name, namespace=spec.namespace) for name in weights_of(spec.buffer)]
         self._summary: Summary | None = None
         self._error: BaseException | None = None
         work: Callable[[], Summary]
@@ -328,8 +333,8 @@ class Learner:
 
     def stop(self) -> None:
         """Ends its stream: it saves a last checkpoint and is done. Does not wait."""
-        for name in weights_of(self._spec.buffer):
-            Shards.find(name, namespace=self._spec.namespace).end()
+        for shards in self._shards:
+            shards.end()
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
         """The summary once it is done; None if that takes longer than ``timeout_s``.

@@ -18,6 +18,7 @@ import ray
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
 from brayx.hub import create_hub
 from brayx.replay.remote import RemoteBuffer
+from brayx.replay.shards import tell
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Columns
 from tests.unit.replay.made import columns, fragment
@@ -84,6 +85,29 @@ def test_a_push_that_may_not_drop_waits_for_room_and_says_what_is_wrong(ray_clus
             buffer.push(columns(2), drop=False)
 
 
+def test_a_push_that_waits_for_a_shard_that_hangs_is_given_up_when_its_handle_is_closed(ray_cluster):
+    with running(ray_cluster) as buffer:
+        hung = pid(buffer.shards[0])
+        raised = []
+
+        def push():
+            with pytest.raises(ReplayError, match="this handle to it was closed") as caught:
+                buffer.offer(columns(2), timeout_s=0.1)
+            raised.append(caught.value)
+
+        thread = threading.Thread(target=push, daemon=True)
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            thread.start()
+            buffer.close(0)
+            thread.join(20)  # it would wait a minute for an answer
+            assert raised, "it is still waiting"
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        with pytest.raises(ReplayError, match="was closed"):
+            buffer.push(columns(2), drop=False)
+
+
 def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster):
     with running(ray_cluster, num_workers=2) as buffer:
         for number in range(2):
@@ -100,11 +124,26 @@ def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ra
     with running(ray_cluster, num_workers=2, size=1, hub=hub_name) as buffer:
         for shard in buffer.shards:
             ray.get(shard.actor.push.remote([columns(2), columns(2), columns(1, float("nan"))]))
-        buffer.shards.tell()
+        tell([buffer.shards])
         numbers = ray.get(hub.close.remote())
         assert (numbers["env_steps"], numbers["fragments_pushed"]) == (4 * WHOLE, 4)
         assert numbers["replay_dropped.full"] == 2 * WHOLE
         assert numbers["replay_dropped.bad_fragment"] == WHOLE
+    ray.kill(hub)
+
+
+def test_a_shard_that_hangs_does_not_keep_the_others_counts_from_the_books(ray_cluster):
+    hub_name = f"hub-{uuid.uuid4().hex[:8]}"
+    hub = create_hub(hub_name, ray_cluster, None)
+    with running(ray_cluster, hub=hub_name) as silent, running(ray_cluster, hub=hub_name) as buffer:
+        ray.get(buffer.shards[0].actor.push.remote([columns(2)]))
+        hung = pid(silent.shards[0])
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            tell([silent.shards, buffer.shards], 10.0)
+            assert ray.get(hub.snapshot.remote())["env_steps"] == WHOLE
+        finally:
+            os.kill(hung, signal.SIGCONT)
     ray.kill(hub)
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipelines.ending import marked, temporary_files
+from pipelines.ending import Deadline, marked, side_by_side, temporary_files
 from tests.waiting import WAIT_S, until
 
 MARK = "BRAYX_TEST_ENDING"
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(program: str, mark: str) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, "-c", program]
     environment = {**os.environ, MARK: mark}
@@ -29,6 +30,52 @@ def started(program: str, mark: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_parts_that_hang_do_not_add_up() -> None:
+    clock = Clock()
+    end = Deadline(10.0, clock)
+    clock.now += 1000.0  # the work, before anything is to end
+    waits = []
+    for at_most in (3.0, 5.0, 5.0, 5.0):
+        waits.append(end.left(at_most))
+        clock.now += waits[-1]
+    assert waits == [3.0, 5.0, 2.0, 0.0]
+    assert clock.now == 1110.0
+
+
+def test_what_has_a_deadline_of_its_own_does_not_count_and_an_interrupt_leaves_less() -> None:
+    clock = Clock()
+    end = Deadline(10.0, clock)
+    with contextlib.suppress(KeyboardInterrupt), end.paused():
+        clock.now += 600.0
+        raise KeyboardInterrupt
+    assert end.left() == 10.0
+    end.shorten(7.0)
+    clock.now += 4.0
+    end.shorten(7.0)
+    assert end.left() == 3.0
+
+
+def test_parts_end_side_by_side_and_what_one_raises_is_told_when_all_have() -> None:
+    met, ended = threading.Barrier(8), []
+
+    def stop(timeout_s: float) -> None:
+        met.wait(WAIT_S)
+        ended.append(timeout_s)
+        if len(ended) == 1:
+            raise OSError("one of them")
+
+    with pytest.raises(OSError, match="one of them"):
+        side_by_side([stop] * 8, 3.0)
+    assert ended == [3.0] * 8
 
 
 def test_marked_processes_are_found_by_mark_and_words() -> None:
