@@ -55,8 +55,10 @@ class RolloutComponent(BaseModel):
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Times that workers may end by an error of their environment, or die before they have collected anything, one
-    after the other. A worker that is killed at work is always replaced."""
+    """Times that a worker and its successors may end by an error of their environment within ``failure_window_s``, or
+    die before they have collected anything, one after the other. One that is killed at work is always replaced."""
+    failure_window_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds after which an error of an environment does not count any more."""
 
     @model_validator(mode="after")
     def _one_source(self) -> RolloutComponent:

@@ -53,6 +53,13 @@ class _Slot:
     idle_failures: int = 0
     """Workers in a row that ended before they had collected anything."""
     start_at: float = 0.0
+    raised_at: list[float] = field(default_factory=list)
+    """When workers ended by an error, as far as it counts."""
+
+    def raised(self, now: float, within_s: float) -> int:
+        """Notes that its worker ended by an error; says how many did within the last ``within_s``."""
+        self.raised_at = [at for at in self.raised_at if now - at < within_s] + [now]
+        return len(self.raised_at)
 
 
 class Workers:
@@ -91,7 +98,6 @@ class Workers:
         self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
         self._error: BrayxError | None = None
         self._past = Progress()
-        self._raised = 0
         self.messages: deque[str] = deque(maxlen=20)
         self.lost: Counter[str] = Counter()
 
@@ -279,9 +285,10 @@ class Workers:
         except RayTaskError as error:
             inner: Any = error.cause
             told = inner if isinstance(inner, BrayxError) else None
-            self._raised += 1
-            limit = self._spec.config.max_failures
-            if isinstance(told, _FINAL) or self._raised > limit:
+            config = self._spec.config
+            # Each place by itself, and not for ever: a job of days, or of many workers, would end by what is rare.
+            raised = slot.raised(time.monotonic(), config.failure_window_s)
+            if isinstance(told, _FINAL) or raised > config.max_failures:
                 self._fail(told or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
             self._gone(slot, "failed", f"failed: {told.message if told is not None else first_line(error)}")
         except RayError as error:

@@ -67,6 +67,8 @@ class TrainerConfig(BaseModel):
     """Threads of torch in a rank."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Times that ranks which died are started again, from the newest checkpoint; as often if they cannot start."""
+    failure_window_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds after which those times are counted anew."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainerConfig:

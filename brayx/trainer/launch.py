@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -35,7 +36,8 @@ from brayx.trainer.ranks import Alone, Processes, Ranks
 from brayx.trainer.saving import BEST_METRIC
 from brayx.types import Weights
 
-_ANSWER_S = 30.0
+log = logging.getLogger(__name__)
+
 _DATASET = "replay"
 _FINAL = (ConfigError, ModelError)
 """What would only fail again, weights that diverged to NaN included."""
@@ -251,19 +253,40 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
 def fit(spec: LearnerSpec, storage_path: str) -> Summary:
     """Learns in a `TorchTrainer` fed by Ray Data, until the end.
 
+    Ray Train counts failures over the whole of a run, which would end a job of days by what happens once a day. So one
+    that fails after more than ``failure_window_s`` is followed by another, which counts from 0.
+
     Args:
         spec: what to learn.
         storage_path: folder where Ray Train keeps its own records; checkpoints go to the trial, not here.
 
     Raises:
         BrayxError: the learner failed in a way that would only come again.
-        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows.
+        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows
+            within ``failure_window_s``.
     """
+    from ray.train import TrainingFailedError
+
+    while True:
+        began = time.monotonic()
+        try:
+            result: Summary | BrayxError = _trainer(spec, storage_path).fit().return_value  # of rank 0
+        except TrainingFailedError as error:
+            if time.monotonic() - began < spec.config.failure_window_s:
+                raise
+            log.warning("%s; that was over a long time: ranks are started again", failure(error).message)
+            continue
+        if isinstance(result, BrayxError):
+            raise result
+        return result
+
+
+def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     config = spec.config
-    trainer = TorchTrainer(
+    return TorchTrainer(
         lambda: train_worker(spec),  # type: ignore[arg-type]  # what it returns becomes `return_value`
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
@@ -280,10 +303,6 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
         ),
         datasets={_DATASET: replay_dataset(spec.buffer, namespace=spec.namespace)},
     )
-    result: Summary | BrayxError = trainer.fit().return_value  # type: ignore[attr-defined]  # of rank 0
-    if isinstance(result, BrayxError):
-        raise result
-    return result
 
 
 class Learner:

@@ -73,6 +73,17 @@ FILES = """
     def holding(name, config):
         return Holding(gymnasium.make("CartPole-v1"))
 
+    class Tripping(gymnasium.Wrapper):
+        def step(self, action):
+            trip = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trip")
+            if os.path.exists(trip):
+                os.remove(trip)
+                raise ValueError("it tripped")
+            return super().step(action)
+
+    def tripping(name, config):
+        return Tripping(gymnasium.make("CartPole-v1"))
+
     def slipping(name, config):
         return Slipping(gymnasium.make("CartPole-v1"))
 """
@@ -340,6 +351,18 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
     said = f"worker 0 of rollout 'games' ({name}) raised ValueError: the pole is broken"
     assert workers.error.message == said
     assert workers.lost == {"failed": 2}
+
+
+@pytest.mark.parametrize(("window_s", "ends"), [(1e-6, False), (3600.0, True)])
+def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path, window_s, ends):
+    made = job(func="tripping", max_failures=1, failure_window_s=window_s, size=10**5)
+    made.publish()
+    with made.workers() as workers:
+        for times in (1, 2):
+            until(lambda: workers.running == 1, "it collects", WAIT_S)
+            (tmp_path / "trip").touch()
+            until(lambda times=times: workers.lost["failed"] == times, "it tripped", WAIT_S)
+        assert (workers.error is not None) is ends
 
 
 def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):

@@ -223,6 +223,23 @@ def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
     assert len(job.trial.checkpoints()) <= 3
 
 
+def test_in_ray_train_failures_that_are_far_apart_do_not_end_it(job):
+    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1)
+    learner = job.learner()
+    for _ in range(2):
+        version = job.newest()
+        until(lambda version=version: job.newest() > version + 5 or not learner.running, timeout_s=120)
+        until(lambda: job.trial.checkpoints() or not learner.running, timeout_s=120)
+        (victim,) = _train_workers()
+        os.kill(victim, signal.SIGKILL)
+        until(lambda victim=victim: victim not in _train_workers(), timeout_s=120)
+    version = job.newest()
+    until(lambda: job.newest() > version + 5 or not learner.running, timeout_s=120)
+    learner.stop()
+    summary = learner.result(60)
+    assert (summary.resumed, summary.reason) == (True, "stream_ended")
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_line(job, tmp_path, num_workers):
     job = job(where="train", num_workers=num_workers)
