@@ -89,6 +89,7 @@ METRICS: dict[str, Metric] = {
         Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
+        Metric("eval_dropped", "transitions", Kind.SUM, "transitions that evaluation buffers dropped, by reason"),
         Metric("replay_reused", "batches", Kind.SUM, "batches the learner got again because there was no other"),
         Metric("replay_restarts", "shards", Kind.SUM, "buffer shards that died and began anew, empty"),
         Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),

@@ -331,8 +331,9 @@ def train_on(
                 ),
                 namespace=NAMESPACE,
                 layout=layout,
-                hub=names["hub"] if name in config.buffers else "",  # nothing of the others is learned from
+                hub=names["hub"],
                 weights=names["weights"],
+                learned=name in config.buffers,
             )
             stack.callback(buffers[name].shards.kill)
         learned = [buffers[name] for name in config.buffers]
@@ -386,7 +387,7 @@ def train_on(
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
-        tell([buffer.shards for buffer in learned], end.left(_LAST_COUNTS_S))
+        tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         numbers = {**_last_numbers(hub, end.left(_LAST_NUMBERS_S)), STEPS_THIS_RUN: float(steps)}
         version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)

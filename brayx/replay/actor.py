@@ -81,6 +81,7 @@ class BufferActor:
         weights: name of the weight store that knows which versions of the policy there are: what claims to be of a
             newer one is refused. Empty: any is taken.
         number: of this shard.
+        learned: what comes out is learned from. Otherwise the hub is told of ``eval_dropped`` alone.
         restarted: this actor takes the place of one that died.
     """
 
@@ -92,6 +93,7 @@ class BufferActor:
         namespace: str = "",
         weights: str = "",
         number: int = 0,
+        learned: bool = True,
         restarted: bool | None = None,
     ) -> None:
         self._buffer = ReplayBuffer(config, layout, shard=number)
@@ -105,6 +107,7 @@ class BufferActor:
         self._stopping = False
         self._failure: BrayxError | None = None
         self._books = HubClient(get_hub(hub, namespace) if hub else None)
+        self._learned = learned
         self._told: Counter[str] = Counter()
         self._told_steps = 0
         self._ready_since = float("nan")
@@ -112,7 +115,7 @@ class BufferActor:
         self._namespace, self._weights = namespace, weights
         self._store: Any = None
         if _is_restarted() if restarted is None else restarted:
-            self._books.add("replay_restarts", 1)
+            self._count("replay_restarts", 1)
 
     async def config(self) -> BufferConfig:
         """The options that this buffer was made with."""
@@ -165,10 +168,10 @@ class BufferActor:
         if refused:
             logger.warning("replay refused a fragment: %s", why)
         # Counted from what was told, since another push may have been taken while this one waited.
-        self._books.add("env_steps", self._buffer.pushed - self._told_steps)
+        self._count("env_steps", self._buffer.pushed - self._told_steps)
         self._told_steps = self._buffer.pushed
-        self._books.add("fragments_pushed", whole - refused)
-        self._books.add("replay_batches", len(self._buffer))
+        self._count("fragments_pushed", whole - refused)
+        self._count("replay_batches", len(self._buffer))
         self._tell_dropped()
         self._look()
         await self._notify()
@@ -205,7 +208,7 @@ class BufferActor:
                 if batch is not None:
                     once = self._buffer.table is None and self._buffer.reused == self._reused
                     self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
-                    self._books.add("replay_reused", self._buffer.reused - self._reused)
+                    self._count("replay_reused", self._buffer.reused - self._reused)
                     self._reused = self._buffer.reused
                     self._look()
                     await self._notify()  # there is room for what waits to be pushed
@@ -285,12 +288,19 @@ class BufferActor:
         """Hands over to the hub what it was not told yet, which else takes half a second; False when it is too slow."""
         return await asyncio.to_thread(self._books.flush, timeout_s)
 
+    def _count(self, name: str, value: float, label: str = "") -> None:
+        """Records a sample; where nothing is learned from, only of drops: all else would be taken for the learner's."""
+        if self._learned:
+            self._books.add(name, value, label=label)
+        elif name == "replay_dropped":
+            self._books.add("eval_dropped", value, label=label)
+
     def _tell_dropped(self) -> None:
         """Tells the hub what has been dropped since it was told last."""
         if self._told == self._buffer.dropped:
             return
         for reason, count in (self._buffer.dropped - self._told).items():
-            self._books.add("replay_dropped", count, label=reason)
+            self._count("replay_dropped", count, label=reason)
         self._told = self._buffer.dropped.copy()
 
     def _is_over(self) -> bool:

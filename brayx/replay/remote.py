@@ -64,6 +64,7 @@ class RemoteBuffer:
         layout: what fragments must look like; what it does not know, or None, is as in the first good one.
         hub: name of the trial's hub; empty: metrics go nowhere.
         weights: name of the weight store that knows the policy's versions; empty: they are not checked.
+        learned: of a buffer that is created: what comes out is learned from; else the hub is told of drops alone.
         shards: of a buffer that is there; None: find it, or create it.
         max_pending: pushes kept while a call is on its way; None: the buffer's option.
         on_dropped: told ``(reason, transitions)`` of every drop here: ``full``, ``buffer_lost``, or ``closed``.
@@ -91,6 +92,7 @@ class RemoteBuffer:
         layout: Layout | None = None,
         hub: str = "",
         weights: str = "",
+        learned: bool = True,
         shards: Shards | None = None,
         max_pending: int | None = None,
         on_dropped: Callable[[str, int], None] | None = None,
@@ -101,7 +103,14 @@ class RemoteBuffer:
         if shards is None:
             config = config or BufferConfig(**options)
             shards = Shards.start(
-                name, config, layout, namespace=namespace, hub=hub, weights=weights, get_if_exists=True
+                name,
+                config,
+                layout,
+                namespace=namespace,
+                hub=hub,
+                weights=weights,
+                learned=learned,
+                get_if_exists=True,
             )
         shards.check(given)
         self.name, self.config, self.shards = name, shards.config, shards

@@ -73,6 +73,7 @@ class Shards:
         namespace: str | None = None,
         hub: str = "",
         weights: str = "",
+        learned: bool = True,
         get_if_exists: bool = False,
     ) -> Shards:
         """Starts ``config.num_workers`` actors, one node after the other. They take no CPU, and end with their creator.
@@ -84,6 +85,7 @@ class Shards:
             namespace: of the actors, the hub and the weight store; None: the caller's.
             hub: name of the trial's hub; empty: metrics go nowhere.
             weights: name of the weight store; empty: policy versions are not checked.
+            learned: what comes out is learned from, see `BufferActor`.
             get_if_exists: take the one that is there, with its options.
 
         Raises:
@@ -105,7 +107,7 @@ class Shards:
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
-            ).remote(config, layout, hub, namespace or "", weights, number)
+            ).remote(config, layout, hub, namespace or "", weights, number, learned)
             shards.append(Shard(actor))
             return actor.config.remote()
 

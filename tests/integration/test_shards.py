@@ -121,14 +121,18 @@ def test_who_attaches_while_a_shard_is_being_restarted_waits_for_it(ray_cluster)
 def test_what_the_shards_have_counted_is_in_the_books_before_these_are_closed(ray_cluster):
     hub_name = f"hub-{uuid.uuid4().hex[:8]}"
     hub = create_hub(hub_name, ray_cluster, None)
-    with running(ray_cluster, num_workers=2, size=1, hub=hub_name) as buffer:
-        for shard in buffer.shards:
+    with (
+        running(ray_cluster, num_workers=2, size=1, hub=hub_name) as buffer,
+        running(ray_cluster, size=1, hub=hub_name, learned=False) as held_out,
+    ):
+        for shard in (*buffer.shards, *held_out.shards):
             ray.get(shard.actor.push.remote([columns(2), columns(2), columns(1, float("nan"))]))
-        tell([buffer.shards])
+        tell([buffer.shards, held_out.shards])
         numbers = ray.get(hub.close.remote())
         assert (numbers["env_steps"], numbers["fragments_pushed"]) == (4 * WHOLE, 4)
         assert numbers["replay_dropped.full"] == 2 * WHOLE
         assert numbers["replay_dropped.bad_fragment"] == WHOLE
+        assert (numbers["eval_dropped.full"], numbers["eval_dropped.bad_fragment"]) == (WHOLE, WHOLE // 2)
     ray.kill(hub)
 
 

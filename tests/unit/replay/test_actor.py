@@ -100,6 +100,17 @@ async def test_what_has_become_too_old_is_told_without_a_further_push():
     assert actor._books.summary()["replay_dropped.policy_lag"] == dropped
 
 
+async def test_of_what_is_not_learned_from_only_drops_are_told_under_a_name_of_their_own():
+    for learned in (True, False):
+        actor = BufferActor(changed(size=1), learned=learned)
+        assert (await actor.push([columns(2), columns(2), columns(1, float("nan"))])).refused == 1
+        told = actor._books.summary()
+        dropped = "replay_dropped" if learned else "eval_dropped"
+        assert (told[f"{dropped}.full"], told[f"{dropped}.bad_fragment"]) == (WHOLE, WHOLE // 2)
+        assert ("env_steps" in told) is learned, "the trial's steps are those that are learned from"
+        assert len(told) == (5 if learned else 2)
+
+
 async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
     actor = BufferActor(changed(max_reuse=1))
     reader = await actor.attach()
