@@ -327,9 +327,8 @@ class ReplaySource(Datasource):
         return [ReadTask(blocks, metadata)]
 
 
-def stream_context() -> None:
-    """Sets the current process's `DataContext` for streams without an end; Ray Train copies it to its workers."""
-    context = DataContext.get_current()
+def _for_streams(context: DataContext) -> None:
+    """Sets what a dataset is executed with, wherever that is, for a stream without an end."""
     context.target_max_block_size = 1
     context.execution_options.preserve_order = True
     context.execution_options.verbose_progress = False
@@ -342,24 +341,26 @@ def stream_context() -> None:
 def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
     """The stream of buffers as a `ray.data.Dataset`.
 
-    Iterate it with `batches_of`. Sets the process's `DataContext` (see `stream_context`).
+    Iterate it with `batches_of`. It has a `DataContext` of its own: other datasets of the process stay as they are.
 
     Args:
         buffers: a name, or names with weights: of what is there, each has its share.
         namespace: None: the caller's.
     """
     weights_of(buffers)
-    stream_context()
     namespace = namespace or ray.get_runtime_context().namespace
     with warnings.catch_warnings():
         # Deprecated in favour of named arguments, of which there is none for retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-        return ray.data.read_datasource(
+        dataset = ray.data.read_datasource(
             ReplaySource(buffers, namespace),
             override_num_blocks=1,
             num_cpus=0,
             ray_remote_args={"max_retries": 0},
         )
+    # A copy of the process's, made for this one; Ray Train and `streaming_split` execute with it, too.
+    _for_streams(dataset.context)
+    return dataset
 
 
 def weights_of(buffers: Buffers) -> dict[str, float]:

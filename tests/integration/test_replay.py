@@ -110,6 +110,18 @@ def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(
     }
 
 
+def test_other_datasets_of_the_process_are_executed_as_before(ray_cluster):
+    with running_buffer(ray_cluster) as (name, _):
+        ours = replay_dataset(name, namespace=ray_cluster).context
+        theirs = ray.data.range(1).context
+    assert (ours.target_max_block_size, ours.execution_no_progress_timeout_s) == (1, -1)
+    fresh = ray.data.DataContext()
+    for option in ("target_max_block_size", "execution_no_progress_timeout_s", "custom_execution_callback_classes"):
+        assert getattr(theirs, option) == getattr(fresh, option) != getattr(ours, option)
+    assert ours.execution_options.preserve_order
+    assert not theirs.execution_options.preserve_order
+
+
 def test_each_batch_arrives_before_the_next_one_is_pushed(ray_cluster):
     """Ray Data would by itself hold small blocks back until a large one is full."""
     with running_buffer(ray_cluster) as (name, actor):
