@@ -32,6 +32,9 @@ _START_S = 120.0
 """For a worker's process to come up and load its engine: it may wait for a place, and for the first weights."""
 _TURN_S = 0.2
 _STOP_S = 3.0
+"""For the workers of a job that ends, however long their fragments take: nobody will learn from what they are at."""
+_ANSWER_S = 5.0
+"""For an answer that is there to arrive."""
 _AGAIN_S = 0.5
 _LAST_AGAIN_S = 15.0
 _FINAL = (ConfigError, ModelError)
@@ -69,7 +72,8 @@ class Workers:
         spec: what they do.
         count: how many; default: as the component says. `scale` changes it.
         on_event: told ``(metric, value, label)`` of ``rollout_workers_lost``, and of the transitions that went with
-            them, ``rollout_steps_lost``; those of a worker that was too many have the label ``scaled``.
+            them, ``rollout_steps_lost``; those of a worker that was too many have the label ``scaled``, those of one
+            that took too long to end with its job ``stopped``.
         lease_s: see `LEASE_S`.
 
     Attributes:
@@ -221,30 +225,16 @@ class Workers:
 
     def _see_off(self) -> None:
         """Ends workers that are too many and have finished, or have had the time for it."""
-        done = []
         for slot in self._leaving:
-            finished = bool(ray.wait([slot.leave], timeout=0)[0])
-            late = not finished and time.monotonic() - slot.asked_at > self._patience_s(slot)
-            if not finished and not late:
-                continue
-            done.append(slot)
-            try:
-                progress: Progress = ray.get([slot.lease, slot.leave], timeout=5.0 if finished else 0)[0]
-            except (RayError, BrayxError) as error:
-                said = f"{self._who(slot)} was too many, and lost what it was at: " + (
-                    f"it took longer than {self._patience_s(slot):.0f} s" if late else first_line(error)
-                )
-                log.warning("%s", said)
-                self.messages.append(said)
-                if self._on_event is not None:
-                    self._on_event("rollout_steps_lost", self._in_hand(slot), "scaled")
-            else:
-                slot.done = slot.done + progress
-            _kill(slot.handle)
+            patience_s = self._patience_s(slot)
+            if ray.wait([slot.leave], timeout=0)[0] or time.monotonic() - slot.asked_at > patience_s:
+                why = self._let_go(slot, "scaled", patience_s)
+                if why:
+                    said = f"{self._who(slot)} was too many, and lost what it was at: {why}"
+                    log.warning("%s", said)
+                    self.messages.append(said)
         with self._lock:
-            self._leaving = [slot for slot in self._leaving if slot not in done]
-            for slot in done:
-                self._past = self._past + slot.done
+            self._leaving = [slot for slot in self._leaving if slot.handle is not None]
 
     def _start(self, slot: _Slot) -> None:
         config = self._spec.config
@@ -281,7 +271,7 @@ class Workers:
 
     def _answered(self, slot: _Slot) -> None:
         try:
-            progress: Progress = ray.get(slot.lease, timeout=5.0)
+            progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
         except RayTaskError as error:
             inner: Any = error.cause
             told = inner if isinstance(inner, BrayxError) else None
@@ -313,16 +303,15 @@ class Workers:
             if slot.idle_failures > self._spec.config.max_failures:
                 self._fail(StartupError(f"{said}; the last {slot.idle_failures} ended before they collected anything"))
         _kill(slot.handle)
+        self._book(slot)
         with self._lock:
-            self._past = self._past + slot.done
             slot.handle = slot.lease = None
-            slot.done = Progress()
             wait_s = min(_LAST_AGAIN_S, _AGAIN_S * 2**slot.idle_failures) if slot.idle_failures else 0.0
             slot.start_at = time.monotonic() + wait_s
 
     def _in_hand(self, slot: _Slot) -> int:
-        """Transitions that go with a worker at most: of the fragment it is at, and of a push."""
-        return self._spec.fragment_steps * (2 if slot.done.fragments else 1)
+        """Transitions that go with a worker at most: of the fragment it is at, if it is at one, and of a push."""
+        return self._spec.fragment_steps * ((slot.lease is not None) + (slot.done.fragments > 0))
 
     def _fail(self, error: BrayxError) -> None:
         self._error = self._error or error
@@ -339,14 +328,43 @@ class Workers:
             for slot in with_worker:
                 _have_leave(slot)
             ray.wait([slot.leave for slot in with_worker], num_returns=len(with_worker), timeout=timeout_s)
-        for slot in with_worker:
-            with contextlib.suppress(RayError, BrayxError):
-                progress: Progress = ray.get(slot.lease, timeout=0)
-                slot.done = slot.done + progress
-            _kill(slot.handle)
+        lost = [why for slot in with_worker if (why := self._let_go(slot, "stopped", timeout_s))]
+        if lost:
+            log.info("rollout %s: %d workers lost what they were at: %s", self._spec.name, len(lost), lost[0])
+
+    def _let_go(self, slot: _Slot, reason: str, patience_s: float) -> str:
+        """Ends a worker that was told to leave; why it lost what it had not handed over, which is counted, if it did.
+
+        Args:
+            slot: where it is.
+            reason: label of what is lost.
+            patience_s: that it had.
+        """
         with self._lock:
-            for slot in with_worker:
-                self._past = self._past + slot.done
+            handle, slot.handle = slot.handle, None
+        if handle is None:  # somebody else did
+            return ""
+        finished = bool(ray.wait([slot.leave], timeout=0)[0])
+        why = "" if finished else f"it took longer than {patience_s:.0f} s"
+        try:
+            # The lease's answer first: what came of it was pushed, whatever becomes of the rest.
+            if finished or ray.wait([slot.lease], timeout=0)[0]:
+                progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
+                slot.lease, slot.done = None, slot.done + progress
+            if finished:
+                ray.get(slot.leave, timeout=_ANSWER_S)
+        except (RayError, BrayxError) as error:
+            why = first_line(error)
+        _kill(handle)
+        if why and self._on_event is not None:
+            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
+        self._book(slot)
+        return why
+
+    def _book(self, slot: _Slot) -> None:
+        """What a worker that has gone had done is the rollout's from now on."""
+        with self._lock:
+            self._past, slot.done = self._past + slot.done, Progress()
 
 
 def _have_leave(slot: _Slot) -> None:

@@ -70,6 +70,15 @@ FILES = """
                 time.sleep(0.01)
             return super().step(action)
 
+    class Staying(gymnasium.Wrapper):
+        def close(self):
+            while os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), "stay")):
+                time.sleep(0.01)
+            super().close()
+
+    def staying(name, config):
+        return Staying(gymnasium.make("CartPole-v1"))
+
     def holding(name, config):
         return Holding(gymnasium.make("CartPole-v1"))
 
@@ -278,7 +287,8 @@ def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand(job):
         pids = workers.pids()
         assert pids[1] == other, "the other one went on"
         assert pids[0] not in (victim, other)
-    assert made.events == {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
+        events = made.events.copy()
+    assert events == {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
     assert workers.error is None
     assert "worker 0 of rollout 'games' (CartPole-v1) died" in workers.messages[0]
 
@@ -296,8 +306,8 @@ def test_workers_join_and_leave_while_it_runs(job):
         assert workers.pids()[0] == before[0]
         held = workers.collected
         until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
-    assert not workers.failures
-    assert not made.events
+        assert not workers.failures
+        assert not made.events
 
 
 def at_a_fragment(made, workers, folder):
@@ -339,6 +349,33 @@ def test_a_worker_that_takes_too_long_to_leave_is_ended_and_what_it_had_is_count
     assert "worker 0 of rollout 'games'" in workers.messages[0]
     assert "was too many, and lost what it was at: it took longer than" in workers.messages[0]
     assert not workers.failures
+
+
+def test_what_a_worker_pushed_that_takes_too_long_to_leave_is_known_and_not_lost(job, tmp_path):
+    made = job(func="staying", size=10**5, fragment_timeout_s=5.0)
+    made.publish()
+    (tmp_path / "stay").touch()
+    with made.workers() as workers:
+        until(lambda: workers.running == 1, "it collects", WAIT_S)
+        (pid,) = workers.pids().values()
+        workers.scale(0)
+        until(lambda: not psutil.pid_exists(pid), "it was ended", WAIT_S)
+        until(lambda: made.events, "it was counted", WAIT_S)
+        assert made.stats()["pushed"] == workers.collected.steps
+    assert made.events == {"rollout_steps_lost.scaled": ENVS * T}, "a push at most: it was at no fragment any more"
+
+
+def test_what_a_worker_is_at_when_its_job_ends_is_counted_once(job, tmp_path):
+    made = job(func="holding", size=10**5)
+    made.publish()
+    with made.workers() as workers:
+        pid = at_a_fragment(made, workers, tmp_path)
+    until(lambda: not psutil.pid_exists(pid), "it was ended", WAIT_S)
+    assert made.events == {"rollout_steps_lost.stopped": 2 * ENVS * T}
+    assert not workers.failures
+    done = workers.collected
+    workers.stop()
+    assert (workers.collected, len(made.events)) == (done, 1), "once is enough"
 
 
 def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_allowed(job):
