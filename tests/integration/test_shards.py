@@ -17,6 +17,7 @@ import ray
 
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
 from brayx.hub import create_hub
+from brayx.replay.housekeeping import Housekeeping
 from brayx.replay.remote import RemoteBuffer
 from brayx.replay.shards import tell
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
@@ -190,11 +191,78 @@ def test_nothing_is_kept_of_batches_that_ranks_have_taken(ray_cluster):
         assert statistics < 100
 
 
+class Seen(Housekeeping):
+    executor = None
+
+    def before_execution_starts(self, executor):
+        super().before_execution_starts(executor)
+        Seen.executor = executor
+
+
+def test_nothing_is_kept_of_batches_that_this_process_has_taken(ray_cluster):
+    with running(ray_cluster, max_in_flight=4) as buffer:
+        dataset = replay_dataset(buffer.name, namespace=ray_cluster)
+        dataset.context.custom_execution_callback_classes[:] = [Seen]
+        stream = batches_of(dataset, buffer.name, ray_cluster)
+        before = _objects()
+        for _ in range(250):
+            buffer.push(columns(2), drop=False)
+            next(stream)
+            stream.took()
+        assert _objects() - before < 100
+        assert _statistics(Seen.executor) < 100
+        buffer.end()
+        list(stream)
+
+
+class Changed(Housekeeping):
+    """Finds nothing of what it looks at."""
+
+    def before_execution_starts(self, executor):
+        super().before_execution_starts(object())
+
+    def on_execution_step(self, executor):
+        super().on_execution_step(object())
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_stream_goes_on_where_ray_does_not_keep_what_it_did(ray_cluster, ranks):
+    with running(ray_cluster) as buffer:
+        dataset = replay_dataset(buffer.name, namespace=ray_cluster)
+        dataset.context.custom_execution_callback_classes[:] = [Changed]
+        shards = dataset.streaming_split(ranks) if ranks else [dataset]
+        taken = Counter()
+
+        def take(rank):
+            stream = batches_of(shards[rank], buffer.name, ray_cluster)
+            for _ in stream:
+                stream.took()
+                taken[rank] += 1
+
+        threads = [threading.Thread(target=take, args=(rank,), daemon=True) for rank in range(len(shards))]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            buffer.push(columns(2), drop=False)
+        buffer.end(drain=True)
+        for thread in threads:
+            thread.join(60)
+        assert taken.total() == 20
+
+
 def _kept(coordinator):
     """Objects in its process's memory, and blocks of which there are statistics."""
-    operators = coordinator._current_executor._topology
+    return _objects(), _statistics(coordinator._current_executor)
+
+
+def _objects():
+    return ray._private.worker.global_worker.core_worker.get_memory_store_size()
+
+
+def _statistics(executor):
+    operators = executor._topology
     blocks = [len(each) for operator in operators for each in operator.get_stats().values() if isinstance(each, list)]
-    return ray._private.worker.global_worker.core_worker.get_memory_store_size(), sum(blocks)
+    return sum(blocks)
 
 
 @pytest.mark.parametrize("through_ray_data", [True, False])
