@@ -218,14 +218,18 @@ class BufferActor:
             if not await self._wait(deadline):
                 return Next(None)
 
-    async def ack(self, count: int = 1, reader: int | None = None) -> None:
+    async def ack(self, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
         """The learner took ``count`` batches: as many more may leave.
 
         Args:
             count: how many.
             reader: number of who was given them: one that another has taken over from has no credits to give back.
                 None: whoever reads now.
+            newest: version that the policy has, see `expire`: Ray keeps no order of an asyncio actor's calls, and what
+                leaves now must not be older for having overtaken that one. None: whatever was told.
         """
+        if newest is not None:
+            self._expire(newest)
         if reader is not None and reader != self._reader:
             return
         for _ in range(min(count, len(self._in_flight))):
@@ -234,9 +238,7 @@ class BufferActor:
 
     async def expire(self, newest: int) -> None:
         """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
-        self._buffer.expire(newest)
-        self._tell_dropped()
-        self._look()
+        self._expire(newest)
         await self._notify()  # there may be room
 
     async def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
@@ -294,6 +296,11 @@ class BufferActor:
             self._books.add(name, value, label=label)
         elif name == "replay_dropped":
             self._books.add("eval_dropped", value, label=label)
+
+    def _expire(self, newest: int) -> None:
+        self._buffer.expire(newest)
+        self._tell_dropped()
+        self._look()
 
     def _tell_dropped(self) -> None:
         """Tells the hub what has been dropped since it was told last."""

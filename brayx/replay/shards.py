@@ -204,9 +204,9 @@ class Shards:
             total.update(answer)
         return {**total, "shards": len(answers)}
 
-    def ack(self, number: int, count: int = 1, reader: int | None = None) -> None:
+    def ack(self, number: int, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
         """Tells a shard that the learner took batches of its, see `BufferActor.ack`; does not wait."""
-        self._shards[number].actor.ack.remote(count, reader)
+        self._shards[number].actor.ack.remote(count, reader, newest)
 
     def expire(self, newest: int) -> None:
         """Tells all that the policy has this version, by which ``max_policy_lag`` counts; does not wait."""

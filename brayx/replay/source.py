@@ -210,6 +210,7 @@ class Stream:
         self._taken: deque[Origin] = deque()
         self._timeout_s = timeout_s
         self._held: list[Origin] = []
+        self._version: int | None = None
         self.holds = False
         self.before = 0
         self.readers = 1
@@ -244,6 +245,7 @@ class Stream:
 
     def published(self, version: int) -> None:
         """The policy has this version now: buffers with a ``max_policy_lag`` count by it. Does not wait."""
+        self._version = version
         for shards in self._shards:
             if shards.config.max_policy_lag is not None:
                 shards.expire(version)
@@ -260,7 +262,8 @@ class Stream:
 
     def _ack(self, origin: Origin) -> None:
         shards, number = self._origins[origin.shard]
-        shards.ack(number, reader=origin.reader)
+        bounded = shards.config.max_policy_lag is not None
+        shards.ack(number, reader=origin.reader, newest=self._version if bounded else None)
 
     def close(self) -> None:
         """Ends the reading; what is under way is lost."""

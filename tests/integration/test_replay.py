@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -76,6 +78,27 @@ def read_in_background(stream):
 def is_waited_for(actor):
     """Whether a reader waits for a batch of the buffer."""
     return ray.get(actor.__ray_call__.remote(lambda self: len(self._changed._waiters) > 0))
+
+
+def test_a_learner_that_publishes_is_given_nothing_older_even_if_the_buffer_hears_of_it_late(ray_cluster, monkeypatch):
+    """The calls of a buffer come in any order: what was published is here as late as can be."""
+    monkeypatch.setattr(Shards, "expire", lambda self, newest: None)
+    config = BufferConfig(size=1000, batch_size=4, unroll_length=16, max_in_flight=1, max_policy_lag=0)
+    first, second = (dataclasses.replace(fragment(0), policy_version=np.full(WHOLE, version)) for version in (1, 2))
+    with running_buffer(ray_cluster, config) as (name, actor), ThreadPoolExecutor(1) as pool:
+        remote = RemoteBuffer.attach(name, namespace=ray_cluster)
+        remote.push(first, first)
+        stream = read_buffer(name, ray_cluster, timeout_s=60)
+        stream.holds = True
+        next(stream)
+        stream.took()
+        stream.published(2)
+        coming = pool.submit(next, stream)
+        until(lambda: coming.done() or "dropped.policy_lag" in ray.get(actor.stats.remote()), "it was told, or not")
+        remote.push(second)
+        batch = coming.result(60)
+        stream.close()
+    assert (batch["policy_version"][batch["mask"] > 0] == 2).all()
 
 
 def test_what_another_process_pushes_comes_out_whole_in_order_one_batch_a_block(ray_cluster):

@@ -100,6 +100,21 @@ async def test_what_has_become_too_old_is_told_without_a_further_push():
     assert actor._books.summary()["replay_dropped.policy_lag"] == dropped
 
 
+async def test_an_acknowledgement_that_overtakes_what_was_published_lets_nothing_older_leave():
+    """Ray keeps no order of an asyncio actor's calls, whoever makes them."""
+    actor = BufferActor(changed(max_policy_lag=0))
+    reader = await actor.attach()
+    await actor.push([columns(2, version=1), columns(2, version=1)])
+    assert (await actor.next_batch(reader, 0.1)).batch is not None
+    waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
+    await asyncio.sleep(0.01)
+    await actor.ack(1, reader, newest=2)
+    await actor.push([columns(2, version=2)])
+    assert ((await waiting).batch["policy_version"] == 2).all()
+    await actor.expire(2)
+    assert (await actor.stats())["dropped.policy_lag"] == WHOLE
+
+
 async def test_of_what_is_not_learned_from_only_drops_are_told_under_a_name_of_their_own():
     for learned in (True, False):
         actor = BufferActor(changed(size=1), learned=learned)
