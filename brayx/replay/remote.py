@@ -134,7 +134,7 @@ class RemoteBuffer:
         Raises:
             ReplayError: there is none of that name.
         """
-        return cls(name, namespace=namespace, shards=Shards.find(name, namespace=namespace), **arguments)
+        return cls(name, namespace=namespace, shards=Shards.find(name, namespace=namespace, located=True), **arguments)
 
     def push(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
         """Hands fragments and columns over. Safe from any thread.

@@ -6,6 +6,7 @@ nothing of fragments or batches: what is pushed goes through `remote.py`, what i
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ from brayx.replay.packing import Layout
 
 _START_S = 120.0
 _ANSWER_S = 30.0
+_LOCATE_S = 5.0
 _AGAIN_S = 0.2
 """Until a shard that is being restarted is asked again."""
 
@@ -123,26 +125,33 @@ class Shards:
         return cls(name, config, _located([shard.actor for shard in shards]), namespace)
 
     @classmethod
-    def find(cls, name: str, *, namespace: str | None = None) -> Shards:
+    def find(
+        cls, name: str, *, namespace: str | None = None, timeout_s: float = _ANSWER_S, located: bool = False
+    ) -> Shards:
         """The actors of a running buffer. It ends with its creator's handles, not with these.
 
-        A shard that is being restarted is waited for, half a minute at most: whoever joins just then is in time.
+        A shard that is being restarted is waited for: whoever joins just then is in time.
 
         Args:
             name: of the buffer.
             namespace: None: the caller's.
+            timeout_s: how long all of it may take.
+            located: also ask where they are, for a few seconds of that: `Shard.node_id`.
 
         Raises:
             ReplayError: there is none of that name, or it does not answer.
         """
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 first: Any = ray.get_actor(name, namespace=namespace)
                 config: BufferConfig = ray.get(first.config.remote(), timeout=max(0.0, deadline - time.monotonic()))
                 numbers = range(1, config.num_workers)
                 more = [ray.get_actor(_name(name, number), namespace=namespace) for number in numbers]
-                return cls(name, config, _located([first, *more]), namespace)
+                actors = [first, *more]
+                left_s = max(0.0, deadline - time.monotonic())
+                shards = _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors)
+                return cls(name, config, shards, namespace)
             except ValueError as error:
                 raise ReplayError(f"no buffer named {name!r} is running in this Ray namespace", buffer=name) from error
             except ray.exceptions.RayError as error:
@@ -250,14 +259,15 @@ def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
     ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
 
-def _located(actors: list[Any]) -> list[Shard]:
-    """With the nodes where they are; equally far all, when one is being restarted."""
+def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
+    """With the nodes where they are, as far as they say so in time: one that does not counts as far away."""
     asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
-    try:
-        nodes: list[str] = ray.get(asked, timeout=_ANSWER_S)
-    except ray.exceptions.RayError:
-        nodes = [""] * len(actors)
-    return [Shard(actor, node) for actor, node in zip(actors, nodes, strict=True)]
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    nodes: dict[Any, str] = {}
+    for call in done:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted
+            nodes[call] = ray.get(call)
+    return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
 
 
 def _name(buffer: str, number: int) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,7 +45,9 @@ Buffers: TypeAlias = str | Mapping[str, float]
 _POLL_S = 0.5
 """One wait for a batch; actor calls cannot be cancelled by force, so a task that must go waits no longer than this."""
 _ANSWER_S = 30.0
-"""Past this a shard counts as lost."""
+"""Past this a shard counts as lost, and so long all buffers of a stream together may take to be found."""
+_FETCH_S = 5.0
+"""For an answer that is there; the other shards' batches wait meanwhile."""
 _ORIGIN = "_origin"
 """Key of a block that says where its batch is from, as `Origin`."""
 
@@ -98,7 +100,7 @@ class _Lane:
         """Takes the answer of the call that is done. Raises ReplayError when the buffer is gone for good."""
         call, self.coming = self.coming, None
         try:
-            answer: Any = ray.get(call, timeout=_ANSWER_S)
+            answer: Any = ray.get(call, timeout=_FETCH_S)
         except RayTaskError:
             raise
         except RayError as error:
@@ -138,7 +140,7 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
 
     A batch is asked for before it is needed, so it travels while the caller works. Of each shard, no more than
     ``max_in_flight`` come that are not acknowledged. A shard whose process dies is left out until Ray has started
-    another in its place.
+    another in its place, and one that hangs until it answers: nobody waits for it.
 
     Raises:
         ReplayError: a buffer is gone for good, or does not answer.
@@ -146,9 +148,8 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
     weights = weights_of(buffers)
     mix = Mix(weights)
     lanes: list[_Lane] = []
-    for name in weights:
-        shards = Shards.find(name, namespace=namespace)
-        lanes += [_Lane(name, shards, len(lanes) + number, number) for number in range(len(shards))]
+    for shards in _found(weights, namespace):
+        lanes += [_Lane(shards.name, shards, len(lanes) + number, number) for number in range(len(shards))]
     while True:
         for lane in lanes:
             lane.ask()
@@ -180,6 +181,12 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
         yield batch, origin
 
 
+def _found(names: Iterable[str], namespace: str | None) -> list[Shards]:
+    """The buffers' shards, all within one deadline."""
+    deadline = time.monotonic() + _ANSWER_S
+    return [Shards.find(name, namespace=namespace, timeout_s=max(0.0, deadline - time.monotonic())) for name in names]
+
+
 class Stream:
     """The consumer's end: an iterator of learner batches, whose arrays may be views of shared memory: read only.
 
@@ -205,7 +212,7 @@ class Stream:
         timeout_s: float | None = None,
     ) -> None:
         self._items = items
-        self._shards = [Shards.find(name, namespace=namespace) for name in weights_of(buffers)]
+        self._shards = _found(weights_of(buffers), namespace)
         self._origins = [(shards, number) for shards in self._shards for number in range(len(shards))]
         self._taken: deque[Origin] = deque()
         self._timeout_s = timeout_s

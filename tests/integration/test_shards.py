@@ -19,7 +19,7 @@ from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
 from brayx.hub import create_hub
 from brayx.replay.housekeeping import Housekeeping
 from brayx.replay.remote import RemoteBuffer
-from brayx.replay.shards import tell
+from brayx.replay.shards import Shards, tell
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Columns
 from tests.unit.replay.made import columns, fragment
@@ -303,6 +303,49 @@ def test_the_stream_reads_from_all_shards_and_goes_on_when_one_dies(ray_cluster,
         reader.join(30)
         assert not reader.is_alive()
     ray.kill(hub)
+
+
+def test_a_shard_that_hangs_silences_no_other(ray_cluster):
+    with running(ray_cluster, num_workers=2, max_in_flight=8) as buffer, running(ray_cluster) as other:
+        for number in range(2):
+            ray.get(buffer.shards[0].actor.push.remote([columns(2, number)]))
+        other.push(columns(2, 2), drop=False)
+        hung = pid(buffer.shards[1])
+        os.kill(hung, signal.SIGSTOP)
+        got = []
+
+        def read():
+            stream = read_buffer({buffer.name: 1.0, other.name: 1.0}, ray_cluster)
+            for batch in stream:
+                stream.took()
+                got.append(float(batch["reward"][0, 0]))
+
+        reader = threading.Thread(target=read, daemon=True)
+        try:
+            reader.start()
+            until(lambda: sorted(got) == [0, 1, 2], "those of the others, though one was silent from the start", 25)
+            for number in range(3, 13):
+                ray.get(buffer.shards[0].actor.push.remote([columns(2, number)], False, 5.0))
+            until(lambda: sorted(got) == list(range(13)), "those that followed", 25)
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        ray.get(buffer.shards[1].actor.push.remote([columns(2, 13)]))
+        until(lambda: 13 in got, "its own, once it answers", timeout_s=60)
+        buffer.end()
+        other.end()
+        reader.join(60)
+        assert not reader.is_alive()
+
+
+def test_a_buffer_that_hangs_is_looked_for_no_longer_than_asked(ray_cluster):
+    with running(ray_cluster) as buffer:
+        hung = pid(buffer.shards[0])
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            with pytest.raises(ReplayError, match="does not answer"):
+                Shards.find(buffer.name, namespace=ray_cluster, timeout_s=0.5)
+        finally:
+            os.kill(hung, signal.SIGCONT)
 
 
 def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_cluster):
