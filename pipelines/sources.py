@@ -22,13 +22,14 @@ from pipelines.ending import side_by_side
 if TYPE_CHECKING:
     from brayx.replay.packing import Layout
     from brayx.replay.remote import RemoteBuffer
+    from brayx.types import Fragment
     from deployments.job import JobConfig, SourceConfig
 
 logger = logging.getLogger(__name__)
 
 
 def check_sources(
-    job: JobConfig, layout: Layout | None = None, opened: dict[str, Dataset] | None = None
+    job: JobConfig, layout: Layout | None = None, opened: dict[str, tuple[Dataset, Fragment]] | None = None
 ) -> dict[str, set[str]]:
     """Looks at the first episode of each source that is files, before anything is read: whether it is what the model
     observes, and has what the algorithm learns from. Of a function nothing is looked at: its iterator may be one that
@@ -37,7 +38,8 @@ def check_sources(
     Args:
         job: whose sources.
         layout: what the model that learns observes; None: not known yet.
-        opened: datasets that were looked at already, whose first episode is not read again; gets the others.
+        opened: datasets that were looked at already, with their first episodes, which are not read again; gets the
+            others.
 
     Returns:
         What the data has of each step, by source.
@@ -59,8 +61,10 @@ def check_sources(
         if source.path is not None:
             try:
                 if name not in opened:
-                    opened[name] = _dataset(source, job)
-                fields = found[name] = opened[name].check(layout)
+                    dataset = _dataset(source, job)
+                    opened[name] = dataset, dataset.first()
+                dataset, first = opened[name]
+                fields = found[name] = dataset.check(layout, first)
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from brayx.trainer.config import TrainerConfig
     from brayx.trainer.launch import Learner
     from brayx.trainer.loop import Summary
+    from brayx.types import Fragment
 
 CURVE_METRIC = "episode_return.last100"
 CURVE_FILE = "curve.png"
@@ -198,7 +199,7 @@ def check_learning(job: JobConfig) -> Layout:
     from brayx.trainer.fits import layout_of
 
     config = job.trainers[only("trainer", job.trainers)]
-    opened: dict[str, Dataset] = {}
+    opened: dict[str, tuple[Dataset, Fragment]] = {}
     check_algorithm(job, check_rollouts(job), check_sources(job, opened=opened))
     layout = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
     check_sources(job, layout, opened)

@@ -84,7 +84,6 @@ class Dataset:
         self._fields = dict(fields or {})
         self._demonstration = demonstration
         self._has: set[str] = set()
-        self._first: Fragment | None = None
 
     def __iter__(self) -> Iterator[Fragment]:
         return self._of(self.files)
@@ -103,11 +102,19 @@ class Dataset:
     def _marked(episode: Fragment) -> Fragment:
         return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
 
-    def check(self, layout: Layout | None = None) -> set[str]:
-        """Looks at the first episode, which is read for that alone, once; `checked` goes on from it.
+    def first(self) -> Fragment:
+        """The first episode, which is read for that alone. Raises ConfigError where there is none."""
+        episode = next(iter(self), None)
+        if episode is None:
+            raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
+        return episode
+
+    def check(self, layout: Layout | None = None, first: Fragment | None = None) -> set[str]:
+        """Looks at the first episode.
 
         Args:
             layout: what its fragments must be like, as far as it is known.
+            first: the first episode, from whoever has read it before: it is not kept here. None: it is read.
 
         Returns:
             What the data has of each step, by our names; the rest of a fragment is made up.
@@ -115,19 +122,18 @@ class Dataset:
         Raises:
             ConfigError: it does not fit, or there is none; names what is there and what would fit.
         """
-        if self._first is None:
-            self._first = next(iter(self), None)
-        return self._has | set(self._fitting(self._first, layout).extras)
+        looked_at = self._fitting(self.first() if first is None else first, layout)
+        return self._has | set(looked_at.extras)
 
     def checked(self, layout: Layout | None = None) -> Iterator[Fragment]:
         """All episodes, none of them read twice; before the first is given it is looked at. As `check`."""
-        episodes = iter(self)
-        yield self._fitting(next(episodes, None), layout)
-        yield from episodes
+        number = -1
+        for number, episode in enumerate(self):
+            yield episode if number else self._fitting(episode, layout)
+        if number < 0:
+            self.first()  # which tells that there is none
 
-    def _fitting(self, first: Fragment | None, layout: Layout | None) -> Fragment:
-        if first is None:
-            raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
+    def _fitting(self, first: Fragment, layout: Layout | None) -> Fragment:
         try:
             check(first, layout)
         except BadFragment as error:

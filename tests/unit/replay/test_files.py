@@ -248,6 +248,19 @@ def test_a_long_archive_takes_no_more_memory_than_the_rows_at_hand(tmp_path, sav
         tracemalloc.stop()
 
 
+def test_a_dataset_that_was_looked_at_keeps_nothing_of_what_it_read(tmp_path):
+    episode = {**steps("-" * 24_999 + "T"), "obs": np.ones((25_000, 64), np.float32)}
+    np.savez(tmp_path / "long.npz", **episode)
+    dataset = Dataset(tmp_path / "long.npz")
+    tracemalloc.start()
+    try:
+        dataset.check()
+        dataset.check(Layout.of_model((np.zeros((2, 64), np.float32),)))
+        assert tracemalloc.get_traced_memory()[0] < 2**20, "the first episode has 6 MiB"
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"), [(None, "row 9000 .* holds null"), ([1.0], "row 9000 .* another length than the first one, 2")]
 )
