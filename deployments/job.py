@@ -52,7 +52,7 @@ class SourceConfig(BaseModel):
     epochs: Annotated[int, Field(ge=1)] = 1
     """How many times the data is read to its end."""
     num_workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Threads that read files side by side."""
+    """Threads that read files side by side, or row groups of Parquet files that are fewer."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

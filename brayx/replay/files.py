@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import itertools
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,21 +82,34 @@ class Dataset:
             "parquet": self._parquet,
             "minari": self._minari,
         }[found]
+        self._has_groups = found == "parquet"
         self._fields = dict(fields or {})
         self._demonstration = demonstration
         self._has: set[str] = set()
 
     def __iter__(self) -> Iterator[Fragment]:
-        return self._of(self.files)
+        return self._of([functools.partial(self._read, file) for file in self.files])
 
     def parts(self, count: int) -> list[Callable[[], Iterator[Fragment]]]:
-        """At most ``count`` parts, each of some of the files, to be read side by side."""
-        shares = [self.files[number::count] for number in range(min(count, len(self.files)))]
-        return [functools.partial(self._of, files) for files in shares]
+        """At most ``count`` parts to be read side by side: some of the files each; or some row groups, of Parquet files
+        that are fewer. An episode that goes on in the next group is in the part that it begins in.
 
-    def _of(self, files: list[Path]) -> Iterator[Fragment]:
-        for file in files:
-            for episode in self._read(file):
+        Raises:
+            ConfigError: a file that is to be shared out cannot be read.
+        """
+        pieces: list[Callable[[], Iterator[Fragment]]] = []
+        for file in self.files:
+            if self._has_groups and len(self.files) < count:
+                spans = _spans(file, math.ceil(count / len(self.files)))
+                pieces += [functools.partial(self._parquet, file, *span) for span in spans]
+            else:
+                pieces.append(functools.partial(self._read, file))
+        shares = [pieces[number::count] for number in range(min(count, len(pieces)))]
+        return [functools.partial(self._of, share) for share in shares]
+
+    def _of(self, pieces: list[Callable[[], Iterator[Fragment]]]) -> Iterator[Fragment]:
+        for read in pieces:
+            for episode in read():
                 yield self._marked(episode) if self._demonstration else episode
 
     @staticmethod
@@ -164,24 +178,37 @@ class Dataset:
 
         yield from self._episodes(file, pieces())
 
-    def _parquet(self, file: Path) -> Iterator[Fragment]:
-        import pyarrow as pa
-        import pyarrow.parquet
+    def _parquet(self, file: Path, first: int = 0, last: int | None = None) -> Iterator[Fragment]:
+        """Episodes that begin in the row groups from ``first`` on and before ``last``; None: in all that follow."""
+        with _opened(file) as source:
+            rows = [source.metadata.row_group(group).num_rows for group in range(source.num_row_groups)]
+            row, shapes = sum(rows[:first]), dict[str, tuple[int, ...]]()
+            own = None if last is None else sum(rows[first:last])
+            if own == 0:
+                return
 
-        def pieces() -> Iterator[dict[str, np.ndarray]]:
-            row, shapes = 0, dict[str, tuple[int, ...]]()
-            try:
-                with pyarrow.parquet.ParquetFile(file) as source:
-                    for batch in filter(len, source.iter_batches(_ROWS)):
-                        names = batch.schema.names
-                        yield {name: _column(file, name, batch[name], row, shapes) for name in names}
-                        row += len(batch)
-                    if row == 0:  # no rows of what it has
-                        yield {name: np.zeros(0) for name in source.schema_arrow.names}
-            except (OSError, pa.ArrowException) as error:
-                raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+            def pieces() -> Iterator[dict[str, np.ndarray]]:
+                at, past = row, len(rows) if last is None else last
+                # Its own together, and of the others no more than the last episode goes on in.
+                for groups in (range(first, past), *([group] for group in range(past, len(rows)))):
+                    for batch in filter(len, source.iter_batches(_ROWS, row_groups=groups)):
+                        yield {name: _column(file, name, batch[name], at, shapes) for name in batch.schema.names}
+                        at += len(batch)
+                if at == 0:  # no rows of what it has
+                    yield {name: np.zeros(0) for name in source.schema_arrow.names}
 
-        yield from self._episodes(file, pieces())
+            if row:  # lists are as long as in the first row of the file, whoever reads it
+                head = next(source.iter_batches(1))
+                for name in head.schema.names:
+                    _column(file, name, head[name], 0, shapes)
+            goes_on = bool(row) and not self._is_end(source, max(g for g in range(first) if rows[g]))
+            yield from self._episodes(file, pieces(), goes_on, own)
+
+    def _is_end(self, source: Any, group: int) -> bool:
+        """Whether the last row of a group of a Parquet file ends an episode."""
+        names = [self._fields.get(name, name) for name in ("terminated", "truncated")]
+        read = source.read_row_group(group, columns=[name for name in names if name in source.schema_arrow.names])
+        return any(column[-1].as_py() for column in read.columns)
 
     def _minari(self, file: Path) -> Iterator[Fragment]:
         try:
@@ -210,16 +237,37 @@ class Dataset:
                     policy_version=np.zeros(steps, np.int64),
                 )
 
-    def _episodes(self, file: Path, pieces: Iterable[dict[str, np.ndarray]]) -> Iterator[Fragment]:
-        """Episodes of rows that come a piece after the other; one that goes on in the next piece is kept until then."""
+    def _episodes(
+        self, file: Path, pieces: Iterable[dict[str, np.ndarray]], goes_on: bool = False, rows: int | None = None
+    ) -> Iterator[Fragment]:
+        """Episodes of rows that come a piece after the other; one that goes on in the next piece is kept until then.
+
+        Args:
+            file: for errors.
+            pieces: the rows.
+            goes_on: an episode that began before the first row does; it is left out.
+            rows: so many belong here, and what is needed of the others to end the last episode. None: all.
+        """
         begun: list[dict[str, np.ndarray]] = []
+        at, over = 0, False
         for arrays in map(functools.partial(self._rows, file), pieces):
+            size, ends = len(arrays["reward"]), np.flatnonzero(_ends(arrays)) + 1
+            start, stop = 0, size
+            if goes_on:
+                start, goes_on = int(ends[0]) if len(ends) else size, not len(ends)
+            if rows is not None and len(ends) and at + ends[-1] >= rows:
+                stop, over = int(ends[at + ends >= rows][0]), True
+            at += size
+            if (start, stop) != (0, size):
+                arrays = {name: array[start:stop] for name, array in arrays.items()}
             last = int(_ends(arrays).nonzero()[0].max(initial=-1)) + 1
             if last:
                 yield from self._whole([*begun, {name: array[:last] for name, array in arrays.items()}])
                 begun = []
             if last < len(arrays["reward"]):
                 begun.append({name: array[last:] for name, array in arrays.items()})
+            if over:
+                break
         if begun:
             yield from self._whole(begun)
 
@@ -292,6 +340,28 @@ class Dataset:
                 "`fields` tells where they have other names",
                 path=str(file),
             )
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A Parquet file; tells of one that cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as source:
+            yield source
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", path=str(file)) from error
+
+
+def _spans(file: Path, count: int) -> list[tuple[int, int]]:
+    """The row groups of a Parquet file, first and past the last, in at most ``count`` shares; one where it has none."""
+    with _opened(file) as source:
+        groups = source.num_row_groups
+    count = max(1, min(count, groups))
+    bounds = [groups * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(bounds))
 
 
 @contextlib.contextmanager

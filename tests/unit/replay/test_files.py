@@ -289,6 +289,67 @@ def test_parts_are_all_files_once(tmp_path):
     assert len(dataset.parts(9)) == 5
 
 
+def grouped(path, arrays, rows):
+    """A Parquet file with so many rows a group."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.table({name: array if isinstance(array, list) else array.tolist() for name, array in arrays.items()})
+    pyarrow.parquet.write_table(table, path, row_group_size=rows)
+
+
+def told(episode):
+    return (*episode.obs[:, 0].tolist(), len(episode), episode.terminated)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 14])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("ends", ["--T-C-----TTC---", "-" * 15, "T" * 15, "--------------T", "T--------------"])
+def test_parts_of_one_parquet_file_have_every_episode_once_and_whole(tmp_path, monkeypatch, group, rows, ends):
+    monkeypatch.setattr("brayx.replay.files._ROWS", rows)
+    grouped(tmp_path / "data.parquet", steps(ends), group)
+    dataset = Dataset(tmp_path / "data.parquet")
+    whole = [told(episode) for episode in dataset]
+    for count in (1, 2, 3, 16):
+        parts = dataset.parts(count)
+        assert len(parts) == min(count, -(-len(ends) // group))
+        for _epoch in range(2):
+            assert [told(episode) for part in parts for episode in part()] == whole, count
+
+
+def test_parts_of_more_files_than_there_are_readers_are_files_and_of_fewer_groups_of_each(tmp_path):
+    for number in range(3):
+        grouped(tmp_path / f"{number}.parquet", {**steps("T" * 8), "reward": np.arange(8) + 8 * number}, 2)
+    dataset = Dataset(tmp_path / "*.parquet")
+    for count, lengths in [(2, [16, 8]), (4, [8, 8, 4, 4]), (100, [2] * 12)]:
+        parts = [[episode.reward[0] for episode in part()] for part in dataset.parts(count)]
+        assert [len(part) for part in parts] == lengths
+        assert sorted(reward for part in parts for reward in part) == list(range(24))
+
+
+def test_a_part_reads_its_own_groups_and_tells_a_row_by_its_number_in_the_file(tmp_path):
+    made = {name: array.tolist() for name, array in steps("-T" * 10).items()}
+    made["obs"][15] = [1.0]
+    grouped(tmp_path / "data.parquet", made, 5)
+    first, second = Dataset(tmp_path / "data.parquet").parts(2)
+    assert len(list(first())) == 5
+    with pytest.raises(ConfigError, match=r"obs: row 15 .* another length than the first one, 2"):
+        list(second())
+
+
+def test_parts_go_by_the_names_that_the_data_has(tmp_path):
+    rows = steps("--T-----T--T")
+    grouped(tmp_path / "data.parquet", {**rows, "done": rows.pop("terminated"), "cut": rows.pop("truncated")}, 3)
+    dataset = Dataset(tmp_path / "data.parquet", fields={"terminated": "done", "truncated": "cut"})
+    assert [told(episode) for part in dataset.parts(4) for episode in part()] == [told(each) for each in dataset]
+
+
+def test_what_cannot_be_shared_out_is_told(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"no table")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Dataset(tmp_path / "broken.parquet").parts(2)
+
+
 class Taker:
     """A buffer that has room when the test says."""
 
