@@ -13,10 +13,14 @@ from tests.end_to_end.jobs import TEMPLATES, Command, brayx, goes_on, said_on_fa
 
 OPTIONS = (
     "trainer.target_return=null", "trainer.num_steps=100000000", "trainer.checkpoint_interval_s=2",
-    "trainer.where=train", "trainer.num_workers=2", "rollout.num_workers=4", "rollout.wait_s=10",
-    "rollout.normalise_obs=true",
+    "trainer.where=train", "trainer.num_workers=2", "trainer.max_failures=10",
+    "rollout.num_workers=4", "rollout.wait_s=10", "rollout.normalise_obs=true",
 )  # fmt: skip
-PARTS = ("ray::RolloutWorker", "ray::BufferActor", "ray::RayTrainWorker", "ray::MomentsStore", "ray::_WeightStore")
+PARTS = (
+    "ray::RolloutWorker", "ray::BufferActor", "ray::RayTrainWorker", "ray::MomentsStore", "ray::_WeightStore",
+    "ray::Hub", "SplitCoordinator", "ReadReplay",
+)  # fmt: skip
+"""The last two are Ray Data's: what feeds the ranks, and what reads the buffer for it."""
 
 
 def trial_of(command: Command) -> Trial:
@@ -45,3 +49,22 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
         trial = trial_of(command)
         assert goes_on(written(trial, "env_steps"))
         assert trial.metrics()["rollout_workers_lost.died"] >= 1
+
+
+@pytest.mark.chaos
+def test_a_job_whose_ranks_nobody_watches_any_more_ends_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    shutil.copy(TEMPLATES / "ppo_env.yaml", tmp_path)
+    words = ["train", str(tmp_path / "ppo_env.yaml"), *setting(*OPTIONS)]
+    with brayx(tmp_path, *words) as command, said_on_failure(command):
+        command.until(lambda: "Ray is up" in command.err and bool(trial_of(command).checkpoints()), "it is saved")
+        (victim,) = command.processes("ray::TrainController")
+        victim.send_signal(signal.SIGKILL)
+        assert command.ended() == 2
+        command.gone(60.0)
+        assert "brayx: the learner failed: " in command.err
+        first = trial_of(command)
+    more = setting(f"trainer.num_steps={int(first.metrics()['env_steps']) + 6000}")
+    with brayx(tmp_path, *words, *more) as command, said_on_failure(command):
+        assert command.ended() == 0
+        assert "(resumed)" in command.err
+        assert (trial_of(command).run_id, trial_of(command).status) == (first.run_id, "FINISHED")
