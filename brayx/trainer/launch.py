@@ -272,9 +272,11 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
         try:
             result: Summary | BrayxError = _trainer(spec, storage_path).fit().return_value  # of rank 0
         except TrainingFailedError as error:
-            if time.monotonic() - began < spec.config.failure_window_s:
+            lasted_s = time.monotonic() - began
+            # Ray may have gone with the job: whoever calls it then starts another one.
+            if lasted_s < spec.config.failure_window_s or not ray.is_initialized():
                 raise
-            log.warning("%s; that was over a long time: ranks are started again", failure(error).message)
+            log.warning("%s; it went on for %.0f s, so ranks are started again", failure(error).message, lasted_s)
             continue
         if isinstance(result, BrayxError):
             raise result
