@@ -4,9 +4,9 @@
     python -m benchmarks.train --quick            # does it run at all
     python -m benchmarks.train --parts            # only what the loop is made of: environments, collecting, updates
 
-``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset; ``train`` and ``process`` play through a
-service's door with Stable-Baselines3's hyperparameters. ``pendulum`` and ``pong`` are the same command on other games,
-and have nothing beside them; ``pong`` needs the extra `atari`.
+``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
+hyperparameters; ``train`` and ``process`` play through a service's door with these. ``pendulum`` and ``pong`` are the
+same command on other games, and have nothing beside them; ``pong`` needs the extra `atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
@@ -16,7 +16,6 @@ games is 475 or more, at least 100 games being finished.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.parts import parts
+from benchmarks.sb3_cartpole import NUM_ENVS, UNROLL_LENGTH
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
 
@@ -38,14 +38,22 @@ WINDOW_GAMES = 100
 YARDSTICK = "Stable-Baselines3"
 VARIANTS = {
     "ppo": "brayx, one process",
+    "same": "... with SB3's recipe",
     "train": "brayx, Ray Train",
     "process": "brayx, in process",
     "sb3": YARDSTICK,
 }
 GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
 """Environment and env steps of a run."""
-_PPO_STEPS = 200_000
-"""Of a run in one process, at least: what its preset's schedules are made for; they take seconds."""
+_TUNED_STEPS = 200_000
+"""Of a run with the tuned preset, at least: what its schedules are made for; they take seconds."""
+_TUNED = ("--preset", "tuned")
+_SAME = (
+    *("--num-workers", "1", "--num-envs", str(NUM_ENVS), "--unroll-length", str(UNROLL_LENGTH)),
+    *("--minibatch-size", "256", "--epochs", "20", "--gamma", "0.98", "--gae-lambda", "0.8", "--entropy-coef", "0"),
+    *("--lr", "1e-3", "--clip-param", "0.2", "--anneal", "true", "--threads", "1"),
+)
+"""What `benchmarks.sb3_cartpole` gives Stable-Baselines3; the networks are alike without being told."""
 _TIMEOUT_S = 900.0
 _EVALUATED = 100
 """Episodes that a finished policy is measured by."""
@@ -187,20 +195,13 @@ def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
         return outcome(_points(database), started_s, ended_s) if done is not None else None
 
 
-def run_ppo(seed: int, steps: int) -> Outcome | None:
-    """One `python -m pipelines.ppo` from nothing, with its tuned preset and no early stop."""
+def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
+    """One `python -m pipelines.ppo` from nothing in one process, with no early stop."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         database = Path(folder) / "mlflow.db"
         started_s = time.time()
-        words = ["--env", "CartPole-v1", "--distributed", "false", "--preset", "tuned", "--tracking", str(database)]
-        words += [
-            "--seed",
-            str(seed),
-            "--timesteps",
-            str(max(steps, _PPO_STEPS)),
-            "--course",
-            str(Path(folder) / "course.json"),
-        ]
+        words = ["--env", "CartPole-v1", "--distributed", "false", "--tracking", str(database), *recipe]
+        words += ["--seed", str(seed), "--timesteps", str(steps), "--course", str(Path(folder) / "course.json")]
         done = _process(["-m", "pipelines.ppo", *words])
         ended_s = time.time()
         if done is None:
@@ -265,6 +266,15 @@ def run_sb3(seed: int, steps: int) -> Outcome | None:
     if done is None:
         return None
     return outcome([Point(*point) for point in json.loads(done.splitlines()[-1])["points"]], started_s, ended_s)
+
+
+def run(variant: str, seed: int, steps: int) -> Outcome | None:
+    """One run of a variant."""
+    if variant == "sb3":
+        return run_sb3(seed, steps)
+    if variant == "ppo":
+        return run_ppo(_TUNED, seed, max(steps, _TUNED_STEPS))
+    return run_ppo(_SAME, seed, steps) if variant == "same" else run_brayx(variant, seed, steps)
 
 
 def _process(words: Sequence[str]) -> str | None:
@@ -341,8 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes: Outcomes = {variant: [] for variant in options.variant}
     for seed in options.seeds:
         for variant, runs in outcomes.items():
-            own = {"sb3": run_sb3, "ppo": run_ppo}.get(variant, functools.partial(run_brayx, variant))
-            runs.append(own(seed, options.steps))
+            runs.append(run(variant, seed, options.steps))
             console.print(f"seed {seed}, {VARIANTS[variant]}: {runs[-1]}", style="dim")
     played: dict[str, list[Played | None]] = {game: [] for game in options.games}
     for seed in options.seeds:
