@@ -237,8 +237,8 @@ def _write(
         from brayx.engines.tensorrt import TensorRTEngine
 
         plan = TensorRTEngine(module, example_args, max_batch_size=largest, verify_outputs=False)
-        path.write_bytes(plan.plan)
-        bound = plan.bind(plan.initial)
+        path.write_bytes(plan.packed(plan.bind(plan.initial)))
+        bound = plan.unpacked(path.read_bytes())
         return plan.tolerance, (plan.inputs, plan.outputs), lambda leaves: plan.run(bound, leaves)
     from brayx.engines.frozen import FrozenOnnxEngine, Session
     from brayx.engines.int8 import Int8Engine

@@ -95,9 +95,7 @@ class TensorRTEngine(Engine):
         """As `Engine.bind`; slow, and raises `EngineMismatch` unless the plan then computes what torch does."""
         check_weights(self.layout, weights, finite=False)
         with torch.cuda.device(self._device):
-            engine = self._runtime.deserialize_cuda_engine(self.plan)
-            if engine is None:
-                raise ModelError("TensorRT could not load its plan; its log says why")
+            engine = self._deserialised(self.plan)
             refitter = self._trt.Refitter(engine, self._logger)
             parser = self._trt.OnnxParserRefitter(refitter, self._logger)
             if not parser.refit_from_bytes(with_constants(self._graph, weights)) or not refitter.refit_cuda_engine():
@@ -106,6 +104,25 @@ class TensorRTEngine(Engine):
         if self._verified:
             self._compare(bound, weights)
         return bound
+
+    def packed(self, bound: _Bound) -> bytes:
+        """A plan with the bound weights in it, for who runs it as it is; `plan` has those of whoever built it."""
+        with torch.cuda.device(self._device):
+            plan = bound.engine.serialize()
+        if plan is None:
+            raise ModelError("TensorRT could not serialise a refitted plan; its log says why")
+        return bytes(plan)
+
+    def unpacked(self, plan: bytes) -> _Bound:
+        """A plan of `packed`, to run with the weights that are in it."""
+        with torch.cuda.device(self._device):
+            return _Bound(self._deserialised(plan), self._device)
+
+    def _deserialised(self, plan: bytes) -> Any:
+        engine = self._runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise ModelError("TensorRT could not load its plan; its log says why")
+        return engine
 
     def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         size = len(inputs[0])

@@ -6,6 +6,7 @@ The rest needs a GPU and the extra; it is here, and skipped with a reason.
 from __future__ import annotations
 
 import importlib.util
+import pickle
 
 import numpy as np
 import onnxruntime as ort
@@ -113,3 +114,50 @@ def test_a_plan_beyond_the_tolerance_is_exported_with_a_report_that_says_so(tmp_
     assert (out / "model.plan").exists()
     with pytest.raises(EngineMismatch):
         TensorRTEngine(*cartpole())
+
+
+def other_weights():
+    module, example = cartpole()
+    for parameter in module.parameters():
+        parameter.data += 0.5
+    return module, example
+
+
+class Plans(TorchEngine):
+    """TensorRT's way with plans, of torch: what is kept for a graph has the weights of whoever came first."""
+
+    plan = pickle.dumps(module_weights(cartpole()[0]))
+    inputs, outputs = ["obs"], ["logits", "value"]
+
+    def __init__(self, module, example_args, *, max_batch_size, verify_outputs):
+        super().__init__(module, example_args)
+
+    def packed(self, bound):
+        return pickle.dumps(module_weights(bound))
+
+    def unpacked(self, plan):
+        return self.bind(pickle.loads(plan))
+
+
+def test_a_bundle_s_plan_has_the_weights_of_the_model_that_is_exported(tmp_path, monkeypatch):
+    monkeypatch.setattr(module_under_test, "TensorRTEngine", Plans)
+    report = write_bundle(tmp_path, *other_weights(), ["tensorrt"], Samples(observations(8), ""), batch_sizes=(1,))
+    written = pickle.loads((tmp_path / "model.plan").read_bytes())
+    for name, leaf in module_weights(other_weights()[0]).items():
+        np.testing.assert_array_equal(written[name], leaf)
+    assert report["within"]
+
+
+@NEEDS
+@pytest.mark.gpu
+def test_a_bundle_s_plan_has_those_weights_where_the_cache_s_has_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("BRAYX_CACHE", str(tmp_path / "cache"))
+    TensorRTEngine(*cartpole())
+    module, example = other_weights()
+    report = write_bundle(tmp_path / "out", module, example, ["tensorrt"], Samples(observations(8), ""))
+    assert report["within"]
+    engine, inputs = TensorRTEngine(module, example), observations(8)
+    got = engine.run(engine.unpacked((tmp_path / "out" / "model.plan").read_bytes()), inputs)
+    reference = TorchEngine(module, example)
+    for leaf, want in zip(got, reference.run(reference.bind(reference.initial), inputs), strict=True):
+        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-3)
