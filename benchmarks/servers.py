@@ -125,7 +125,7 @@ def _serve(ingress: str, tracking: str | None) -> None:
 
 
 def _delete(application: str) -> None:
-    from pipelines.cluster import delete_application
+    from brayx.applications import delete_application
 
     if not delete_application(application, _END_S):
         print(f"the application {application!r} did not end within {_END_S:g} s", file=sys.stderr)

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -249,20 +248,3 @@ def _end_processes(processes: list[psutil.Process], timeout_s: float) -> None:
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def delete_application(name: str, timeout_s: float) -> bool:
-    """Deletes a Serve application so that its replicas end their sessions and hand over what they hold.
-
-    Returns:
-        False when that took longer than ``timeout_s``.
-    """
-    from ray import serve
-
-    serve.delete(name, _blocking=False)
-    deadline = time.monotonic() + timeout_s
-    while name in serve.status().applications:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

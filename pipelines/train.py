@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.actor.directory import NAMESPACE, stop_directory
+from brayx.applications import delete_application
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
 from brayx.model.build import build_model
 from brayx.tracking import PoolEntry, Trial, find, initialise, register, tracking_uri
@@ -34,7 +35,7 @@ from deployments.actor import (
 )
 from deployments.code import check_code
 from deployments.job import JobConfig
-from pipelines.cluster import Cluster, Ingress, delete_application
+from pipelines.cluster import Cluster, Ingress
 from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalises, policy_lag
 from pipelines.evaluate import draw_curve

@@ -20,6 +20,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from brayx.applications import delete_application
 from brayx.errors import (
     BrayxError,
     ConfigError,
@@ -164,10 +165,10 @@ def remove(name: str, of: Any = None) -> None:
     if (now := find(name)) is not None and now != store:  # it took a while to answer, and all is deleted by name
         return
     try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        serve.delete(f"model-{name}")
-    except ValueError:
-        pass  # no Serve: it was in local mode
+        if not delete_application(f"model-{name}", ANSWER_S):
+            _log.warning("model %r has ended, and Serve still ends its replicas after %g s", name, ANSWER_S)
+    except (RayError, RayServeException) as error:
+        _log.warning("model %r has ended, and its replicas may be there still: %s", name, first_line(error))
     end_weight_store(store)
     deadline = time.monotonic() + ANSWER_S
     while find(name) is not None and time.monotonic() < deadline:
