@@ -288,7 +288,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     )
     if store is not None:
         subscriber = WeightSubscriber(store, model.load)
-        await subscriber.start()
+        await subscriber.start_abreast()
         runtime.close.append(subscriber.stop)
 
         def check(check_others: Callable[[], None] = runtime.check) -> None:

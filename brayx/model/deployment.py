@@ -116,13 +116,13 @@ class ModelReplica:
             at: where aliases point, of a model that is served by one.
 
         Raises:
-            StartupError: there is no such store.
+            StartupError: there is no such store, or what was published is not to be had from it.
         """
         if self._weight_store is not None:
             name, namespace = self._weight_store
             self._store = get_weight_store(name, namespace)
             subscriber = self._subscriber = WeightSubscriber(self._store, self.model.load)
-            await subscriber.start()
+            await subscriber.start_abreast()
         elif self._following is not None:
             name, followed, client = self._following
             self._subscriber = follows = Following(client, {name: followed}, {name: self.model})

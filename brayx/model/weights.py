@@ -494,6 +494,32 @@ class WeightSubscriber:
         self._task = asyncio.get_running_loop().create_task(self._follow())
         return self._version
 
+    async def start_abreast(self, timeout_s: float = ANSWER_S) -> int:
+        """As `start`, for who answers others: it does not act as it was built if ever any weights were published.
+
+        Args:
+            timeout_s: how long a store that is being restarted may be without them.
+
+        Raises:
+            StartupError: they did not come in time, or the store did not answer.
+        """
+        ends = time.monotonic() + timeout_s
+        while True:
+            try:
+                await self._poll(0.0)
+                async with asyncio.timeout(_MARGIN_S):
+                    standing, _ = await self._store.standing.remote()
+                if self._version > 0 or standing == 0:
+                    break
+                why = f"has lost version {standing}, the newest, and nobody gives it back"
+            except (RayError, TimeoutError) as error:
+                why = f"does not answer: {first_line(error) or type(error).__name__}"
+            if time.monotonic() > ends:
+                raise StartupError(f"no weights to begin with in {timeout_s:g} s: the weight store {why}")
+            await asyncio.sleep(_AGAIN_AFTER_S)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self._version
+
     async def stop(self) -> None:
         """Ends the task; safe to call twice."""
         if self._task is not None:

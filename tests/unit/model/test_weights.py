@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from brayx.engines.torch import TorchEngine
-from brayx.errors import DeadlineExceeded
+from brayx.errors import DeadlineExceeded, StartupError
 from brayx.model import weights as weights_module
 from brayx.model.local import LocalModel
 from brayx.model.weights import WeightStore, WeightSubscriber, fetch_weights
@@ -115,6 +116,62 @@ async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
     assert "not one of Ray's" in caplog.text
     await subscriber.stop()
     assert not subscriber.running
+
+
+class Restarted:
+    """A weight store as its handle is, which is away for the first questions and then has lost version 5."""
+
+    def __init__(self, away=2, last=(5, 50)):
+        self.store = WeightStore(last=last)
+        self.away = away
+
+    def __getattr__(self, name):
+        async def remote(*args):
+            self.away -= 1
+            if self.away >= 0:
+                raise RayActorError
+            answer = getattr(self.store, name)(*args)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+    monkeypatch.setattr(weights_module, "_AGAIN_AFTER_S", 0.01)
+
+
+async def test_who_answers_others_begins_with_what_was_published(at_once):
+    store, came = Restarted(), []
+    subscriber = WeightSubscriber(store, lambda version, weights: came.append((version, weights)), relayed=False)
+    starting = asyncio.create_task(subscriber.start_abreast(timeout_s=10))
+    await asyncio.sleep(0.2)
+    assert not starting.done(), "it would act as built"
+    store.store.restore(5, 50, ["w50"])
+    assert await starting == 5
+    assert came == [(5, "w50")]
+    assert subscriber.running
+    await subscriber.stop()
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [(Restarted(), "has lost version 5, the newest"), (Restarted(away=10**9), "does not answer: ")],
+    ids=["lost", "away"],
+)
+async def test_without_it_who_answers_others_does_not_begin(at_once, store, why):
+    subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
+    with pytest.raises(StartupError, match=f"weight store {why}"):
+        await subscriber.start_abreast(timeout_s=0.1)
+    assert not subscriber.running
+
+
+async def test_where_nothing_was_ever_published_it_begins_as_built(at_once):
+    subscriber = WeightSubscriber(Restarted(last=(0, 0)), lambda version, weights: None, relayed=False)
+    assert await subscriber.start_abreast(timeout_s=10) == 0
+    assert subscriber.running
+    await subscriber.stop()
 
 
 class SlowEngine(TorchEngine):
