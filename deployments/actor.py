@@ -444,7 +444,7 @@ def pool_of(job: JobConfig, uri: str, directory: str, weights: Mapping[str, Weig
 class ServeArgs(BaseModel):
     """Arguments of `app`, as ``serve_config.yaml`` or ``serve run`` gives them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     config: str
     """The job's YAML."""

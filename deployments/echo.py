@@ -43,7 +43,7 @@ class EchoActor(Actor):
 class EchoArgs(BaseModel):
     """Arguments of `app`, as ``serve run`` or a Serve config's ``args`` give them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     num_workers: int = 1
     max_sessions: int = 4096

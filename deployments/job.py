@@ -30,7 +30,7 @@ from deployments.document import Document, Loc, dotted, nearest, nearest_file, s
 class SourceConfig(BaseModel):
     """Data at rest that feeds a buffer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["source"] = "source"
     module: str | None = None
@@ -66,7 +66,7 @@ class SourceConfig(BaseModel):
 class RenderConfig(BaseModel):
     """A function that draws an episode."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["render"] = "render"
     module: str
@@ -78,7 +78,7 @@ class RenderConfig(BaseModel):
 class FreeConfig(BaseModel):
     """Values of the user's own that agents and models read from the job; any keys."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     kind: Literal["config"] = "config"
 
@@ -102,7 +102,7 @@ _POOL_NAME = re.compile(r"\w[\w .+=,-]{0,199}")
 class JobConfig(BaseModel):
     """A validated job. Components are in dicts by their names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     project: Annotated[str, Field(min_length=1)]
     """Name of the MLflow experiment, and of the registered model."""

@@ -20,7 +20,7 @@ from deployments.job import JobConfig
 class ModelArgs(BaseModel):
     """Arguments of `app`, as ``serve run`` or a Serve config's ``args`` give them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     config: str
     """YAML of the job that trained it."""

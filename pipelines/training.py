@@ -21,16 +21,16 @@ _Count = Annotated[int, Field(ge=1)]
 class Training(BaseModel):
     """Options of a training, beside those of its algorithm."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     total_steps: _Count = 100_000
     """Transitions to collect, or, where only demonstrations are learned from, those of their batches; schedules fall
     towards it."""
-    num_envs: _Count = 16
+    num_envs: Annotated[int, Field(ge=1, le=65_536)] = 16
     """Environments stepped together; over a cluster those of all workers, shared out evenly."""
-    unroll_length: _Count = 128
+    unroll_length: Annotated[int, Field(ge=1, le=100_000)] = 128
     """Steps of a run. With ``fifo``, a batch is a run of all: ``num_envs * unroll_length`` transitions."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """Adam's, at the start."""
     target_return: float | None = None
     """Training ends when the mean return of the last episodes reaches this."""
@@ -48,7 +48,7 @@ class Training(BaseModel):
     """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
     importance_batches: _Count | None = None
     """Batches until ``importance_exponent`` has grown to 1; None: it stays."""
-    batch_size: _Count = 256
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     """Columns of a sample, and of a batch of demonstrations."""
     capacity: _Count = 100_000
     """Columns of the table."""
@@ -75,7 +75,7 @@ class Training(BaseModel):
     """Keyword arguments of each environment."""
     engine: ActingEngine = "onnx"
     """Of acting."""
-    threads: _Count = 1
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Of torch, in acting and learning."""
     use_gpu: bool = False
     """Learn on this machine's GPU."""

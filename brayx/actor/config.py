@@ -13,7 +13,7 @@ from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 class AgentConfig(BaseModel):
     """One decision maker: a subclass of `brayx.Agent`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
     kind: Literal["agent"] = "agent"
     module: str
@@ -27,7 +27,7 @@ class AgentConfig(BaseModel):
 class MessageConfig(BaseModel):
     """A protobuf message class."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     module: str
     """Import path of the generated module."""
@@ -38,7 +38,7 @@ class MessageConfig(BaseModel):
 class GamecoreConfig(BaseModel):
     """Game processes that a training job starts, watches and stops itself."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     command: str
     """Command line; ``{url}`` becomes the door's URL and ``{index}`` the process's number."""
@@ -51,7 +51,7 @@ class GamecoreConfig(BaseModel):
 class ActorConfig(BaseModel):
     """What answers sessions: a Serve deployment whose replicas run the agents."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["actor"] = "actor"
     agents: Annotated[list[str], Field(min_length=1)]

@@ -51,7 +51,7 @@ def _name(options: Any) -> Any:
 class MixedConfig(BaseModel):
     """Options of imitation and reinforcement in one run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["mixed"] = "mixed"
     reinforcement: Annotated[

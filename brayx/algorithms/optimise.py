@@ -25,7 +25,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class OptimiseConfig(BaseModel):
     """Options of the gradient step, which algorithms inherit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
     """Gradients are scaled down to this norm; null: never."""

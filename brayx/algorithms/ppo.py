@@ -50,7 +50,7 @@ asked for anew each time costs as much as the network does."""
 class RewardHead(BaseModel):
     """One of several rewards, each of which has a value of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.98
     """Discount per transition."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 class CanaryConfig(BaseModel):
     """A share of the sessions that is served by another version."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     alias: Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")] = "candidate"
     """Alias in the registry of the version that they get; as long as it has none, nobody does."""
@@ -21,7 +21,7 @@ class CanaryConfig(BaseModel):
 class ModelConfig(BaseModel):
     """A model: the module, the engine that runs it and where."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["model"] = "model"
     module: str

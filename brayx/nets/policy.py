@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "si
 class NetworkConfig(BaseModel):
     """Options of a ready-made actor-critic."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     hidden: list[Annotated[int, Field(ge=1)]] = [64, 64]
     """Sizes of the hidden layers, after the convolutions if there are any."""

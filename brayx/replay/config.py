@@ -18,7 +18,7 @@ batch 100 ms late; inline, push to batch takes 15 ms. Nothing else depends on it
 class BufferConfig(BaseModel):
     """Where fragments wait for the learner, and the shape of the batches it gets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["buffer"] = "buffer"
     size: Annotated[int, Field(ge=1, le=1_000_000)] = 4

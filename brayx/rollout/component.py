@@ -12,7 +12,7 @@ MAX_WORKERS = 10_000
 class RolloutComponent(BaseModel):
     """Environments that Python steps next to the policy: which ones, how many, and how close to the newest weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["rollout"] = "rollout"
     env: str | None = None

@@ -14,7 +14,7 @@ from brayx.metrics import XAxis
 class TrainerConfig(BaseModel):
     """What learns, from which buffers, for how long, and what it leaves behind."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["trainer"] = "trainer"
     model: str

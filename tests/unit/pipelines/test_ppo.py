@@ -101,6 +101,9 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path
     [
         ("--gamma 2", "--gamma 2.0: Input should be less than or equal to 1"),
         ("--lr 0", "--lr 0.0: Input should be greater than 0"),
+        ("--lr 2", "--lr 2.0: Input should be less than or equal to 1"),
+        ("--threads 300", "--threads 300: Input should be less than or equal to 256"),
+        ("--value-coef inf", "--value-coef inf: Input should be a finite number"),
         ("--reward-clip 0 --distributed true", "--reward-clip 0.0: Input should be greater than 0"),
         ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
     ],

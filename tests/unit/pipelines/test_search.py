@@ -76,6 +76,7 @@ def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
         (["gamma=0.9"], "nothing is searched"),
         (["clip_parm=choice(0.1, 0.2)"], "there is no option 'clip_parm'; nearest is 'clip_param'"),
         (["clip_param=uniform(0.1, 2)"], "clip_param is 2"),
+        (["learning_rate=uniform(0.5, 3)"], "learning_rate is 3"),
         (["network.lstm=choice(0, -1)"], "lstm is -1"),
         (["gamma=7", "epochs=randint(2, 4)"], "gamma is 7"),
         (["num_envs=randint(0, 4)"], "num_envs is 0"),

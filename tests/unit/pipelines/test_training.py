@@ -1,0 +1,39 @@
+"""A training is told within the same bounds as the parts of a job that do what it says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from brayx.replay.config import BufferConfig
+from brayx.rollout.component import RolloutComponent
+from brayx.trainer.config import TrainerConfig
+from pipelines.training import Training
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def bounds(config: type[BaseModel]) -> dict[str, dict[str, float]]:
+    """Of each field, whether it may be null or not."""
+    found = {}
+    for name, told in config.model_json_schema()["properties"].items():
+        number = next((kind for kind in told.get("anyOf", [told]) if kind.get("type") != "null"), {})
+        found[name] = {bound: number[bound] for bound in BOUNDS if bound in number}
+    return found
+
+
+@pytest.mark.parametrize("part", [TrainerConfig, BufferConfig, RolloutComponent])
+def test_no_training_is_begun_that_its_parts_refuse(part):
+    mine, theirs = bounds(Training), bounds(part)
+    common = mine.keys() & theirs.keys()
+    assert len(common) > 4
+    assert {name: mine[name] for name in common} == {name: theirs[name] for name in common}
+
+
+@pytest.mark.parametrize("option", ["learning_rate", "samples_per_insert", "target_return", "reward_clip"])
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_numbers_are_finite(option, number):
+    with pytest.raises(ValidationError, match="finite number"):
+        Training(**{option: number})
