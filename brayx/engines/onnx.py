@@ -17,6 +17,7 @@ import onnxruntime as ort
 import torch
 
 from brayx.engines.base import Engine, Seat, check_weights, layout_of
+from brayx.engines.chain import chain_of, chained
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.torch import module_weights
 from brayx.errors import ModelError, first_line
@@ -83,6 +84,7 @@ class OnnxEngine(Engine):
         self.layout = layout_of(self.initial)
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
         self._session = open_session(graph.proto, threads)
+        self._chain = chain_of(graph.proto, self._inputs, self._outputs, self._weights.values())
         # Inputs that the graph does not use are optimised away and must not be bound.
         used = {value.name for value in self._session.get_inputs()}
         self._fed = [(index, name) for index, name in enumerate(self._inputs) if name in used]
@@ -123,6 +125,11 @@ class OnnxEngine(Engine):
 
     def seat(self, bound: _Bound, batch_size: int) -> Seat:
         inputs, outputs = self.spec.room(batch_size)
+        if self._chain:
+            weights = {name: array for name, (array, _) in zip(self._weights.values(), bound.values, strict=True)}
+            computed = chained(self._chain, weights, *inputs, *outputs)
+            if computed is not None:
+                return Seat(inputs, outputs, computed, (bound.values,))
         binding = self._session.io_binding()
         for name, (_, value) in zip(self._weights.values(), bound.values, strict=True):
             binding.bind_ortvalue_input(name, value)

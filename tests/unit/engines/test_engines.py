@@ -129,6 +129,67 @@ def test_a_seat_computes_what_a_run_does_each_time_it_is_filled(kind, onnx, refe
             assert all(ours is theirs for ours, theirs in zip(seat.outputs, before, strict=True))
 
 
+def mlp(*layers):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*layers), (np.zeros((1, 3), np.float32),)
+
+
+def is_chained(engine, batch_size):
+    """Whether a seat is NumPy's: it owns no ONNX Runtime binding that would read its inputs."""
+    return engine.seat(engine.bind(engine.initial), batch_size).run.__module__ == "brayx.engines.chain"
+
+
+def test_a_small_mlp_is_computed_by_numpy_at_a_seat():
+    linear = torch.nn.Linear
+    engine = OnnxEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
+    reference = TorchEngine(*mlp(linear(3, 64), torch.nn.Tanh(), linear(64, 64), torch.nn.ReLU(), linear(64, 2)))
+    for batch_size, small in [(1, True), (64, True), (65, False)]:
+        assert is_chained(engine, batch_size) is small
+        weights = changed(engine, batch_size)
+        seat = engine.seat(engine.bind(weights), batch_size)
+        for seed in range(2):
+            inputs = np.random.default_rng(seed).standard_normal((batch_size, 3), np.float32)
+            seat.inputs[0][...] = inputs
+            seat.run()
+            assert_same(seat.outputs, reference.run(reference.bind(weights), [inputs]))
+
+
+class Aside(torch.nn.Module):
+    """What comes of a layer goes round the next one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, obs):
+        hidden = self.first(obs)
+        return self.second(hidden) + hidden
+
+
+class Doubled(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def forward(self, obs):
+        return super().forward(obs) * 2
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [torch.nn.Linear(3, 2), torch.nn.Sigmoid()],
+        [torch.nn.Tanh(), torch.nn.Linear(3, 2)],
+        [torch.nn.Linear(3, 2, bias=False)],
+        [Aside()],
+        [Doubled()],
+    ],
+    ids=["activation", "order", "bias", "branch", "constant"],
+)
+def test_any_other_model_stays_with_onnx_runtime(layers):
+    engine = OnnxEngine(*mlp(*layers))
+    assert not is_chained(engine, 2)
+
+
 class Chooses(torch.nn.Module):
     """Takes one of five by its number."""
 

@@ -1,0 +1,93 @@
+"""A small MLP in NumPy, for who steps environments between its runs.
+
+ONNX Runtime computes one as quickly. But in turns with NumPy each finds the processor's caches full of the other's
+code: with a policy of 64x64, collecting from 16 or 64 CartPoles takes a tenth less time when both are NumPy. Knows
+nothing of sessions; `onnx.py` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+_LARGEST = 64**3
+"""Multiplications of a layer. OpenBLAS computes no more than so many in the thread that calls; and from there on it is
+them that take the time."""
+
+Activation = Callable[[np.ndarray], object]
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "Tanh": lambda array: np.tanh(array, out=array),
+    "Relu": lambda array: np.maximum(array, 0.0, out=array),
+}
+
+
+class Layer(NamedTuple):
+    """A linear layer, by the names of its weight ``[out, in]`` and bias ``[out]``, and what follows it in place."""
+
+    weight: str
+    bias: str
+    activation: Activation | None = None
+
+
+def chain_of(
+    proto: bytes, inputs: Sequence[str], outputs: Sequence[str], weights: Collection[str]
+) -> tuple[Layer, ...]:
+    """The layers of a serialised model that is nothing but these, one after the other; none of any other model.
+
+    Args:
+        inputs, outputs, weights: names in the graph.
+    """
+    if len(inputs) != 1 or len(outputs) != 1:
+        return ()
+    layers: list[Layer] = []
+    at = inputs[0]
+    for node in onnx.load_model_from_string(proto).graph.node:
+        if node.domain not in ("", "ai.onnx") or list(node.input[:1]) != [at]:  # a constant has no input
+            return ()
+        if node.op_type == "Gemm" and len(node.input) == 3 and set(node.input[1:]) <= set(weights) and _is_linear(node):
+            layers.append(Layer(node.input[1], node.input[2]))
+        elif node.op_type in _ACTIVATIONS and layers and layers[-1].activation is None:
+            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[node.op_type])
+        else:
+            return ()
+        at = node.output[0]
+    return tuple(layers) if at == outputs[0] else ()
+
+
+def chained(
+    layers: Sequence[Layer], weights: Mapping[str, np.ndarray], given: np.ndarray, result: np.ndarray
+) -> Callable[[], None] | None:
+    """What computes ``result`` ``[B, out]`` from ``given`` ``[B, in]``; None: a layer is not small, or not float32."""
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Activation | None]] = []
+    at = given
+    for index, layer in enumerate(layers):
+        weight, bias = weights[layer.weight], weights[layer.bias]
+        if len(given) * weight.size > _LARGEST or any(array.dtype != np.float32 for array in (weight, bias, at)):
+            return None
+        room = result if index == len(layers) - 1 else np.empty((len(given), len(weight)), np.float32)
+        # Turned round once: BLAS takes it as it is, but more slowly each time.
+        steps.append((at, np.ascontiguousarray(weight.T), bias, room, layer.activation))
+        at = room
+
+    def run() -> None:
+        for given, weight, bias, room, activate in steps:
+            np.dot(given, weight, out=room)
+            np.add(room, bias, out=room)
+            if activate is not None:
+                activate(room)
+
+    return run
+
+
+def _is_linear(node: Any) -> bool:
+    has = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0, **has} == {
+        "alpha": 1.0,
+        "beta": 1.0,
+        "transA": 0,
+        "transB": 1,
+    }
