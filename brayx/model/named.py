@@ -173,21 +173,35 @@ def remove(name: str, of: Any = None) -> None:
     deadline = time.monotonic() + ANSWER_S
     while find(name) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
-    if trial is not None:
-        try:
-            trial.finish("KILLED")  # to be gone on with from any process, and not from this one only
-        except TrackingError as error:
-            _log.warning("model %r has ended, and its trial goes on in MLflow: %s", name, error)
+    _finish(trial)
 
 
-def withdraw(name: str, token: str) -> None:
-    """Ends what a start of ``token`` left that failed or was interrupted; the name may be another's by now."""
-    store = find(name)
+def withdraw(name: str, token: str, trial: Trial | None) -> None:
+    """Ends what a start of ``token`` left that failed or was interrupted; the name may be another's by now.
+
+    Args:
+        name: of the model.
+        token: of its recipe.
+        trial: that the start opened for it, which no store may tell of yet.
+    """
     try:
+        store = find(name)
         if store is not None and recipe_of(store, ANSWER_S).token == token:
             remove(name, store)
-    except BrayxError as error:
+    except (BrayxError, RayError) as error:
         _log.warning("what was started of model %r may be there still: %s", name, error)
+    finally:
+        _finish(trial)
+
+
+def _finish(trial: Trial | None) -> None:
+    """Ends a model's trial, to be gone on with from any process, and not from this one only."""
+    if trial is None:
+        return
+    try:
+        trial.finish("KILLED")
+    except TrackingError as error:
+        _log.warning("model %r has ended, and its trial goes on in MLflow: %s", trial.name, error)
 
 
 def find(name: str) -> Any | None:

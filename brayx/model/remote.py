@@ -169,12 +169,12 @@ class RemoteModel:
                 alone.enter_context(turn(name, NAMESPACE, until))
                 until = time.monotonic() + start_timeout_s  # whose start waited for none of this
                 store = None if override else find(name)
-            if store is None:
-                assert model is not None  # or it is not found
-                if checkpoint_interval is not None:
-                    # What a model of that name has learned before is not a clone's own, nor one's that overrides it.
-                    trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
-                try:
+            try:
+                if store is None:
+                    assert model is not None  # or it is not found
+                    if checkpoint_interval is not None:
+                        # What a model of that name has learned before is not a clone's own, nor one's that overrides.
+                        trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
                     begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
                     weights = begins.weights
                     if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
@@ -188,23 +188,21 @@ class RemoteModel:
                     if override:
                         remove(name)  # not before the new one is known to be sound
                         until = time.monotonic() + start_timeout_s
-                except BaseException:
-                    give_up(trial)
-                    raise
-                token = secrets.token_hex(8)
-                recipe = Recipe(
-                    *(skeleton, example, names, spec, layout, config, local_mode),
-                    *(begins.lineage, trial, checkpoint_interval, token),
-                )
-                store = create_weight_store(
-                    f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
-                )
-            self._store = store
-            try:
+                    token = secrets.token_hex(8)
+                    recipe = Recipe(
+                        *(skeleton, example, names, spec, layout, config, local_mode),
+                        *(begins.lineage, trial, checkpoint_interval, token),
+                    )
+                    store = create_weight_store(
+                        f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
+                    )
+                self._store = store
                 self._recipe = recipe_of(store, start_timeout_s)
                 started = self._recipe.token == token
-                if trial is not None and not started and trial.run_id != getattr(self._recipe.trial, "run_id", None):
-                    give_up(trial)  # another process was first
+                if trial is not None and not started:  # another process was first
+                    if trial.run_id != getattr(self._recipe.trial, "run_id", None):
+                        give_up(trial)
+                    trial = None
                 if override and not started:
                     raise StartupError(
                         f"model {name!r} has not ended in time, or was started anew meanwhile", name=name
@@ -223,7 +221,9 @@ class RemoteModel:
                 self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
             except BaseException:
                 if token:
-                    withdraw(name, token)
+                    withdraw(name, token, trial)
+                else:
+                    give_up(trial)
                 raise
 
     @property

@@ -97,7 +97,7 @@ def test_only_what_a_start_itself_made_is_withdrawn(monkeypatch, token, removed)
     monkeypatch.setattr(named, "find", lambda name: Asked())
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token=token))
     monkeypatch.setattr(named, "remove", lambda name, of: ended.append(name))
-    named.withdraw("m", "mine")
+    named.withdraw("m", "mine", None)
     assert ended == removed
 
 
@@ -117,7 +117,7 @@ def test_a_model_ends_though_its_replicas_do_not(monkeypatch, caplog, trial, ser
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token="mine", trial=trial))
     monkeypatch.setattr(named, "delete_application", serve_ends)
     monkeypatch.setattr(named, "end_weight_store", there.remove)
-    named.withdraw("m", "mine")
+    named.withdraw("m", "mine", None)
     assert not there
     assert trial.status == "KILLED"
     assert "model 'm' has ended, and" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from datetime import timedelta
@@ -12,15 +13,18 @@ import numpy as np
 import pytest
 import torch
 from ray import cloudpickle
+from ray.exceptions import RaySystemError
 
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model import here as here_module
-from brayx.model import remote
+from brayx.model import named, remote
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import ModelReplica
 from brayx.model.recipe import Recipe, prepare
 from brayx.model.remote import RemoteModel
 from brayx.model.weights import WeightPublisher
+from brayx.tracking import Trial
+from brayx.tracking.store import client_of
 from tests.waiting import until
 
 X = np.ones(2, np.float32)
@@ -284,7 +288,31 @@ def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(ke
     monkeypatch.setattr(remote, "withdraw", lambda *args: withdrawn.append(args))
     with pytest.raises(error):
         RemoteModel("m", *build())
-    assert withdrawn == [("m", kept[0].token)]
+    assert withdrawn == [("m", kept[0].token, None)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RaySystemError])
+@pytest.mark.parametrize("where", ["Beginning", "Recipe", "create_weight_store", "recipe_of", "WeightPublisher"])
+def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch, tracking_db, where, error):
+    """Else no other process could start the model as long as this one lives."""
+    opened, begin = [], Trial.open
+
+    def open_trial(*args, **options):
+        opened.append(begin(*args, **options))
+        monkeypatch.setattr(remote, where, failing)  # from here on
+        return opened[0]
+
+    def failing(*args, **options):
+        raise error("on its way")
+
+    failing.of = failing
+    monkeypatch.setattr(remote, "turn", lambda *args: contextlib.nullcontext())
+    monkeypatch.setattr(remote.Trial, "open", open_trial)
+    monkeypatch.setattr(named, "get_weight_store", failing)  # what was started is not to be found either
+    with pytest.raises(error):
+        RemoteModel("m", *build(), checkpoint_interval=1, tracking=tracking_db)
+    run = client_of(tracking_db).get_run(opened[0].run_id).info
+    assert (run.lifecycle_stage, run.status) in {("deleted", "RUNNING"), ("active", "KILLED")}
 
 
 def test_options_of_batching_are_kept_for_every_process(kept):
