@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,9 @@ STEP_TAG = "brayx.step"
 
 CONTENT_TAG = "brayx.content"
 """Of a version: a digest of its weights. A trial that goes on after a kill may save others at the same step."""
+
+CHECKPOINT_TAG = "brayx.checkpoint"
+"""Of a version: where and when its checkpoint was saved, by which it is known again without its files."""
 
 _ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
 
@@ -82,23 +85,16 @@ def register(
     with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
         if _registered(client, model_name) is None:
             client.create_registered_model(model_name)
-        files = trial.local(checkpoint)
-        tags = {
-            **_lineage(trial),
-            **{k: str(v) for k, v in (tags or {}).items()},
-            STEP_TAG: str(checkpoint.step),
-            CONTENT_TAG: _content(files),
-        }
-        version = next(
-            (
-                version
-                for version in client.search_model_versions(f"name = '{model_name}'")
-                if version.run_id == trial.run_id
-                and all(version.tags.get(key) == tags[key] for key in (STEP_TAG, CONTENT_TAG))
-            ),
-            None,
-        )
+        found = client.search_model_versions(f"name = '{model_name}'")
+        known = [version for version in found if version.run_id == trial.run_id]
+        saved = {CHECKPOINT_TAG: f"{checkpoint.artifact_path}@{checkpoint.saved_at_s!r}"}
+        version = _having(known, saved)
         if version is None:
+            files = trial.local(checkpoint)
+            content = {STEP_TAG: str(checkpoint.step), CONTENT_TAG: _content(files)}
+            version = _having(known, content)
+        if version is None:
+            tags = {**_lineage(trial), **{k: str(v) for k, v in (tags or {}).items()}, **content, **saved}
             artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}-{tags[CONTENT_TAG]}"
             with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
                 folder = Path(temporary) / "model"
@@ -265,6 +261,11 @@ def local_files(entry: PoolEntry, uri: str) -> Path | None:
             return None
         folder = Path(repository.artifact_dir, path)
         return folder if folder.is_dir() else None
+
+
+def _having(versions: Iterable[ModelVersion], tags: Mapping[str, str]) -> ModelVersion | None:
+    """The first that has all of ``tags``."""
+    return next((version for version in versions if tags.items() <= version.tags.items()), None)
 
 
 def _content(folder: Path) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from brayx.errors import ConfigError, TrackingError
+from brayx.errors import ConfigError, TrackingError, first_line
 from brayx.tracking.store import client_of, sqlite_path, telling
 
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ class Trial:
     def replace_files(self, folder: str | os.PathLike[str], names: Sequence[str], artifact_path: str) -> None:
         """Makes some files of a folder all that is below ``artifact_path``.
 
-        What was there goes first, and ``names`` are written in their order: whoever comes to the last has them all.
+        What was there goes first, and ``names`` are written in their order: whoever comes to the last has them all. A
+        store that deletes nothing has them beside what it had of other names, which is logged.
 
         Args:
             folder: where the files are.
@@ -229,7 +230,15 @@ class Trial:
         """
         with telling(f"cannot save {artifact_path} of trial {self.name!r}"):
             if client_of(self.uri).list_artifacts(self.run_id, artifact_path):
-                self._delete_artifacts(artifact_path)
+                why = "it deletes nothing"  # of many stores MLflow's method does nothing, without a word
+                try:
+                    self._delete_artifacts(artifact_path)
+                except Exception as error:
+                    why = first_line(error)
+                if client_of(self.uri).list_artifacts(self.run_id, artifact_path):
+                    log.warning(
+                        "%s of trial %r is written over what the store has there: %s", artifact_path, self.name, why
+                    )
             for name in names:
                 below = PurePosixPath(artifact_path, name).parent.as_posix()
                 client_of(self.uri).log_artifact(self.run_id, os.fspath(Path(folder, name)), below)

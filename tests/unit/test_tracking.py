@@ -284,6 +284,37 @@ class TestCheckpoints:
             trial.save_checkpoint(tmp_path / "absent", 1)
         assert trial.checkpoints() == []
 
+    @pytest.mark.parametrize("refused", [False, True], ids=["does nothing", "is refused"])
+    def test_where_nothing_can_be_deleted_files_are_replaced_and_that_others_stay_is_told(
+        self,
+        tracking_db: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        refused: bool,
+    ) -> None:
+        from mlflow.artifacts import download_artifacts
+        from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repo import ArtifactRepository
+        from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+        def refuse(store: ArtifactRepository, path: str) -> None:
+            raise MlflowException("not allowed")
+
+        # As MLflow's stores have it that have no way of their own.
+        delete = refuse if refused else ArtifactRepository.delete_artifacts
+        monkeypatch.setattr(LocalArtifactRepository, "delete_artifacts", delete)
+        trial = Trial.open("project", "trial", tracking_db)
+        for text, names in (("old", ["model.onnx", "report.json"]), ("new", ["report.json"])):
+            for name in names:
+                (tmp_path / name).write_text(text)
+            trial.replace_files(tmp_path, names, "export/m-1")
+        kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/m-1", tracking_uri=tracking_db))
+        assert {path.name: path.read_text() for path in kept.iterdir()} == {"model.onnx": "old", "report.json": "new"}
+        (told,) = [record.message for record in caplog.records if record.name == "brayx.tracking.trial"]
+        assert told.startswith("export/m-1 of trial 'trial' is written over what the store has there: ")
+        assert told.endswith("not allowed" if refused else "it deletes nothing")
+
 
 @pytest.fixture
 def trained(tracking_db: str, tmp_path: Path) -> tuple[Trial, Checkpoint]:
@@ -321,6 +352,7 @@ class TestRegistry:
         assert text_at("models:/cartpole@champion", trial.uri) == "best"
         tags = dict(find("models:/cartpole/1", trial.uri).tags)
         assert len(tags.pop("brayx.content")) == 16
+        assert tags.pop("brayx.checkpoint") == f"checkpoints/000000000100@{checkpoint.saved_at_s!r}"
         assert tags == {"engine": "onnx", "brayx.step": "100"}
 
     def test_registering_again_gives_the_same_version(self, trained: tuple[Trial, Checkpoint]) -> None:
@@ -328,6 +360,16 @@ class TestRegistry:
         assert register(trial, checkpoint, "cartpole").version == 1
         assert register(trial, checkpoint, "cartpole", alias="candidate").version == 1
         assert find("models:/cartpole@candidate", trial.uri).version == 1
+
+    def test_one_that_is_registered_is_known_without_its_files(self, trained: tuple[Trial, Checkpoint]) -> None:
+        """Which may be far away."""
+        trial, checkpoint = trained
+        register(trial, checkpoint, "cartpole")
+        shutil.rmtree(trial.local(checkpoint))
+        (again,) = trial.checkpoints()
+        assert register(trial, again, "cartpole", alias="candidate").version == 1
+        with pytest.raises(TrackingError, match="cannot read checkpoint 100"):
+            register(trial, again, "other")
 
     @pytest.mark.parametrize("file", ["weights.npz", "model.txt"])
     def test_a_checkpoint_replaced_by_another_of_its_step_is_another_version(
