@@ -16,7 +16,6 @@ import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
 from ray.exceptions import RayActorError, RayError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -83,12 +82,28 @@ def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) ->
             if time.monotonic() > until:
                 raise StartupError(f"the replicas of model {name!r} did not start in time: {told}", name=name)
             time.sleep(0.1)
-        client = _get_global_client()
-        if route_prefix is not None and client is not None:
-            # Nothing public waits until the path is known at the door, as `serve.run` does; it takes a minute at most.
-            client.wait_for_proxies_serving()
+        if route_prefix is not None:
+            _wait_for_doors(name, until)
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(f"the replicas of model {name!r} did not start: {first_line(error)}") from error
+
+
+def _wait_for_doors(name: str, until: float) -> None:
+    """Waits until the path is known at Serve's ingress. Nothing public does, and `serve.run` has a deadline of its own.
+
+    Raises:
+        StartupError: not in time.
+    """
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    doors: Any = ray.get(controller.get_proxies.remote(), timeout=max(until - time.monotonic(), 0.001))
+    asked_of = [door.serving.remote(wait_for_applications_running=True) for door in doors.values()]
+    if not asked_of:
+        return
+    _, late = ray.wait(asked_of, num_returns=len(asked_of), timeout=max(until - time.monotonic(), 0.001))
+    if late:
+        raise StartupError(
+            f"{len(late)} of {len(asked_of)} doors did not know the path of model {name!r} in time", name=name
+        )
 
 
 def _state(name: str) -> str | None:

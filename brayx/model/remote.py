@@ -363,6 +363,8 @@ class RemoteModel:
     def clone(self, step: int = -1, name: str | None = None) -> RemoteModel:
         """A model of its own that starts from this one's weights: the newest, or those of ``step``.
 
+        It has this one's options but ``route_prefix``: a path leads to one model, so a clone is not reached over HTTP.
+
         Args:
             step: as of `get_model`.
             name: of the clone; default: this one's with a number.
@@ -391,7 +393,7 @@ class RemoteModel:
                 threads=config.threads,
                 num_workers=config.num_workers,
                 cpus_per_worker=config.cpus_per_worker,
-                gpus_per_worker=getattr(config, "gpus_per_worker", 0.0),
+                gpus_per_worker=config.gpus_per_worker,
                 memory_per_worker=config.memory_per_worker,
                 use_onnx=config.engine == "onnx",
                 local_mode=recipe.local,

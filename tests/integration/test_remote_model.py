@@ -52,6 +52,7 @@ from deployments.model import ModelArgs
 from deployments.model import app as model_app
 from pipelines.cli import TEMPLATES
 from tests.integration.test_prometheus import scrape
+from tests.processes import ours
 from tests.waiting import until, until_awaited
 
 # Workers cannot import this file: what it defines travels by value.
@@ -539,6 +540,18 @@ def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
     with pytest.raises(ModelNotFound):
         RemoteModel("large")
     assert "model-large" not in serve.status().applications
+
+
+def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_instance):
+    (door,) = ours("ray::ProxyActor")
+    door.suspend()
+    try:
+        with pytest.raises(StartupError, match="1 of 1 doors did not know the path of model 'unheard' in time"):
+            RemoteModel("unheard", Scale(), EXAMPLE, OFFSET, route_prefix="/unheard", start_timeout_s=30)
+    finally:
+        door.resume()
+    with pytest.raises(ModelNotFound):
+        RemoteModel("unheard")
 
 
 def kill_store(model):
