@@ -108,6 +108,22 @@ async def test_a_pinned_client_asks_for_its_version(replica):
     await remote.close()
 
 
+async def test_past_what_is_kept_a_pin_says_so_and_the_nearest_can_be_pinned(replica):
+    remote = await ModelClient.connect(handle_of(replica))
+    weights = {key: value.numpy() for key, value in build()[0].state_dict().items()}
+    replica.model.load(1, weights)
+    await remote.refresh_version()
+    pinned, obs = remote.pinned(), np.zeros(2, np.float32)
+    for version in (2, 3):  # as many as the replica keeps
+        replica.model.load(version, weights)
+    with pytest.raises(VersionUnknown, match=r"no policy version 1, nearest is 2; there are 2, 3$") as refused:
+        await pinned.forward(obs)
+    assert refused.value.details["nearest"] == 2
+    assert (await remote.pinned(refused.value.details["nearest"]).forward(obs)).policy_version == 2
+    assert (await remote.forward(obs)).policy_version == 3
+    await remote.close()
+
+
 async def test_nobody_is_sent_to_a_version_that_the_deployment_cannot_have(replica):
     remote = await ModelClient.connect(handle_of(replica))
     pool = PoolClient("unused", "unused", "", "", {})
