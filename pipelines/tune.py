@@ -196,6 +196,7 @@ def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
+    from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
     from brayx.trainer.fits import check_model
     from brayx.types import flatten
@@ -221,10 +222,12 @@ def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]
         if training.sampler != "fifo":
             limiter_of(training)
         heads = getattr(algorithm, "reward_heads", None)
-        model = f"{training.network!r} {heads!r}"  # what a model may fit or not: most draws have the same
+        # What a model may fit or not: most draws have the same.
+        model = f"{training.network!r} {heads!r} {training.sde_steps > 1}"
         if model not in fitting:
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
-            check_model(algorithm, module, forward_args, state=observed.get(STATE))
+            given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
+            check_noise(training.sde_steps, {leaf.path for leaf in given.outputs})
             fitting.add(model)
 
     return fits

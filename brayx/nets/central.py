@@ -21,6 +21,7 @@ from brayx.nets.policy import (
     head_for,
     observation_for,
     refuse_options,
+    refuse_unused,
     trunk_for,
 )
 from brayx.types import NestedArray
@@ -58,8 +59,8 @@ class CentralisedPolicy(nn.Module):
         network: options; ``entities`` knows the state as ``state``.
 
     Raises:
-        ValueError: neither kind of action, or options that do not apply: a memory, layers shared with the value, or
-            several values.
+        ValueError: neither kind of action, or options that do not apply: a memory, layers shared with the value,
+            several values, and as `policy_for`.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class CentralisedPolicy(nn.Module):
         self.trunk = trunk_for(features, network)
         self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
         self.critic = Central(state, network, categories.get(STATE))
+        seen = zip(self.encoder.names, self.encoder.encoders, strict=True)
+        refuse_unused(network, [*seen, (STATE, self.critic.encoder)], continuous=action_size is not None)
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """``{"obs": [N, ...]}`` -> the head's outputs."""

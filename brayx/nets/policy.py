@@ -50,6 +50,9 @@ class NetworkConfig(BaseModel):
     """Values, one a reward head; null: a single one."""
 
 
+_DEFAULT = NetworkConfig()
+
+
 class Policy(nn.Module):
     """An actor-critic: encoder, hidden layers, heads.
 
@@ -140,15 +143,20 @@ def policy_for(
         network: options.
 
     Raises:
-        ValueError: not exactly one of ``num_actions`` and ``action_size``, or an observation that fits no network.
+        ValueError: not exactly one of ``num_actions`` and ``action_size``, an observation that fits no network, or
+            options for what this one does not have.
     """
     network = network or NetworkConfig()
     if (num_actions is None) == (action_size is None):
         raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
     encoder = observation_for(obs, categories, network)
-    images = any(isinstance(each, Spatial) for each in encoder.encoders)
+    seen = list(zip(encoder.names, encoder.encoders, strict=True))
+    refuse_unused(network, seen, continuous=action_size is not None)
+    images = any(isinstance(each, Spatial) for _, each in seen)
     module: nn.Module
     if network.lstm:
+        if network.shared is False:
+            raise ValueError("network.shared is False: policy and value share a memory; fits: null or true, or lstm 0")
         module = RecurrentPolicy(encoder, head_for(num_actions, action_size, network), network)
     else:
         shared = images if network.shared is None else network.shared
@@ -202,6 +210,42 @@ def refuse_options(network: NetworkConfig, who: str, **why: str) -> None:
     for name, reason in why.items():
         if getattr(network, name) not in (None, 0, False):
             raise ValueError(f"network.{name} is {getattr(network, name)}: {who} {reason}")
+
+
+def refuse_unused(network: NetworkConfig, seen: Sequence[tuple[str, nn.Module]], *, continuous: bool) -> None:
+    """Refuses options of what sees and of what acts that nothing would go by; their defaults say nothing.
+
+    Args:
+        network: options.
+        seen: leaves by name, each with what sees it.
+        continuous: actions are.
+
+    Raises:
+        ValueError: names the first such option, and what fits.
+    """
+    sets = [name for name, encoder in seen if isinstance(encoder, Entities)]
+    for name in network.entities:
+        if name not in sets:
+            raise ValueError(
+                f"network.entities has {name!r}, which is no leaf that a transformer could see; fits: an array [E, D] "
+                f"of numbers; leaves are {[name for name, _ in seen]}"
+            )
+    if network.convolutions != _DEFAULT.convolutions and not any(isinstance(each, Spatial) for _, each in seen):
+        raise ValueError(
+            f"network.convolutions is {network.convolutions}: nothing that is observed is an image; fits: a leaf of "
+            "bytes with three axes, or none chosen"
+        )
+    if not continuous and network.distribution != _DEFAULT.distribution:
+        raise ValueError(
+            f"network.distribution is {network.distribution}: these actions are discrete; fits: continuous ones, or "
+            "none chosen"
+        )
+    if network.log_std is not None and (not continuous or network.distribution == "squashed"):
+        why = "finds its deviation from what it sees" if continuous else "is of discrete actions"
+        raise ValueError(
+            f"network.log_std is {network.log_std}: this policy {why}; fits: continuous actions with distribution "
+            "gaussian or sde, or null"
+        )
 
 
 def encoder_for(leaf: np.ndarray, categories: int | None, network: NetworkConfig, name: str) -> nn.Module:

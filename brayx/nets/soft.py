@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from brayx.nets.encoders import features_of
 from brayx.nets.heads import Squashed
-from brayx.nets.policy import ACTIVATIONS, NetworkConfig, example_of, observation_for, refuse_options, trunk_for
+from brayx.nets.policy import (
+    ACTIVATIONS,
+    NetworkConfig,
+    example_of,
+    observation_for,
+    refuse_options,
+    refuse_unused,
+    trunk_for,
+)
 from brayx.types import NestedArray
 
 NETWORK = NetworkConfig(hidden=[256, 256], activation="relu", distribution="squashed")
@@ -72,12 +80,12 @@ class SoftActorCritic(nn.Module):
     Args:
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
         action_size: length of an action.
-        network: options; ``distribution`` is squashed whatever it says, and ``activation`` that of `NETWORK` where none
-            was chosen.
+        network: options; ``distribution`` and ``activation`` are those of `NETWORK` where none was chosen.
         categories: as `policy_for` has them.
 
     Raises:
-        ValueError: options that do not apply: a memory, layers shared with a value, or several values.
+        ValueError: options that do not apply: a memory, layers shared with a value, several values, another
+            distribution, and as `policy_for`.
     """
 
     def __init__(
@@ -95,9 +103,16 @@ class SoftActorCritic(nn.Module):
             shared="has critics with layers of their own",
             value_heads="has critics, and no value",
         )
+        if network.distribution == "sde":
+            raise ValueError(
+                "network.distribution is sde: soft actor-critic learns squashed; fits: that, or none chosen"
+            )
+        own: dict[str, str] = {"distribution": NETWORK.distribution}
         if "activation" not in network.model_fields_set:
-            network = network.model_copy(update={"activation": NETWORK.activation})
+            own["activation"] = NETWORK.activation
+        network = network.model_copy(update=own)
         self.encoder = observation_for(obs, categories, network)
+        refuse_unused(network, list(zip(self.encoder.names, self.encoder.encoders, strict=True)), continuous=True)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.head = Squashed(network.hidden[-1] if network.hidden else features, action_size)

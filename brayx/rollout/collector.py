@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +75,7 @@ class Collector:
         obs_normaliser, reward_normaliser: None where not asked for.
 
     Raises:
-        ConfigError: the environments' observations or actions are not the policy's.
+        ConfigError: the environments' observations or actions are not the policy's, or its noise does not last.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Collector:
         sde_steps: int = 1,
         greedy: bool = False,
     ) -> None:
+        check_noise(sde_steps, policy.output_names)
         self.envs = envs
         self.policy = policy
         self.num_envs = int(envs.num_envs)
@@ -366,6 +367,24 @@ class Collector:
         density[:, :-1] = log_prob.T
         version = np.full(density.shape, self.policy.version, np.int64)
         return {"action": action, "log_prob": density, "policy_version": version}
+
+
+def check_noise(sde_steps: int, outputs: Collection[str]) -> None:
+    """Refuses noise that lasts for a policy whose noise does not depend on the state: each step has its own there.
+
+    Args:
+        sde_steps: as of `Collector`.
+        outputs: names of what the model gives.
+
+    Raises:
+        ConfigError: says what fits.
+    """
+    if sde_steps > 1 and "sde_std" not in outputs:
+        raise ConfigError(
+            f"sde_steps is {sde_steps}, and the model's noise does not depend on the state: expected 1, or a network "
+            "whose distribution is sde",
+            key="sde_steps",
+        )
 
 
 def _columns(run: np.ndarray) -> np.ndarray:

@@ -47,6 +47,7 @@ class Policy:
         version: of the weights; 0: the module's own.
         obs_keys: a learner batch's names of an observation's leaves, in the order in which `step` takes them.
         obs_leaves: their shapes and dtypes.
+        output_names: of all that the module gives.
         state_keys: a learner batch's names of the state's leaves; none for a model without one.
 
     Raises:
@@ -64,6 +65,7 @@ class Policy:
         self.version = 0
         built, self._prefix = _engine(module, forward_args, engine, threads)
         self._engine = built
+        self.output_names = {leaf.path.split("/")[0] for leaf in built.spec.outputs}
         state = built.spec.state
         self._state_inputs = () if state is None else state.inputs
         self._state_outputs = () if state is None else state.outputs

@@ -94,3 +94,12 @@ def test_options_that_do_not_apply_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"network.{option} is {value}: a policy with a central value"):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**{option: value}))
     central_policy_for(obs, num_actions=2, network=NetworkConfig(shared=False))
+
+
+@pytest.mark.parametrize(
+    ("network", "option"), [({"entities": ["others"]}, "entities"), ({"distribution": "sde"}, "distribution")]
+)
+def test_options_that_neither_policy_nor_value_goes_by_are_refused(network, option):
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match=f"network.{option} .*fits: "):
+        central_policy_for(obs, num_actions=2, network=NetworkConfig(**network))

@@ -111,3 +111,37 @@ def test_what_fits_nothing_is_refused():
         policy_for(np.zeros((1, 8, 8), np.uint8), num_actions=2)
     with pytest.raises(ValueError, match="beside its action_mask"):
         policy_for({"action_mask": np.zeros(2)}, num_actions=2)
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "network", "message"),
+    [
+        (MASKED, {"num_actions": 5}, {"entities": ["nope"]}, r"network\.entities has 'nope'.*leaves are \['table'\]"),
+        (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*fits: continuous"),
+        (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0: this policy is of discrete"),
+        (FLAT, {"action_size": 2}, {"distribution": "squashed", "log_std": 0.0}, "finds its deviation from what it"),
+        (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*fits: null or true"),
+        (
+            FLAT,
+            {"num_actions": 3},
+            {"convolutions": "impala"},
+            r"network\.convolutions is impala.*fits: a leaf of bytes",
+        ),
+    ],
+)
+def test_an_option_that_nothing_goes_by_is_refused_naming_what_fits(obs, action, network, message):
+    with pytest.raises(ValueError, match=message):
+        policy_for(obs, **action, network=NetworkConfig(**network))
+
+
+@pytest.mark.parametrize("action", [{"num_actions": 3}, {"action_size": 2}])
+def test_options_at_their_defaults_are_never_refused(action):
+    """As a template has them, which writes down every one."""
+    policy_for(FLAT, **action, network=NetworkConfig(**NetworkConfig().model_dump()))
+
+
+def test_whole_numbers_are_no_set():
+    """They are seen one-hot, whatever else is said of them."""
+    obs = {"kind": np.zeros((4, 3), np.int64)}
+    with pytest.raises(ValueError, match=r"network\.entities has 'kind'"):
+        policy_for(obs, num_actions=2, categories={"kind": 5}, network=NetworkConfig(entities=["kind"]))

@@ -77,3 +77,16 @@ def test_policy_and_critics_see_whole_numbers_one_hot_and_sets_by_a_transformer(
 def test_options_that_do_not_apply_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"network.{option} is {value}: soft actor-critic"):
         soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**{option: value}))
+
+
+@pytest.mark.parametrize(
+    ("network", "option"),
+    [
+        ({"distribution": "sde"}, "distribution"),
+        ({"log_std": -1.0}, "log_std"),
+        ({"convolutions": "small"}, "convolutions"),
+    ],
+)
+def test_options_that_nothing_goes_by_are_refused(network, option):
+    with pytest.raises(ValueError, match=f"network.{option} .*fits: "):
+        soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**network))

@@ -63,6 +63,18 @@ def test_an_environment_that_is_not_there_is_told_with_file_component_and_name()
     assert error.message.startswith(f"{TEMPLATE}: rollout 'rollout' (CartPoll-v1): ")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("network.convolutions=impala", "network.convolutions is impala: nothing that is observed is an image"),
+        ("network.log_std=-1", "network.log_std is -1.0: this policy is of discrete actions"),
+        ("rollout.sde_steps=4", "sde_steps is 4, and the model's noise does not depend on the state"),
+    ],
+)
+def test_an_option_that_nothing_goes_by_is_refused(override: str, message: str) -> None:
+    assert message in told(override).message
+
+
 def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
     assert "2 workers x 7 environments give 14 columns" in told("rollout.num_envs=7").message
     assert "that must be a multiple" in told("rollout.num_workers=3").message

@@ -349,6 +349,20 @@ def test_an_option_of_the_network_that_an_algorithm_has_no_use_for_is_refused(en
         train_local(env, algorithm, Training(**QUICK, network=NetworkConfig(lstm=8)))
 
 
+@pytest.mark.parametrize("algorithm", [PPOConfig(), ImpalaConfig()])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": NetworkConfig(entities=["nope"])}, r"network\.entities has 'nope'"),
+        ({"network": NetworkConfig(distribution="sde"), "sde_steps": 4}, r"network\.distribution is sde"),
+        ({"sde_steps": 4}, "sde_steps is 4, .*whose distribution is sde"),
+    ],
+)
+def test_an_option_that_nothing_goes_by_is_refused(algorithm, options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_local("CartPole-v1", algorithm, Training(**QUICK, **options))
+
+
 @pytest.mark.parametrize(
     ("env", "algorithm", "message"),
     [
