@@ -49,6 +49,7 @@ def _one_of(**values: Any) -> Callable[[Any], Any]:
 
 
 _ONLY_TRAINING = Same(("kind",), lambda value: {"train": DEFAULT, True: DEFAULT, None: DEFAULT}[value])
+_OWN_ACTOR = "an actor is made of `agents`; one of your own class is served as deployments/echo.py serves its"
 _ENABLE = "components are used where they are needed: actors to train and to serve, the others to train"
 
 OPTIONS: dict[str, dict[str, Same | Instead]] = {
@@ -59,7 +60,7 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
         "use_onnx": Same(("engine",), _one_of(none="torch", train="onnx", infer="onnx-frozen", quantize="int8")),
         "num_workers": Same(("num_workers",), lambda value: DEFAULT if value == 0 else value),
         "local_mode": Same(("placement",), _one_of(true="local", false="remote")),
-        "checkpoint_interval": Instead("`trainer.checkpoint_interval_s`, in seconds"),
+        "checkpoint_interval": Instead("`trainer.checkpoint_interval_s`, in seconds, or `trainer.checkpoint_interval`, in updates"),
         "checkpoint": Instead(
             "a trial of the same name is resumed from its newest checkpoint; to serve, the pool's champion is taken"
         ),
@@ -80,8 +81,8 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
     "actor": {
         "use_tcp": Instead("every actor answers HTTP, WebSocket and TCP: `tcp_port` is the TCP one"),
         "use_gateway": Instead("any replica takes any session's request and passes it on: nothing to choose"),
-        "module": Instead("an actor is made of `agents`; one of your own class: docs/guide-serve.md"),
-        "class": Instead("an actor is made of `agents`; one of your own class: docs/guide-serve.md"),
+        "module": Instead(_OWN_ACTOR),
+        "class": Instead(_OWN_ACTOR),
         "enable": Instead(_ENABLE),
     },
     "render": {},
