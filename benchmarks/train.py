@@ -6,7 +6,7 @@
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
 hyperparameters; ``train`` and ``process`` play through a service's door with these. ``pendulum`` and ``pong`` are the
-same command on other games, and have nothing beside them; ``pong`` needs the extra `atari`.
+tuned preset on other games, and have nothing beside them; ``pong`` needs the extra `atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
@@ -318,7 +318,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; ``--quick`` overrides what takes time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
-    parser.add_argument("--steps", type=int, default=100_000, help="env steps of a run (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=100_000,
+        help=f"env steps of a run; {_TUNED_STEPS:,} at least with the tuned preset (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="(default: all)")
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=["pendulum"], help="(default: pendulum)")
     parser.add_argument("--parts", action="store_true", help="measure only what the loop is made of")
@@ -346,7 +349,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
         console.print(told, markup=False)
         options.variant = [variant for variant in options.variant if variant != "sb3"]
-    about = f"{machine()}; {options.steps:,} env steps, medians over {len(options.seeds)} seeds"
+    steps = f"{options.steps:,} env steps"
+    if "ppo" in options.variant and options.steps < _TUNED_STEPS:
+        steps += f" ({_TUNED_STEPS:,} with the tuned preset)"
+    about = f"{machine()}; {steps}, medians over {len(options.seeds)} seeds"
     measured = parts(0.2 if options.quick else 2.0)  # first: nothing else runs then
     outcomes: Outcomes = {variant: [] for variant in options.variant}
     for seed in options.seeds:
