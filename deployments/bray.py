@@ -60,7 +60,9 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
         "use_onnx": Same(("engine",), _one_of(none="torch", train="onnx", infer="onnx-frozen", quantize="int8")),
         "num_workers": Same(("num_workers",), lambda value: DEFAULT if value == 0 else value),
         "local_mode": Same(("placement",), _one_of(true="local", false="remote")),
-        "checkpoint_interval": Instead("`trainer.checkpoint_interval_s`, in seconds, or `trainer.checkpoint_interval`, in updates"),
+        "checkpoint_interval": Instead(
+            "`trainer.checkpoint_interval_s`, in seconds, or `trainer.checkpoint_interval`, in updates"
+        ),
         "checkpoint": Instead(
             "a trial of the same name is resumed from its newest checkpoint; to serve, the pool's champion is taken"
         ),
