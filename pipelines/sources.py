@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 def check_sources(
     job: JobConfig, layout: Layout | None = None, opened: dict[str, tuple[Dataset, Fragment]] | None = None
 ) -> dict[str, set[str]]:
-    """Looks at the first episode of each source that is files, before anything is read: whether it is what the model
-    observes, and has what the algorithm learns from. Of a function nothing is looked at: its iterator may be one that
-    can be read only once.
+    """Looks at the first episode of each source that is files, and at the header of each file, before anything is read:
+    whether it is what the model observes, and has what the algorithm learns from. Of a function nothing is looked at:
+    its iterator may be one that can be read only once.
 
     Args:
         job: whose sources.

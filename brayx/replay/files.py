@@ -23,7 +23,7 @@ import glob
 import itertools
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
@@ -82,7 +82,7 @@ class Dataset:
             "parquet": self._parquet,
             "minari": self._minari,
         }[found]
-        self._has_groups = found == "parquet"
+        self._kind = found
         self._fields = dict(fields or {})
         self._demonstration = demonstration
         self._has: set[str] = set()
@@ -99,7 +99,7 @@ class Dataset:
         """
         pieces: list[Callable[[], Iterator[Fragment]]] = []
         for file in self.files:
-            if self._has_groups and len(self.files) < count:
+            if self._kind == "parquet" and len(self.files) < count:
                 spans = _spans(file, math.ceil(count / len(self.files)))
                 pieces += [functools.partial(self._parquet, file, *span) for span in spans]
             else:
@@ -124,50 +124,58 @@ class Dataset:
         return episode
 
     def check(self, layout: Layout | None = None, first: Fragment | None = None) -> set[str]:
-        """Looks at the first episode.
+        """Looks at the first episode, and at what every file says of its fields, of which nothing more is read.
 
         Args:
             layout: what its fragments must be like, as far as it is known.
             first: the first episode, from whoever has read it before: it is not kept here. None: it is read.
 
         Returns:
-            What the data has of each step, by our names; the rest of a fragment is made up.
+            What the data has of each step, by our names, in all files; the rest of a fragment is made up.
 
         Raises:
-            ConfigError: it does not fit, or there is none; names what is there and what would fit.
+            ConfigError: it does not fit, or there is none; names the file, what is there and what would fit.
         """
-        looked_at = self._fitting(self.first() if first is None else first, layout)
-        return self._has | set(looked_at.extras)
+        looked_at = self._fitting(self.first() if first is None else first, layout, self.files[0])
+        return self._alike(looked_at, layout) | set(looked_at.extras)
 
     def checked(self, layout: Layout | None = None) -> Iterator[Fragment]:
         """All episodes, none of them read twice; before the first is given it is looked at. As `check`."""
         number = -1
         for number, episode in enumerate(self):
-            yield episode if number else self._fitting(episode, layout)
+            if not number:
+                self._alike(self._fitting(episode, layout, self.files[0]), layout)
+            yield episode
         if number < 0:
             self.first()  # which tells that there is none
 
-    def _fitting(self, first: Fragment, layout: Layout | None) -> Fragment:
+    def _alike(self, first: Fragment, layout: Layout | None) -> set[str]:
+        """Refuses files whose episodes are not like the first one; gives what all of them have."""
+        whole = Layout.of(first) if layout is None else layout.completed(first)
+        common = set(self._has)
+        for file in self.files:
+            blank = self._blank(file)
+            if blank is not None:
+                self._fitting(self._marked(blank) if self._demonstration else blank, whole, file)
+                common &= self._has
+        return common
+
+    @staticmethod
+    def _fitting(first: Fragment, layout: Layout | None, file: Path) -> Fragment:
         try:
             check(first, layout)
         except BadFragment as error:
             has = {**Layout.of(first).obs, "action": Layout.of(first).action}
             wants = layout.obs if layout is not None else {}
             raise ConfigError(
-                f"{self.files[0]}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
-                path=str(self.files[0]),
+                f"{file}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
+                path=str(file),
             ) from error
         return first
 
     def _npz(self, file: Path) -> Iterator[Fragment]:
         def pieces() -> Iterator[dict[str, np.ndarray]]:
-            with contextlib.ExitStack() as stack:
-                members = {}
-                with _reading(file):
-                    archive = stack.enter_context(zipfile.ZipFile(file))
-                    for name in archive.namelist():
-                        if name.endswith(".npy"):
-                            members[name.removesuffix(".npy")] = _Rows(stack.enter_context(archive.open(name)))
+            with _members(file) as members:
                 # As long as the arrays are, and of no size: whatever is wrong is told before a row is read.
                 whole = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in members.items()}
                 rows = len(self._rows(file, whole)["reward"])
@@ -210,7 +218,8 @@ class Dataset:
         read = source.read_row_group(group, columns=[name for name in names if name in source.schema_arrow.names])
         return any(column[-1].as_py() for column in read.columns)
 
-    def _minari(self, file: Path) -> Iterator[Fragment]:
+    def _groups(self, file: Path) -> Generator[tuple[dict[str, str], Any], None, None]:
+        """Each episode of a Minari file, with its names by ours."""
         try:
             import h5py
         except ImportError as error:
@@ -226,6 +235,11 @@ class Dataset:
             for name in sorted(groups, key=lambda name: int(name.removeprefix("episode_"))):
                 episode = source[name]
                 self._need(file, {ours: theirs for ours, theirs in names.items() if theirs in episode}, list(episode))
+                yield names, episode
+
+    def _minari(self, file: Path) -> Iterator[Fragment]:
+        with contextlib.closing(self._groups(file)) as groups:
+            for names, episode in groups:
                 steps = len(episode[names["reward"]])
                 yield Fragment(
                     obs=_nest(episode[names["obs"]]),
@@ -236,6 +250,41 @@ class Dataset:
                     log_prob=np.zeros(steps, np.float32),
                     policy_version=np.zeros(steps, np.int64),
                 )
+
+    def _blank(self, file: Path) -> Fragment | None:
+        """A step of zeros like those of a file, by its header or, where lists have a length, its first row; None: it
+        has no rows. Raises ConfigError where something is missing."""
+        if self._kind == "minari":
+            with contextlib.closing(self._groups(file)) as groups:
+                names, episode = next(groups, ({}, None))
+                if episode is None or not len(episode[names["reward"]]):
+                    return None
+                obs, action = _zeros(episode[names["obs"]], 2), _zeros(episode[names["action"]], 1)
+                number = np.zeros(1, np.float32)
+                return Fragment(
+                    obs=obs,
+                    action=action,
+                    reward=number,
+                    terminated=True,
+                    truncated=False,
+                    log_prob=number,
+                    policy_version=np.zeros(1, np.int64),
+                )
+        if self._kind == "npz":
+            with _members(file) as members:
+                arrays = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in members.items()}
+        else:
+            with _opened(file) as source:
+                arrays = {name: np.zeros(0) for name in source.schema_arrow.names}
+                for row in itertools.islice(filter(len, source.iter_batches(1)), 1):
+                    arrays = {name: _column(file, name, row[name], 0, {}) for name in arrays}
+        arrays = self._rows(file, arrays)
+        if not len(arrays["reward"]):
+            return None
+        observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
+        following = {name for name in arrays if name == "next_obs" or name.startswith("next_obs/")}
+        blank = {name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        return self._fragment(blank, observed, following, 0, 1, over=True)
 
     def _episodes(
         self, file: Path, pieces: Iterable[dict[str, np.ndarray]], goes_on: bool = False, rows: int | None = None
@@ -373,6 +422,19 @@ def _reading(file: Path) -> Iterator[None]:
         raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
 
 
+@contextlib.contextmanager
+def _members(file: Path) -> Iterator[dict[str, _Rows]]:
+    """The arrays of an archive by name, of which only the headers are read; tells of one that cannot be."""
+    with contextlib.ExitStack() as stack:
+        members = {}
+        with _reading(file):
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            for name in archive.namelist():
+                if name.endswith(".npy"):
+                    members[name.removesuffix(".npy")] = _Rows(stack.enter_context(archive.open(name)))
+        yield members
+
+
 class _Rows:
     """An array of an archive, read some rows at a time.
 
@@ -394,14 +456,14 @@ class _Rows:
             raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
         self._member = member
         self._each = math.prod(self.shape[1:])
+        self._fortran = fortran and len(self.shape) > 1
         self._whole: np.ndarray | None = None
-        if fortran and len(self.shape) > 1:
-            flat = self._read(math.prod(self.shape))
-            self._whole = flat.reshape(self.shape, order="F")
 
     def read(self, rows: int) -> np.ndarray:
         """The next rows, of which there are as many. Raises ValueError where the file ends before them."""
-        if self._whole is not None:
+        if self._fortran:
+            if self._whole is None:
+                self._whole = self._read(math.prod(self.shape)).reshape(self.shape, order="F")
             read, self._whole = self._whole[:rows], self._whole[rows:]
             return read
         return self._read(rows * self._each).reshape(rows, *self.shape[1:])
@@ -461,6 +523,13 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
     shapes[name] = tuple(shape[1:])
     flat: np.ndarray = array.to_numpy(zero_copy_only=False)
     return flat.reshape(shape)
+
+
+def _zeros(node: Any, steps: int) -> NestedArray:
+    """As many steps as are told, like those of an HDF5 dataset or of a group of them."""
+    if hasattr(node, "keys"):
+        return {name: _zeros(node[name], steps) for name in node}
+    return np.zeros((steps, *node.shape[1:]), node.dtype)
 
 
 def _nest(node: Any) -> NestedArray:

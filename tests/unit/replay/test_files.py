@@ -122,6 +122,47 @@ def test_a_missing_field_is_named_with_what_is_there(tmp_path, missing):
         Dataset(tmp_path / "data.npz").check()
 
 
+@pytest.mark.parametrize("kind", SAVE)
+def test_every_file_is_looked_at_before_any_is_read(tmp_path, kind):
+    """What is wrong in a later file was found in the middle of a job, or all of it left out."""
+    whole, file = steps("-T"), tmp_path / f"2.{kind}"
+    SAVE[kind](tmp_path / f"1.{kind}", {**whole, "log_prob": np.zeros(2)})
+    assert "log_prob" in Dataset(tmp_path / f"*.{kind}").check()
+    SAVE[kind](file, {"act" if name == "action" else name: array for name, array in whole.items()})
+    data = Dataset(tmp_path / f"*.{kind}")
+    with pytest.raises(ConfigError, match=rf"2\.{kind}: has no action; it has .*'act'"):
+        data.check()
+    with pytest.raises(ConfigError, match=rf"2\.{kind}: has no action; it has .*'act'"):
+        next(data.checked())
+    SAVE[kind](file, {**whole, "obs": np.zeros((2, 3), np.float32)})
+    with pytest.raises(
+        ConfigError, match=rf"2\.{kind}: obs: expected shape \(2,\).*it has obs \(3,\).*fits: obs \(2,\)"
+    ):
+        Dataset(tmp_path / f"*.{kind}").check()
+    SAVE[kind](file, whole)
+    assert "log_prob" not in Dataset(tmp_path / f"*.{kind}").check(), "not all of it has what an algorithm asks for"
+
+
+def test_an_episode_that_is_not_the_first_is_not_read_to_look_at_its_file(tmp_path):
+    save_npz(tmp_path / "1.npz", steps("-T"))
+    save_npz(tmp_path / "2.npz", {**steps("-T"), "reward": np.full(2, np.nan)})
+    Dataset(tmp_path / "*.npz").check()
+
+
+def test_every_minari_file_is_looked_at(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for number, width in (("1", 2), ("2", 3)):
+        with h5py.File(tmp_path / f"{number}.hdf5", "w") as file:
+            group = file.create_group("episode_0")
+            group["observations"] = np.zeros((3, width), np.float32)
+            group["actions"] = np.zeros((2, 1), np.float32)
+            group["rewards"] = np.zeros(2)
+            group["terminations"] = group["truncations"] = np.array([False, True])
+    Dataset(tmp_path / "1.hdf5").check()
+    with pytest.raises(ConfigError, match=r"2\.hdf5: obs: expected shape \(2,\)"):
+        Dataset(tmp_path / "*.hdf5").check()
+
+
 def test_other_things_that_are_wrong_with_a_file(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         Dataset(tmp_path / "none.npz")
