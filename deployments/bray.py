@@ -6,7 +6,7 @@ validated. Knows nothing of what the options do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,30 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
 """By kind of component ("": the top of the file) and Bray's name, which may be a name here too."""
 
 
+OTHERWISE: dict[str, dict[str, str]] = {
+    "trainer": {
+        "num_steps": "counts transitions here, and updates in Bray: write updates x `buffer.batch_size` x "
+        "`buffer.unroll_length`",
+    },
+    "buffer": {
+        "batch_size": "counts columns of `unroll_length` transitions here, and items in Bray: write as many items / "
+        "`buffer.unroll_length`",
+    },
+}
+"""By kind and name, here and in Bray: numbers that mean something else here, for who writes Bray's other options."""
+_MESSAGES = ("tick_input_proto", "tick_output_proto")
+
+
+def otherwise(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """``(key, what it means)`` for each option of a component that Bray takes for something else."""
+    yield from ((name, what) for name, what in OTHERWISE.get(kind, {}).items() if name in values)
+
+
+def of_bray(kind: str, values: Mapping[str, Any], known: set[str]) -> bool:
+    """Whether a component has options that only Bray has; arguments as of `translate`."""
+    return any(name in values and name not in known for name in OPTIONS.get(kind, {}))
+
+
 def _gradients_of(algorithm: Any) -> Any:
     """Where an algorithm has the options of its gradients: mixed has those of its reinforcement."""
     if isinstance(algorithm, dict) and algorithm.get("name") == "mixed":
@@ -124,6 +148,9 @@ def translate(kind: str, values: dict[str, Any], known: set[str]) -> Iterator[tu
         values: as the YAML has them; changed in place.
         known: names of the options that the kind has here.
     """
+    if kind == "actor" and values.get("serialize", "proto") != "proto":
+        for name in _MESSAGES:  # Bray's own files have them beside any format
+            values.pop(name, None)
     for name, option in OPTIONS.get(kind, {}).items():
         if name not in values:
             continue

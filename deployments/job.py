@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
 from deployments import bray
 from deployments.document import Document, Loc, dotted, nearest, nearest_file, short
+
+logger = logging.getLogger(__name__)
 
 
 class SourceConfig(BaseModel):
@@ -189,6 +192,7 @@ class _Validation:
         groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
         top: dict[str, Any] = {}
         values = dict(self.document.values)
+        notes = self._otherwise(values)
         for name, what in bray.translate("", values, set(TOP_OPTIONS)):
             self._add((name,), what)
         for name, value in values.items():
@@ -199,9 +203,23 @@ class _Validation:
         self._references(groups)
         place = {"file": str(self.path), "folder": self.folder}
         job = self._validate(JobConfig, {**top, **place}, ())
+        if self.errors:
+            self.errors += notes
         self._raise()
+        for note in notes:
+            logger.warning("%s", note)
         assert isinstance(job, JobConfig)
         return job.model_copy(update=groups)
+
+    def _otherwise(self, values: dict[str, Any]) -> list[str]:
+        """What options count here, each with its place, where Bray's own beside them tell that its meaning is meant."""
+        parts = {name: part for name, part in values.items() if isinstance(part, dict) and part.get("kind") in KINDS}
+        own = [("", values, set(TOP_OPTIONS))]
+        own += [(part["kind"], part, set(_walk(KINDS[part["kind"]], ())[1])) for part in parts.values()]
+        if not any(bray.of_bray(*each) for each in own):
+            return []
+        found = [(name, *each) for name, part in parts.items() for each in bray.otherwise(part["kind"], part)]
+        return [f"{self.document.where((name, key))}: {name}.{key}: {what}" for name, key, what in found]
 
     def _component(self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]]) -> None:
         if not isinstance(value, dict):

@@ -46,6 +46,34 @@ def test_use_onnx_is_an_engine(folder: Path, bray: str | None, engine: str) -> N
     assert load(folder, "model", use_onnx=bray, no_engine=0).models["model"].engine == engine
 
 
+def test_what_counts_something_else_here_is_told_where_a_file_is_brays(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(folder, "trainer", num_steps=1000)
+    assert not caplog.records, "nothing says that it is Bray's"
+    load(folder, "trainer", num_steps=1000, enable="train")
+    told = {re.sub(r"^.*?yaml:\d+: ", "", record.getMessage()).split(":")[0]: record for record in caplog.records}
+    assert set(told) == {"trainer.num_steps", "games.batch_size"}
+    assert "counts transitions here, and updates in Bray" in told["trainer.num_steps"].getMessage()
+    assert "counts columns of `unroll_length` transitions here, and items" in told["games.batch_size"].getMessage()
+
+
+def test_what_counts_something_else_is_in_a_refusal_too(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(folder, "trainer", num_steps=1000, max_reuse=2)
+    first, *others = refused.value.details["errors"]
+    assert "is an option of Bray; here `buffer.max_reuse`" in first
+    assert any("trainer.num_steps: counts transitions here" in other for other in others)
+
+
+@pytest.mark.parametrize("serialize", ["json", None])
+def test_messages_beside_another_format_are_taken_as_unused(folder: Path, serialize: str | None) -> None:
+    message = {"module": "not_there", "message": "Seen"}
+    messages = {"tick_input_proto": message, "tick_output_proto": message}
+    job = load(folder, "actor", serialize=serialize, **messages)
+    assert job.actors["actor"].tick_input_proto is job.actors["actor"].tick_output_proto is None
+
+
 def test_options_of_the_same_meaning_are_taken(folder: Path) -> None:
     assert load(folder, "model", local_mode=False, no_placement=0).models["model"].placement == "remote"
     assert load(folder, "model", num_workers=0).models["model"].num_workers == 1

@@ -254,10 +254,6 @@ class TestWrong:
                 "tick_input_proto: {module: my_model, message: Seen}",
                 ["job.yaml:20: actor.tick_input_proto: is", "expected null, because serialize is json"],
             ),
-            (
-                "serialize: null\n  tick_output_proto: {module: my_model, message: Seen}",
-                ["job.yaml:21: actor.tick_output_proto: is", "expected null, because serialize is null"],
-            ),
         ],
     )
     def test_messages_that_do_not_go_with_the_format(self, write: Any, lines: str, messages: list[str]) -> None:
