@@ -235,8 +235,12 @@ def test_a_target_does_not_rest_on_values_of_states_where_others_move():
 
 @pytest.mark.parametrize("which", ["gae", "lambda", "n_step", "vtrace"])
 def test_episodes_one_after_the_other_equal_episodes_apart(which):
+    """One that was truncated has its last state behind it, as packing lays it out: a row that only bootstraps."""
     rng = np.random.default_rng(9)
-    lengths, kinds = [5, 1, 7, 3], ["terminated", "terminated", "terminated", "terminated"]
+    lengths, kinds = (
+        [5, 1, 7, 1, 4, 3],
+        ["terminated", "truncated", "truncated", "truncated", "terminated", "truncated"],
+    )
     episodes = []
     for length, kind in zip(lengths, kinds, strict=True):
         ends = np.zeros((2, length, 1), bool)
@@ -258,7 +262,12 @@ def test_episodes_one_after_the_other_equal_episodes_apart(which):
             return returns.n_step_returns(*arguments, 3).numpy()
         return np.concatenate([x.numpy() for x in returns.vtrace(*arguments, torch.from_numpy(log_rho))], -1)
 
-    together = compute(*(np.concatenate(parts) for parts in zip(*episodes, strict=True)))
+    rows, real = [], []
+    for kind, episode in zip(kinds, episodes, strict=True):
+        behind = [np.full((1, 1), last, each.dtype) for last, each in zip((0, 0, 0, 7.0, 0), episode, strict=True)]
+        rows += [episode, behind] if kind == "truncated" else [episode]
+        real += [True] * len(episode[0]) + [False] * (kind == "truncated")
+    together = compute(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))[real]
     apart = np.concatenate([compute(*episode) for episode in episodes])
     np.testing.assert_allclose(together, apart, rtol=0, atol=1e-12)
 

@@ -62,7 +62,7 @@ class Folders:
         return self.saved[-1][2] if self.saved else None
 
 
-def batches(count, act=None, seed=0):
+def batches(count, act=None, seed=0, extras=None):
     """Batches of a bandit: one observation, reward for action 1."""
     rng = np.random.default_rng(seed)
     buffer = ReplayBuffer(BufferConfig(size=1000, batch_size=2, unroll_length=16))
@@ -77,6 +77,7 @@ def batches(count, act=None, seed=0):
                 terminated=True,
                 truncated=False,
                 policy_version=np.full(16, 1, np.int64),
+                extras=extras or {},
             )
         )
     while (batch := buffer.pop()) is not None:

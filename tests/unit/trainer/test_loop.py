@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
@@ -37,7 +38,7 @@ def run(
 ):
     torch.manual_seed(seed)
     parts = {"hooks": options.pop("hooks", None), "eval_batches": options.pop("evaluate", None), **(parts or {})}
-    if not isinstance(algorithm, MixedConfig):
+    if not isinstance(algorithm, MixedConfig | ImpalaConfig):
         algorithm = PPOConfig(**{"gamma": 0.0, "epochs": 4, "minibatch_size": 16, **(algorithm or {})})
     config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options)
     weights, numbers, taken = Weights(), Numbers(newest), []
@@ -90,6 +91,25 @@ def test_it_learns_publishes_records_and_saves(tmp_path):
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["project"] == "test"
     assert meta["counters"]["policy_version"] == summary.policy_version
+
+
+@pytest.mark.parametrize("own", ["none", "some", "all"])
+def test_a_fragments_turns_reach_the_algorithm_through_packing_and_loop(tmp_path, own):
+    """Of a game by turns the policy learns where the agent moves, and the value everywhere."""
+    turn = {"none": np.zeros(16, bool), "some": np.arange(16) % 2 == 0, "all": np.ones(16, bool)}[own]
+    seen = []
+
+    def stream():
+        for batch in batches(3, extras={"turn": turn}):
+            seen.append(np.array(batch["turn"]))
+            yield batch
+
+    _, weights, _, _, _ = run(tmp_path, stream=stream(), algorithm=ImpalaConfig(entropy_coef=0.1), learning_rate=1e-2)
+    assert len(seen) == 3
+    assert all((columns[:, :16] == turn).all() for columns in seen)
+    first, last = weights.published[0][2], weights.published[-1][2]
+    moved = {name.split(".")[0] for name in first if np.abs(last[name] - first[name]).max() > 1e-6}
+    assert moved == ({"value"} if own == "none" else {"policy", "value"})
 
 
 def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
