@@ -18,6 +18,7 @@ from benchmarks.tables import Table, ratio
 ENVIRONMENTS = (("CartPole-v1", 16), ("CartPole-v1", 64), ("Pendulum-v1", 16))
 _UNROLL = 64
 _COLUMNS = 32
+RECURRENT = "PPO, ten epochs, with an LSTM"
 
 
 def parts(seconds: float) -> list[Table]:
@@ -81,9 +82,11 @@ def updating(seconds: float) -> Table:
         "PPO, one epoch": PPOConfig(**once),
         "PPO, ten epochs": PPOConfig(**often),
         "PPO, ten epochs, by autograd": PPOConfig(**often, clip_value=10.0),  # which its closed form does not know
+        RECURRENT: PPOConfig(**often),
         "MAPPO, ten epochs": MAPPOConfig(**often),
         "IMPALA": ImpalaConfig(),
         "cloning": BCConfig(),
+        "PPO with imitation, ten epochs": MixedConfig(reinforcement=PPOConfig(**often), imitation_columns=_COLUMNS),
         "IMPALA with imitation": MixedConfig(reinforcement=ImpalaConfig(), imitation_columns=_COLUMNS),
         "SAC": SACConfig(),
     }
@@ -99,7 +102,10 @@ def updating(seconds: float) -> Table:
             module, _ = central_policy_for({"obs": seen, "state": seen}, num_actions=2, network=network)
             batch |= {"obs": {"obs": batch["obs"]}, "obs/state": batch["obs"]}
         else:
-            module, _ = policy_for(seen, num_actions=2, network=network)
+            of = network.model_copy(update={"lstm": 64} if name == RECURRENT else {})
+            module, _ = policy_for(seen, num_actions=2, network=of)
+        if name == RECURRENT:
+            batch |= {f"state/{part}": torch.zeros(*batch["mask"].shape, 64) for part in "hc"}
         algorithm = build(config, module, Adam(module.parameters(), lr=1e-4, fused=True))
         if isinstance(config, MixedConfig):
             algorithm.update({**batch, DEMONSTRATION: batch["mask"]}, 0.0)

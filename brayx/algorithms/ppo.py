@@ -339,11 +339,12 @@ class PPO:
     def _samples(self, data: _Data, scale: Tensor, count: int) -> list[Sample]:
         """The minibatches of one epoch."""
         columns = torch.cat([data.numbers, scale], -1).t().contiguous()
+        own, state = ClosedForm.seen(data.obs)
         found = []
         for start, stop in _cut(0, len(data.action), count):
             old_log_prob, _, _, target, _, weight, weighted_advantage = columns[:, start:stop].unbind()
-            obs, action = data.obs[start:stop], data.action[start:stop]
-            found.append(Sample(obs, action, old_log_prob, weight, weighted_advantage, target))
+            cut = own[start:stop], state[start:stop], data.action[start:stop]
+            found.append(Sample(*cut, old_log_prob, weight, weighted_advantage, target))
         return found
 
     def _loss(self, data: _Data, scale: Tensor, part: tuple[int, int], clip_param: float) -> tuple[Loss, Tensor]:

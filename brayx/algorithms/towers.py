@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import optree
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +27,8 @@ class Sample:
     """What a gradient is computed from, ``N`` steps.
 
     Attributes:
-        obs: ``[N, D]``, of the parameters' dtype.
+        obs: ``[N, D]`` that the policy sees, of the parameters' dtype.
+        state: ``[N, S]`` that the value sees; the same, unless the two are apart.
         action: ``[N]`` int64; of a Gaussian ``[N, A]``.
         old_log_prob: ``[N]`` at acting time.
         weight: ``[N]`` of each step.
@@ -34,6 +37,7 @@ class Sample:
     """
 
     obs: Tensor
+    state: Tensor
     action: Tensor
     old_log_prob: Tensor
     weight: Tensor
@@ -84,10 +88,19 @@ class ClosedForm:
         exact = parameters[0].dtype in (torch.float32, torch.float64)
         return ClosedForm(towers, value_coef, entropy_coef) if plain and whole and exact else None
 
-    def takes(self, obs: object) -> bool:
+    def takes(self, obs: Any) -> bool:
         """Whether observations ``[B, T + 1, ...]`` are what this computes with."""
-        weight = self._towers.policy[0].weight
-        return isinstance(obs, Tensor) and obs.dtype == weight.dtype and obs.shape[2:] == weight.shape[1:]
+        towers, leaves = self._towers, optree.tree_leaves(obs)
+        return len(leaves) == 1 + towers.apart and all(
+            leaf.dtype == layer.weight.dtype and leaf.shape[2:] == layer.weight.shape[1:]
+            for leaf, layer in zip(self.seen(obs), (towers.policy[0], towers.value[0]), strict=True)
+        )
+
+    @staticmethod
+    def seen(obs: Any) -> tuple[Tensor, Tensor]:
+        """What the policy and what the value sees of observations."""
+        leaves: list[Any] = optree.tree_leaves(obs)
+        return leaves[0], leaves[-1]
 
     @torch.no_grad()
     def gradient(self, sample: Sample, clip_param: float) -> Seen:
@@ -97,7 +110,7 @@ class ClosedForm:
                 p.grad = torch.empty_like(p)
         towers = self._towers
         hidden, out = self._forward(towers.policy, sample.obs)
-        hidden_value, value = self._forward(towers.value, sample.obs)
+        hidden_value, value = self._forward(towers.value, sample.state)
         error = value.squeeze(-1) - sample.target
         if towers.log_std is None:
             log_probs, log_prob = self._log_softmax(out, sample.action)

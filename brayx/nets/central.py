@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from brayx.nets.encoders import MASK, features_of
-from brayx.nets.heads import Value
+from brayx.nets.encoders import MASK, Numbers, features_of
+from brayx.nets.heads import Categorical, Gaussian, Value
+from brayx.nets.mlp import Towers, linears
 from brayx.nets.policy import (
     NetworkConfig,
     encoder_for,
@@ -36,6 +37,7 @@ class Central(nn.Module):
     def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder_for(np.asarray(state), categories, network, STATE)
+        self.flat = isinstance(self.encoder, Numbers) and self.encoder.dims == 1
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
         self.value = Value(network.hidden[-1] if network.hidden else features)
@@ -84,6 +86,7 @@ class CentralisedPolicy(nn.Module):
         )
         if (num_actions is None) == (action_size is None):
             raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
+        self.activation = network.activation
         self.encoder = observation_for(own, categories.get(OWN), network)
         features = features_of(self.encoder)
         self.trunk = trunk_for(features, network)
@@ -91,6 +94,20 @@ class CentralisedPolicy(nn.Module):
         self.critic = Central(state, network, categories.get(STATE))
         seen = zip(self.encoder.names, self.encoder.encoders, strict=True)
         refuse_unused(network, [*seen, (STATE, self.critic.encoder)], continuous=action_size is not None)
+
+    def towers(self) -> Towers | None:
+        """Its layers with the critic's, if both are nothing but MLPs on flat arrays; as `Policy.towers`."""
+        head, critic = self.head, self.critic
+        flat = type(self) is CentralisedPolicy and self.encoder.flat and critic.flat
+        if not flat or not isinstance(head, Categorical | Gaussian) or self.activation not in ("tanh", "relu"):
+            return None
+        return Towers(
+            (*linears(self.trunk), head.logits if isinstance(head, Categorical) else head.mean),
+            (*linears(critic.trunk), critic.value.value),
+            "tanh" if self.activation == "tanh" else "relu",
+            head.log_std if isinstance(head, Gaussian) else None,
+            apart=True,
+        )
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """``{"obs": [N, ...]}`` -> the head's outputs."""

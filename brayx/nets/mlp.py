@@ -65,12 +65,14 @@ class Towers:
         policy, value: the linear layers from first to last; the same activation follows each but the last.
         activation: ``tanh`` or ``relu``.
         log_std: ``[D]`` of a Gaussian, whose mean the policy gives; None: it gives logits.
+        apart: the value sees something else than the policy, the last leaf of what both are called with.
     """
 
     policy: tuple[nn.Linear, ...]
     value: tuple[nn.Linear, ...]
     activation: Literal["tanh", "relu"]
     log_std: nn.Parameter | None = None
+    apart: bool = False
 
     def parameters(self) -> list[nn.Parameter]:
         """All of them."""

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 from brayx.algorithms.adam import Adam
+from brayx.algorithms.mappo import MAPPO, MAPPOConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.central import central_policy_for
 from brayx.nets.mlp import ActorCritic
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss
 from tests.unit.algorithms.ppo_cases import make_batch
 
-BATCHES = {"discrete": "categorical", "gaussian": "gaussian", "relu": "categorical", "ready": "categorical"}
+BATCHES = {
+    "discrete": "categorical",
+    "gaussian": "gaussian",
+    "relu": "categorical",
+    "ready": "categorical",
+    "central": "categorical",
+    "central gaussian": "gaussian",
+}
 
 
 class Derived(torch.nn.Module):
@@ -23,6 +33,8 @@ class Derived(torch.nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
+        if hasattr(inner, "critic"):
+            self.critic = inner.critic
 
     def forward(self, obs):
         return self.inner(obs)
@@ -32,16 +44,28 @@ def network(kind):
     torch.manual_seed(0)
     if kind == "ready":
         return ActorCritic(3, 3, hidden=(6, 5)).double()
-    action = {"action_size": 2} if kind == "gaussian" else {"num_actions": 3}
+    action = {"action_size": 2} if "gaussian" in kind else {"num_actions": 3}
     options = NetworkConfig(hidden=[6, 5], activation="relu" if kind == "relu" else "tanh")
+    if "central" in kind:
+        seen = {"obs": torch.zeros(3).numpy(), "state": torch.zeros(4).numpy()}
+        return central_policy_for(seen, **action, network=options)[0].double()
     return policy_for(torch.zeros(3).numpy(), **action, network=options)[0].double()
+
+
+def a_batch(kind, seed):
+    batch = make_batch(BATCHES[kind], seed=seed)
+    if "central" in kind:
+        state = torch.from_numpy(np.random.default_rng(seed).normal(size=(*batch["mask"].shape, 4)))
+        batch |= {"obs": {"obs": batch["obs"]}, "obs/state": state}
+    return batch
 
 
 def make(kind, closed, *, optimizer=Adam, **options):
     net = network(kind)
     module = net if closed else Derived(net)
-    config = PPOConfig(**{"epochs": 3, "minibatch_size": 17, "entropy_coef": 0.1, **options})
-    return PPO(module, optimizer(module.parameters(), lr=1e-2), config), net
+    algorithm, config = (MAPPO, MAPPOConfig) if "central" in kind else (PPO, PPOConfig)
+    chosen = config(**{"epochs": 3, "minibatch_size": 17, "entropy_coef": 0.1, **options})
+    return algorithm(module, optimizer(module.parameters(), lr=1e-2), chosen), net
 
 
 def same(a, b, atol=1e-9):
@@ -56,7 +80,7 @@ def test_updates_are_those_of_autograd(kind, optimizer, options):
     fast, fast_net = make(kind, True, optimizer=optimizer, **options)
     slow, slow_net = make(kind, False, optimizer=optimizer, **options)
     for seed in range(4):
-        batch = make_batch(BATCHES[kind], seed=seed)
+        batch = a_batch(kind, seed)
         torch.manual_seed(seed)
         a = fast.update(batch, seed / 5)
         torch.manual_seed(seed)
@@ -112,6 +136,8 @@ def test_only_plain_towers_say_so():
     flat = torch.zeros(3).numpy()
     for action, options in (({"num_actions": 2}, {"shared": True}), ({"num_actions": [2, 3]}, {})):
         assert policy_for(flat, **action, network=NetworkConfig(**options))[0].towers() is None
+    for own, action in (({"a": flat}, {"num_actions": 2}), (flat, {"num_actions": [2, 3]})):
+        assert central_policy_for({"obs": own, "state": flat}, **action)[0].towers() is None
     frozen = ActorCritic(3, 2)
     frozen.policy.layers[0].weight.requires_grad_(False)
     ppo = PPO(frozen, torch.optim.Adam(frozen.value.parameters()), PPOConfig())
