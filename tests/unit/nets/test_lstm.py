@@ -55,3 +55,43 @@ def test_gradients_do_not_flow_past_where_it_does_not_carry():
     y[3].sum().backward()
     assert x.grad[:2].abs().max() == 0
     assert x.grad[2:].abs().min() > 0
+
+
+def by_steps(lstm, x, stored, carry):
+    """The same by autograd, a step at a time."""
+    outputs, state = [], None
+    for t in range(len(x)):
+        before = {key: leaf[t] for key, leaf in stored.items()}
+        if t:
+            before = {key: torch.where(carry[t, :, None], state[key], leaf) for key, leaf in before.items()}
+        y, state = lstm(x[t], before)
+        outputs.append(y)
+    return torch.stack(outputs)
+
+
+def test_gradients_of_a_sequence_are_those_of_autograd():
+    torch.manual_seed(1)
+    lstm = LSTM(3, 5).double()
+    x = torch.randn(9, 4, 3, dtype=torch.float64, requires_grad=True)
+    stored = {key: torch.randn(9, 4, 5, dtype=torch.float64, requires_grad=True) for key in ("h", "c")}
+    carry = torch.rand(9, 4) < 0.6
+    leaves = [x, *stored.values(), *lstm.parameters()]
+    (ours, gradients), (theirs, wanted) = (
+        (y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum(), leaves))
+        for y in (lstm(x, stored, carry)[0], by_steps(lstm, x, stored, carry))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, want, rtol=0, atol=1e-12)
+        assert want.abs().max() > 1e-3
+
+
+def test_a_sequence_is_in_full_precision_under_mixed():
+    torch.manual_seed(0)
+    lstm = LSTM(3, 5)
+    x, stored = torch.randn(7, 2, 3), {key: torch.zeros(7, 2, 5) for key in ("h", "c")}
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = lstm(x, stored, torch.ones(7, 2, dtype=torch.bool))
+    assert y.dtype == torch.float32
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in lstm.parameters())
