@@ -368,7 +368,8 @@ def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
             num_cpus=0,
             ray_remote_args={"max_retries": 0},
         )
-    # A copy of the process's, made for this one; Ray Train and `streaming_split` execute with it, too.
+    # A copy of the process's, made for this one; `streaming_split` executes with it, too. Ray Train does but for the
+    # execution options, which it has to be given.
     _for_streams(dataset.context)
     return dataset
 

@@ -284,10 +284,11 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
 
 
 def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     config = spec.config
+    dataset = replay_dataset(spec.buffer, namespace=spec.namespace)
     return TorchTrainer(
         lambda: train_worker(spec),  # type: ignore[arg-type]  # what it returns becomes `return_value`
         scaling_config=ScalingConfig(
@@ -303,7 +304,10 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
                 max_failures=config.max_failures, controller_failure_limit=config.max_failures
             ),
         ),
-        datasets={_DATASET: replay_dataset(spec.buffer, namespace=spec.namespace)},
+        datasets={_DATASET: dataset},
+        # Else Ray Train takes the process's options for the dataset's, which keep the order; and a splitter that minds
+        # locality may hold back a batch until more come, of which there are none before this one is taken.
+        dataset_config=DataConfig(execution_options=dataset.context.execution_options, enable_shard_locality=False),
     )
 
 
