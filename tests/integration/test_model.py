@@ -13,6 +13,7 @@ import time
 import uuid
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
@@ -248,6 +249,8 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
     size = 250_000  # 1 MB each: twice what the object store has
     before = objects_in_shared_memory()
     most = 0
+    processes = [psutil.Process(), psutil.Process(await store.pid.remote())]  # who publishes and follows, and the store
+    held = []  # bytes of their own and open descriptors, after each hundred
 
     def publish():
         nonlocal most
@@ -255,12 +258,18 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
             publisher.publish(factor(value, size), value)
             if value % 100 == 0:
                 most = max(most, objects_in_shared_memory() - before)
+                held.append([(each.memory_full_info().uss, each.num_fds()) for each in processes])
 
     await asyncio.to_thread(publish)
     await until(lambda: seen[-1] == (1000, 1000), timeout_s=60)
     versions = [version for version, _ in seen]
     assert versions == sorted(set(versions))
     assert most <= 400, "of 2000: four are kept, and Ray frees what was dropped a hundred at a time"
+    for of_each in zip(*held, strict=True):
+        sizes, descriptors = np.array(of_each).T
+        # The 800 after the first 200, which fill what is kept, are 800 MB and a descriptor each.
+        assert sizes[2:].max() - sizes[1] < 100 * 2**20, sizes
+        assert descriptors[2:].max() - descriptors[1] < 50, descriptors
     await subscriber.stop()
 
 
@@ -387,6 +396,14 @@ async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(serve
         assert all(f.policy_version == f.outputs["factor"] for f in forwards)
         with pytest.raises(VersionUnknown, match=r"no policy version 7, nearest is 3; there are .*3"):
             await model.forward(OBS, version=7)
+        for value in range(4, 9):  # the store keeps four
+            await asyncio.to_thread(publisher.publish, factor(value), value)
+            async with asyncio.timeout(30):
+                while (await model.forward(OBS)).policy_version < value:
+                    pass
+        with pytest.raises(VersionUnknown, match=r"no policy version 1, nearest is 5; there are 5, 6, 7, 8$"):
+            await pinned[0].forward(OBS)
+        assert (await model.pinned(5).forward(OBS)).outputs["factor"] == 5
     ray.kill(store)
 
 
