@@ -83,13 +83,14 @@ def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) ->
                 raise StartupError(f"the replicas of model {name!r} did not start in time: {told}", name=name)
             time.sleep(0.1)
         if route_prefix is not None:
-            _wait_for_doors(name, until)
+            wait_for_doors(name, until)
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(f"the replicas of model {name!r} did not start: {first_line(error)}") from error
 
 
-def _wait_for_doors(name: str, until: float) -> None:
-    """Waits until the path is known at Serve's ingress. Nothing public does, and `serve.run` has a deadline of its own.
+def wait_for_doors(name: str, until: float) -> None:
+    """Waits until the path of a model is known at Serve's ingress, which nothing public does. For doors that answer
+    nothing at all Serve has waited a minute before, whatever the deadline.
 
     Raises:
         StartupError: not in time.

@@ -44,7 +44,7 @@ from brayx.model.asking import asked
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.model.here import background
-from brayx.model.named import NAMESPACE
+from brayx.model.named import NAMESPACE, wait_for_doors
 from brayx.model.turns import turn
 from brayx.ports import free_port
 from brayx.tracking import register
@@ -547,11 +547,10 @@ def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_ins
     door.suspend()
     try:
         with pytest.raises(StartupError, match="1 of 1 doors did not know the path of model 'unheard' in time"):
-            RemoteModel("unheard", Scale(), EXAMPLE, OFFSET, route_prefix="/unheard", start_timeout_s=30)
+            wait_for_doors("unheard", time.monotonic() + 1)
     finally:
         door.resume()
-    with pytest.raises(ModelNotFound):
-        RemoteModel("unheard")
+    wait_for_doors("heard", time.monotonic() + 30)
 
 
 def kill_store(model):
