@@ -113,6 +113,7 @@ def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
         ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
         ("Pendulum-v1", "bc", "", "by play alone, and algorithm 'bc' imitates .* without: ppo, impala, sac, mappo$"),
         ("CartPole-v1", "mixed", "", "a search trains by play alone, and algorithm 'mixed'"),
+        ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, and the model's noise does not depend on"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
         ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
