@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import math
 import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from brayx.algorithms.build import AlgorithmConfig
+    from brayx.replay.files import Dataset
     from brayx.tracking import Trial
     from pipelines.training import Training
 
@@ -46,7 +48,7 @@ _REDUCTION = 3
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
-_IMITATING, _BY_PLAY = ("bc", "mixed"), ("ppo", "impala", "sac", "mappo")
+_BY_PLAY = ("ppo", "impala", "sac", "mappo", "mixed")
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options whose moments a copy takes over, which one without them could not."""
 _END_S = 60
@@ -101,6 +103,7 @@ def tune(
     space: Space,
     *,
     algorithm: str = "ppo",
+    demonstrations: str | Path | Dataset | None = None,
     method: Method = "asha",
     num_trials: int = 8,
     total_steps: int = 60_000,
@@ -119,6 +122,8 @@ def tune(
         env: Gymnasium id.
         space: by option, a `Domain` or the one value of all trials.
         algorithm: name of one.
+        demonstrations: recorded episodes that every trial imitates beside its play, as `train_local` has them. Each
+            trial reads the files where it runs, by their whole path.
         method: how trials compete.
         num_trials: so many are drawn from the space.
         total_steps: env steps of a trial that is not stopped before.
@@ -132,8 +137,8 @@ def tune(
         say: told of progress, a line at a time.
 
     Raises:
-        ConfigError, ModelError: a count is none, or the space, the environment, the algorithm or its network cannot be
-            trained with; before anything starts.
+        ConfigError, ModelError: a count is none, or the space, the environment, the demonstrations, the algorithm or
+            its network cannot be trained with; before anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
     import ray
@@ -147,9 +152,9 @@ def tune(
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
-    if algorithm in _IMITATING:
+    if algorithm == "bc":
         raise ConfigError(
-            f"a search trains by play alone, and algorithm {algorithm!r} imitates demonstrations; these learn without: "
+            f"a search compares trials by the returns of their play, and algorithm 'bc' plays nothing; these play: "
             f"{', '.join(_BY_PLAY)}",
             key="algorithm",
             fits=list(_BY_PLAY),
@@ -163,7 +168,9 @@ def tune(
             key="search",
         )
     check_env(env)
-    search.check(algorithm, space, _fits(env, space))
+    if demonstrations is not None:
+        demonstrations = _by_whole_path(demonstrations)
+    search.check(algorithm, space, _fits(env, space, demonstrations))
     interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
@@ -175,7 +182,7 @@ def tune(
     try:
         if started:
             _start_ray(address)
-        spec = _Spec(env, algorithm, total_steps, interval, target_return, seed, tuple(sys.path))
+        spec = _Spec(env, algorithm, total_steps, interval, target_return, seed, tuple(sys.path), demonstrations)
         _fit(spec, space, method, num_trials, folder, books)
         result = _finish(books, trial, folder)
         status = "FINISHED"
@@ -191,15 +198,27 @@ def tune(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]:
+def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
+    """The same, to be found from any folder: each trial runs in one of its own."""
+    from brayx.replay.files import Dataset
+
+    data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else Dataset(demonstrations)
+    data.files = [file.absolute() for file in data.files]
+    return data
+
+
+def _fits(env: str, space: Space, demonstrations: Dataset | None) -> Callable[[AlgorithmConfig, Training], None]:
     """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
+    from brayx.replay.packing import Layout
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
-    from brayx.trainer.fits import check_model
-    from brayx.types import flatten
+    from brayx.trainer.fits import actions_of, check_model
+    from brayx.trainer.prefetch import state_argument
+    from brayx.types import DEMONSTRATION, flatten
+    from pipelines.demonstrations import Demonstrations, check_imitates
     from pipelines.rollouts import limiter_of, observation_of, ready_made
 
     options = space.get("env_options", {})
@@ -212,11 +231,13 @@ def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]
     fitting: set[str] = set()
 
     def fits(algorithm: AlgorithmConfig, training: Training) -> None:
+        if demonstrations is not None:
+            check_imitates(algorithm, training)
         check_fits(
             algorithm,
             kind=spec.kind,
             unroll_length=training.unroll_length,
-            gives=set(observed),
+            gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
             sampler=training.sampler,
         )
         if training.sampler != "fifo":
@@ -228,6 +249,19 @@ def _fits(env: str, space: Space) -> Callable[[AlgorithmConfig, Training], None]
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
             given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
             check_noise(training.sde_steps, {leaf.path for leaf in given.outputs})
+            if demonstrations is not None:
+                at = state_argument(module)
+                taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+                Demonstrations(
+                    demonstrations,
+                    Layout.of_model(taken, actions_of(given)),
+                    batch_size=training.batch_size,
+                    unroll_length=training.unroll_length,
+                    seed=training.seed,
+                    initial=None
+                    if at is None
+                    else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
+                )
             fitting.add(model)
 
     return fits
@@ -244,6 +278,7 @@ class _Spec:
     target_return: float | None
     seed: int
     path: tuple[str, ...]
+    demonstrations: Dataset | None = None
 
 
 Report = Callable[[dict[str, Any], Path], None]
@@ -287,7 +322,7 @@ class _Looks:
     def due(self, env_steps: int, numbers: Mapping[str, float]) -> bool:
         """As `train_local` asks."""
         if self._seen is None:  # a copy's first steps here are not its first
-            self._seen = env_steps - int(numbers["env_steps"])
+            self._seen = env_steps - int(numbers.get("env_steps", 0))  # none while demonstrations come first
         interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
         passed = env_steps // interval - self._seen // interval
         if not passed or left < interval or numbers.get(GAMES_METRIC, 0) < self._num_envs:
@@ -436,7 +471,9 @@ def train_trial(
         looks = _Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report)
         if begun is not None:
             looks.adopt(begun)
-        result = train_local(spec.env, algorithm, training, clerk=looks, due=looks.due)
+        result = train_local(
+            spec.env, algorithm, training, demonstrations=spec.demonstrations, clerk=looks, due=looks.due
+        )
         looks.report(result.env_steps, result.return_mean, over=True)
 
 
@@ -624,6 +661,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
     )  # fmt: skip
     parser.add_argument("--algorithm", default="ppo", help="(default: %(default)s)")
+    parser.add_argument(
+        "--demonstrations", default=None, metavar="FILES",
+        help="recorded episodes that every trial of mixed imitates: a file, or a pattern in quotes",
+    )  # fmt: skip
     parser.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
     parser.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--timesteps", type=int, default=60_000, help="env steps of a trial (default: %(default)s)")
@@ -639,6 +680,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.env,
             search.parse(arguments.lines),
             algorithm=arguments.algorithm,
+            demonstrations=arguments.demonstrations,
             method=arguments.method,
             num_trials=arguments.trials,
             total_steps=arguments.timesteps,

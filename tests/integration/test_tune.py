@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 
 from pipelines.search import Domain
@@ -76,3 +77,27 @@ def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Pat
     client = mlflow.MlflowClient(found.trial.uri)
     runs = client.search_runs([client.get_experiment_by_name("tuning").experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
+
+
+def test_every_trial_imitates_the_demonstrations(ray_cluster: Any, tmp_path: Path) -> None:
+    """Who pushes the cart to where the pole leans is imitated at one rate, and at the other nobody is."""
+    lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
+    ended = np.arange(500) % 50 == 49
+    steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
+    np.savez(tmp_path / "games.npz", obs=lean, **steps)
+    found = tune(
+        "CartPole-v1",
+        {"learning_rate": Domain("choice", (1e-9, 1e-2)), "num_envs": 4, "imitation_updates": 200},
+        algorithm="mixed",
+        demonstrations=tmp_path / "games.npz",
+        num_trials=2,
+        total_steps=8_000,
+        interval_steps=2_000,
+        seed=24,
+        tracking=str(tmp_path),
+        say=lambda line: None,
+    )
+    assert {outcome.error for outcome in found.trials} == {""}
+    first = {outcome.options["learning_rate"]: outcome.curve[0][1] for outcome in found.trials}
+    assert first.keys() == {1e-9, 1e-2}, "the draws of this seed"
+    assert first[1e-2] > 1.5 * first[1e-9]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from brayx.algorithms.build import check_fits
@@ -111,8 +112,8 @@ def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
         ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
-        ("Pendulum-v1", "bc", "", "by play alone, and algorithm 'bc' imitates .* without: ppo, impala, sac, mappo$"),
-        ("CartPole-v1", "mixed", "", "a search trains by play alone, and algorithm 'mixed'"),
+        ("Pendulum-v1", "bc", "", "'bc' plays nothing; these play: ppo, impala, sac, mappo, mixed$"),
+        ("CartPole-v1", "mixed", "", "'mixed' imitates demonstrations, and nothing marks any.*learn without: ppo"),
         ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, and the model's noise does not depend on"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
@@ -129,6 +130,34 @@ def test_a_search_that_no_trial_could_begin_starts_nothing(
     with pytest.raises((ConfigError, ModelError), match=message):
         tune(env, space, algorithm=algorithm, tracking=str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def recorded(path: Path, **fields: np.ndarray) -> str:
+    """Two steps of CartPole, or what ``fields`` makes of them, in a file."""
+    steps = {"obs": np.zeros((2, 4), np.float32), "action": np.zeros(2, np.int64), "reward": np.ones(2, np.float32)}
+    steps |= {"episode": np.zeros(2, np.int64), "terminated": np.array([False, True])}
+    np.savez(path, **(steps | fields))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "fields", "message"),
+    [
+        ("ppo", [], {}, "'ppo' imitates nothing, and there are demonstrations; these do: bc, mixed"),
+        ("mixed", [], {"obs": np.zeros((2, 3), np.float32)}, "obs"),
+        ("mixed", ["normalise_obs=choice(False, True)"], {}, "the observations of demonstrations stay as they are"),
+    ],
+)
+def test_demonstrations_that_no_trial_could_imitate_start_nothing(
+    tmp_path: Path, algorithm: str, more: list[str], fields: dict[str, np.ndarray], message: str
+) -> None:
+    data = recorded(tmp_path / "games.npz", **fields)
+    space = parse(["learning_rate=loguniform(1e-4, 1e-2)", *more])
+    with pytest.raises(ConfigError, match=message):
+        tune("CartPole-v1", space, algorithm=algorithm, demonstrations=data, tracking=str(tmp_path / "tracking"))
+    with pytest.raises(ConfigError, match=r"none\.npz: there is no such file"):
+        tune("CartPole-v1", space, algorithm=algorithm, demonstrations=tmp_path / "none.npz", tracking=str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["games.npz"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 import shutil
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import pytest
 import torch
 from ray.tune.experiment import Trial
 
-from pipelines.tune import _scheduler, _Spec, train_trial
+from brayx.replay.files import Dataset
+from pipelines.tune import _by_whole_path, _scheduler, _Spec, train_trial
 
 PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 
@@ -46,7 +48,7 @@ class Look:
 
 def looks_at(
     folder: Path, env: str, options: dict[str, Any], *, total: int, interval: int, algorithm: str = "ppo",
-    number: int = 0, target: float | None = None, begun: Path | None = None,
+    number: int = 0, target: float | None = None, begun: Path | None = None, data: Dataset | None = None,
 ) -> list[Look]:  # fmt: skip
     """Every report of a trial."""
     looks: list[Look] = []
@@ -56,7 +58,7 @@ def looks_at(
         shutil.copytree(checkpoint, copy)
         looks.append(Look(numbers, copy))
 
-    spec = _Spec(env, algorithm, total, interval, target, 0, ())
+    spec = _Spec(env, algorithm, total, interval, target, 0, (), data)
     train_trial(spec, number, options, report, begun)
     return looks
 
@@ -94,6 +96,24 @@ def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path
     options = {"min_columns": 100, "num_envs": 2, "network.hidden": [8]}
     (look,) = looks_at(tmp_path, "Pendulum-v1", options, total=500, interval=500, algorithm="sac")
     assert 390 <= look.counters["updates"] <= 410
+
+
+def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who pushes the cart to where the pole leans plays longer than who has learned nothing from 20 steps."""
+    lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
+    ended = np.arange(500) % 50 == 49
+    steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
+    np.savez(tmp_path / "games.npz", obs=lean, **steps)
+    (elsewhere := tmp_path / "trial").mkdir()
+    monkeypatch.chdir(tmp_path)
+    data: Dataset = pickle.loads(pickle.dumps(_by_whole_path("games.npz")))
+    monkeypatch.chdir(elsewhere)
+    options = {name: value for name, value in PPO.items() if name != "epochs"}
+    options |= {"learning_rate": 1e-2, "imitation_updates": 200}
+    looks = looks_at(tmp_path, "CartPole-v1", options, total=1600, interval=400, algorithm="mixed", data=data)
+    assert looks[0].numbers["return_mean"] > 60, "a policy that learned nothing plays for 22 steps"
 
 
 def test_a_trial_that_reaches_its_target_is_told_of_once_more_and_is_over(tmp_path: Path) -> None:
