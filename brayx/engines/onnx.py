@@ -18,9 +18,9 @@ import torch
 
 from brayx.engines.base import Engine, Seat, check_weights, layout_of
 from brayx.engines.chain import chain_of, chained
-from brayx.engines.export import to_onnx, verify
+from brayx.engines.export import compare, noisy_leaves, peak, to_onnx, verify
 from brayx.engines.torch import module_weights
-from brayx.errors import ModelError, first_line
+from brayx.errors import EngineMismatch, ModelError, first_line
 from brayx.types import NestedArray, Weights
 
 
@@ -51,6 +51,10 @@ class _Bound:
         self.values = values  # the binding does not keep the arrays alive
         self.batch_size = -1
         self.lock = threading.Lock()  # a binding holds one run's inputs and outputs; other weight sets run beside it
+
+
+_SEATED = (1, 5)
+"""Batch sizes that seats are compared at."""
 
 
 class OnnxEngine(Engine):
@@ -90,6 +94,8 @@ class OnnxEngine(Engine):
         self._fed = [(index, name) for index, name in enumerate(self._inputs) if name in used]
         if verify_outputs:
             verify(self, module, example_args)
+            if self._chain:
+                self._verify_seats(example_args)
 
     def bind(self, weights: Weights) -> _Bound:
         check_weights(self.layout, weights, finite=False)
@@ -103,6 +109,25 @@ class OnnxEngine(Engine):
             binding.bind_ortvalue_input(graph_name, value)
             values.append((array, value))
         return _Bound(binding, values)
+
+    def _verify_seats(self, example_args: tuple[NestedArray, ...]) -> None:
+        """Seats may compute it another way: raises `EngineMismatch` unless they come to what `run` does."""
+        rows, bound = noisy_leaves(example_args, _SEATED[-1]), self.bind(self.initial)
+        for size in _SEATED:
+            inputs, seat = [leaf[:size] for leaf in rows], self.seat(bound, size)
+            for room, given in zip(seat.inputs, inputs, strict=True):
+                room[...] = given
+            seat.run()
+            want = self.run(bound, inputs)
+            errors = compare(seat.outputs, want, self.tolerance, [peak(output) for output in want])
+            for leaf, error in zip(self.spec.outputs, errors, strict=True):
+                if not error.excess <= 0:
+                    raise EngineMismatch(
+                        f"a seat differs from ONNX Runtime: leaf {leaf.path!r}, {error} at batch size {size}",
+                        leaf=leaf.path,
+                        **error.measured(),
+                        batch_size=size,
+                    )
 
     def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         binding = bound.binding

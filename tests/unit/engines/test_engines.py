@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import nature_cnn
-from brayx.engines import ENGINES, build_engine
+from brayx.engines import ENGINES, build_engine, chain
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.frozen import Session
 from brayx.engines.onnx import OnnxEngine
@@ -152,6 +152,13 @@ def test_a_small_mlp_is_computed_by_numpy_at_a_seat():
             seat.inputs[0][...] = inputs
             seat.run()
             assert_same(seat.outputs, reference.run(reference.bind(weights), [inputs]))
+
+
+def test_a_seat_that_computes_something_else_is_refused_when_the_engine_is_built(monkeypatch):
+    monkeypatch.setitem(chain._ACTIVATIONS, "Tanh", lambda array: np.maximum(array, 0.0, out=array))
+    layers = mlp(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    with pytest.raises(EngineMismatch, match=r"a seat differs from ONNX Runtime: leaf .* at batch size 1"):
+        OnnxEngine(*layers)
 
 
 class Aside(torch.nn.Module):
