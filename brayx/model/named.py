@@ -180,11 +180,8 @@ def remove(name: str, of: Any = None) -> None:
         trial = None
     if (now := find(name)) is not None and now != store:  # it took a while to answer, and all is deleted by name
         return
-    try:
-        if not delete_application(f"model-{name}", ANSWER_S):
-            _log.warning("model %r has ended, and Serve still ends its replicas after %g s", name, ANSWER_S)
-    except (RayError, RayServeException) as error:
-        _log.warning("model %r has ended, and its replicas may be there still: %s", name, first_line(error))
+    if not delete_application(f"model-{name}", ANSWER_S):
+        _log.warning("model %r has ended, and its replicas may be there still after %g s", name, ANSWER_S)
     end_weight_store(store)
     deadline = time.monotonic() + ANSWER_S
     while find(name) is not None and time.monotonic() < deadline:

@@ -19,6 +19,7 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel
+from brayx.applications import delete_application
 from brayx.errors import DeadlineExceeded
 from brayx.model.asking import asked
 from tests.waiting import until, until_awaited
@@ -164,3 +165,20 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newe
         await until_awaited(lambda: seen == again, "and takes another", COMES_BACK_S)
         ended.set()
     await asyncio.to_thread(model.delete)
+
+
+def test_an_application_is_given_up_in_time_where_serve_hangs(serve_instance):
+    """By a process that has no client of Serve's yet: making one would ask the controller without a deadline."""
+    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    pid = ray.get(controller.get_pid.remote(), timeout=30)
+
+    @ray.remote(num_cpus=0)
+    def delete():
+        return delete_application("no such", 1.0)
+
+    assert ray.get(delete.remote(), timeout=60)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not ray.get(delete.remote(), timeout=60)
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
 from brayx.errors import StartupError
@@ -101,21 +100,12 @@ def test_only_what_a_start_itself_made_is_withdrawn(monkeypatch, token, removed)
     assert ended == removed
 
 
-def late(name, timeout_s):
-    return False
-
-
-def gone(name, timeout_s):
-    raise RayActorError
-
-
-@pytest.mark.parametrize("serve_ends", [late, gone])
-def test_a_model_ends_though_its_replicas_do_not(monkeypatch, caplog, trial, serve_ends):
+def test_a_model_ends_though_its_replicas_do_not(monkeypatch, caplog, trial):
     """Else its name would be taken, and its trial at work, for ever."""
     there = [Asked()]
     monkeypatch.setattr(named, "find", lambda name: there[0] if there else None)
     monkeypatch.setattr(named, "recipe_of", lambda store, timeout_s: SimpleNamespace(token="mine", trial=trial))
-    monkeypatch.setattr(named, "delete_application", serve_ends)
+    monkeypatch.setattr(named, "delete_application", lambda name, timeout_s: False)
     monkeypatch.setattr(named, "end_weight_store", there.remove)
     named.withdraw("m", "mine", None)
     assert not there
