@@ -455,6 +455,7 @@ class WeightSubscriber:
         self._quiet_s = quiet_s
         self._version = 0
         self._newest: tuple[int, int, Weights] | None = None
+        self._refused = False
         self._line: Line | None = None
         self._dial_at = 0.0
         self._warned = False
@@ -501,14 +502,16 @@ class WeightSubscriber:
             timeout_s: how long a store that is being restarted may be without them.
 
         Raises:
-            StartupError: they did not come in time, or the store did not answer.
+            StartupError: they did not come in time or were not taken, or the store did not answer.
         """
         ends = time.monotonic() + timeout_s
         while True:
             try:
-                await self._poll(0.0)
-                async with asyncio.timeout(_MARGIN_S):
+                async with asyncio.timeout(max(ends - time.monotonic(), _AGAIN_AFTER_S)):
+                    await self._poll(0.0)
                     standing, _ = await self._store.standing.remote()
+                if self._refused:
+                    raise StartupError(f"no weights to begin with: version {self._version} was not taken")
                 if self._version > 0 or standing == 0:
                     break
                 why = f"has lost version {standing}, the newest, and nobody gives it back"
@@ -611,8 +614,10 @@ class WeightSubscriber:
     def _take(self, version: int, step: int, weights: Weights) -> None:
         """In a thread: passes weights on."""
         self._newest = (version, step, weights)
+        self._refused = True
         try:
             self._on_weights(version, weights)
+            self._refused = False
         except BrayxError as error:
             _log.error("weights of version %d were refused: %s", version, error)
         except Exception:

@@ -167,6 +167,19 @@ async def test_without_it_who_answers_others_does_not_begin(at_once, store, why)
     assert not subscriber.running
 
 
+async def test_nor_with_weights_that_are_not_taken(at_once):
+    store = Restarted(away=0)
+    store.store.restore(5, 50, ["w50"])
+
+    def take(version, weights):
+        raise MemoryError
+
+    subscriber = WeightSubscriber(store, take, relayed=False)
+    with pytest.raises(StartupError, match="version 5 was not taken"):
+        await subscriber.start_abreast(timeout_s=5)
+    assert not subscriber.running
+
+
 async def test_where_nothing_was_ever_published_it_begins_as_built(at_once):
     subscriber = WeightSubscriber(Restarted(last=(0, 0)), lambda version, weights: None, relayed=False)
     assert await subscriber.start_abreast(timeout_s=10) == 0
