@@ -33,6 +33,8 @@ _START_S = 120.0
 _TURN_S = 0.2
 _STOP_S = 3.0
 """For the workers of a job that ends, however long their fragments take: nobody will learn from what they are at."""
+_THERE_S = 0.1
+"""What an answer that is there may take in any case."""
 _ANSWER_S = 5.0
 """For an answer that is there to arrive."""
 _AGAIN_S = 0.5
@@ -324,35 +326,44 @@ class Workers:
         with_worker = [slot for slot in slots if slot.handle is not None]
         if not with_worker or not ray.is_initialized():
             return
+        ends = time.monotonic() + timeout_s
         with contextlib.suppress(RayError):
             for slot in with_worker:
                 _have_leave(slot)
             ray.wait([slot.leave for slot in with_worker], num_returns=len(with_worker), timeout=timeout_s)
-        lost = [why for slot in with_worker if (why := self._let_go(slot, "stopped", timeout_s))]
+        lost = [why for slot in with_worker if (why := self._let_go(slot, "stopped", timeout_s, ends))]
         if lost:
             log.info("rollout %s: %d workers lost what they were at: %s", self._spec.name, len(lost), lost[0])
 
-    def _let_go(self, slot: _Slot, reason: str, patience_s: float) -> str:
+    def _let_go(self, slot: _Slot, reason: str, patience_s: float, ends: float | None = None) -> str:
         """Ends a worker that was told to leave; why it lost what it had not handed over, which is counted, if it did.
 
         Args:
             slot: where it is.
             reason: label of what is lost.
             patience_s: that it had.
+            ends: of many at once: when, on the monotonic clock, no answer is waited for any more.
         """
         with self._lock:
             handle, slot.handle = slot.handle, None
         if handle is None:  # somebody else did
             return ""
-        finished = bool(ray.wait([slot.leave], timeout=0)[0])
-        why = "" if finished else f"it took longer than {patience_s:.0f} s"
+
+        def answer(reference: Any) -> Any:
+            """Of what is there: at once, unless its node hangs."""
+            left_s = _ANSWER_S if ends is None else min(_ANSWER_S, max(ends - time.monotonic(), _THERE_S))
+            return ray.get(reference, timeout=left_s)
+
+        why = f"it took longer than {patience_s:.0f} s"
         try:
+            finished = slot.leave is not None and bool(ray.wait([slot.leave], timeout=0)[0])
             # The lease's answer first: what came of it was pushed, whatever becomes of the rest.
             if finished or ray.wait([slot.lease], timeout=0)[0]:
-                progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
+                progress: Progress = answer(slot.lease)
                 slot.lease, slot.done = None, slot.done + progress
             if finished:
-                ray.get(slot.leave, timeout=_ANSWER_S)
+                answer(slot.leave)
+                why = ""
         except (RayError, BrayxError) as error:
             why = first_line(error)
         _kill(handle)

@@ -262,8 +262,8 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
 
     Raises:
         BrayxError: the learner failed in a way that would only come again.
-        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows
-            within ``failure_window_s``.
+        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows, in
+            a run that was younger than ``failure_window_s``.
     """
     from ray.train import TrainingFailedError
 
