@@ -73,6 +73,13 @@ def test_cartpole_ppo(rows: Rows, seed: int) -> None:
 
 
 @SEEDS
+def test_cartpole_ppo_stays_there(rows: Rows, seed: int) -> None:
+    """Reference: 500 at 100 k steps."""
+    result = train_local("CartPole-v1", training=Training(evaluation_episodes=50, seed=seed, **CARTPOLE))
+    assert seen(rows, "PPO, CartPole-v1, 100 k steps", seed, result) >= 490
+
+
+@SEEDS
 def test_cartpole_impala(rows: Rows, seed: int) -> None:
     """Reference: 450 within 2 M steps. Acts with weights that are one or two updates old."""
     result = train_local(
