@@ -441,7 +441,12 @@ def test_weights_of_another_model_are_refused(tmp_path):
         )
 
 
-def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [({}, "loss is inf"), ({"clip_value": 10.0}, "loss is nan; not finite either: 8 weights")],
+    ids=["closed form", "autograd"],
+)
+def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path, algorithm, told):
     def poisoned():
         yield from batches(2)
         for batch in batches(1):
@@ -449,8 +454,8 @@ def test_divergence_is_an_error_and_the_checkpoint_before_stays(tmp_path):
             yield batch
 
     keeper = Folders(tmp_path)
-    with pytest.raises(Diverged, match="training diverged at update 3: loss is nan; not finite either: 8 weights"):
-        run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6)
+    with pytest.raises(Diverged, match=f"training diverged at update 3: {told}"):
+        run(keeper, stream=poisoned(), checkpoint_interval_s=1e-6, algorithm=algorithm)
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS, 2 * BATCH_STEPS]
 
 
