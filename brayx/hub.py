@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from brayx.errors import ConfigError, TrackingError
 from brayx.inbox import Inbox
-from brayx.metrics import DROPPED, FOLDED, MAX_LABELS, METRICS, OTHER, Kind, Metric, Part, Recorder, XAxis
+from brayx.metrics import (
+    DROPPED,
+    FOLDED,
+    MAX_LABELS,
+    METRICS,
+    OTHER,
+    WINDOW_GAMES,
+    WINDOWED,
+    Kind,
+    Metric,
+    Part,
+    Recorder,
+    XAxis,
+)
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -26,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WINDOWED = ("episode_return", "episode_length")
-"""Means also kept over the last games, as ``NAME.last100``."""
 RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 """Sums also kept as a rate over the last seconds."""
 TICKS_THIS_RUN = "ticks_this_run"
@@ -35,7 +46,8 @@ TICKS_THIS_RUN = "ticks_this_run"
 GAMES = "games"
 """Finished games since the trial began."""
 GAMES_IN_WINDOW = "games_in_window"
-"""Games that ``episode_return.last100`` is the mean of: fewer than `GAMES` where a trial or its hub was resumed."""
+"""Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` where a trial or
+its hub was resumed."""
 
 SECONDS = "seconds"
 """Since the trial began, without what it was interrupted for."""
@@ -53,8 +65,6 @@ class Books:
 
     Args:
         totals: sums to go on from, by summary name: those of an interrupted trial.
-        window_games: games in the ``last100`` windows. A window drops whole parts, so it holds the fewest newest
-            parts that make up at least this many games.
         rate_window_s: seconds that rates look back.
         max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
             ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
@@ -74,7 +84,6 @@ class Books:
         self,
         totals: Mapping[str, float] | None = None,
         *,
-        window_games: int = 100,
         rate_window_s: float = 5.0,
         max_names: int = 4096,
         max_labels: int = MAX_LABELS,
@@ -97,8 +106,7 @@ class Books:
         self._run = self._recorder()
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
-        self._windows: dict[str, deque[tuple[float, float]]] = {name: deque() for name in WINDOWED}
-        self._window_games = window_games
+        self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED}
         self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
         self._rate_window_s = rate_window_s
         self._clock = clock
@@ -122,12 +130,8 @@ class Books:
                     self.own_sums.add(name)
             if name in self._rates:
                 self._rates[name].append((now, cell.total))
-            if name in self._windows:
-                window = self._windows[name]
-                window.append((cell.count, cell.total))
-                held = sum(count for count, _ in window)
-                while held - window[0][0] >= self._window_games:
-                    held -= window.popleft()[0]
+            if name in self._windows and cell.window is not None:
+                self._windows[name].extend(cell.window)
             if name == "episode_return":
                 self._totals[GAMES] = self._totals.get(GAMES, 0.0) + cell.count
 
@@ -201,12 +205,11 @@ class Books:
         return {name: self._totals.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
-        derived = {GAMES_IN_WINDOW: sum(count for count, _ in self._windows["episode_return"])}
+        derived: dict[str, float] = {GAMES_IN_WINDOW: len(self._windows["episode_return"])}
         now = self._clock()
         for name, window in self._windows.items():
-            held = sum(count for count, _ in window)
-            if held:
-                derived[f"{name}.last100"] = sum(total for _, total in window) / held
+            if window:
+                derived[f"{name}.last100"] = sum(window) / len(window)
         for name, events in self._rates.items():
             while events and events[0][0] < now - self._rate_window_s:
                 events.popleft()
@@ -257,8 +260,8 @@ class Hub(Inbox):
     def snapshot(self) -> dict[str, float]:
         """The newest number of every metric, by summary name; sums count from the trial's beginning.
 
-        Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of about the last 100
-        games), ``games_in_window`` (how many those are), ``games``, ``seconds``, ``ticks_per_s``, ``env_steps_per_s``
+        Beside the metrics: ``episode_return.last100``, ``episode_length.last100`` (means of the last 100 games),
+        ``games_in_window`` (how many those are), ``games``, ``seconds``, ``ticks_per_s``, ``env_steps_per_s``
         (of the last 5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and
         ``.run.p99`` of every metric with percentiles.
         """

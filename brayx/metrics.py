@@ -2,8 +2,8 @@
 
 A process records samples (`Recorder.add`), hands over what it has gathered (`Recorder.drain`), and whoever keeps
 the trial's books merges those parts (`Recorder.merge`) and reads the result (`Recorder.summary`). Merging is exact
-for counts, sums, maxima and histograms, so the order in which processes report does not matter. Knows nothing of
-Ray, MLflow or Prometheus.
+for counts, sums, maxima and histograms: only which samples are the newest depends on the order in which processes
+report. Knows nothing of Ray, MLflow or Prometheus.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import repeat
 from typing import Literal, Protocol
 
 from brayx.errors import ConfigError
@@ -53,6 +54,10 @@ XAxis = Literal["env_steps", "updates", "seconds"]
 
 QUANTILES: Mapping[str, float] = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 """What a `Kind.HISTOGRAM` is written as, beside its mean and its ends."""
+WINDOWED = ("episode_return", "episode_length")
+"""Means that are also kept over the last games, as ``NAME.last100``: their samples travel one by one."""
+WINDOW_GAMES = 100
+"""How many games those are at most."""
 _BOUNDS: Mapping[Kind, tuple[float, ...]] = {Kind.PERCENTILE: BOUNDS, Kind.HISTOGRAM: SIGNED_BOUNDS}
 
 METRICS: dict[str, Metric] = {
@@ -172,6 +177,8 @@ class _Cell:
     buckets: dict[int, float] = field(default_factory=dict)
     kind: Kind | None = None
     """Of a metric with buckets: which bounds they have."""
+    window: deque[float] | None = None
+    """Of a metric of `WINDOWED`: the newest samples, oldest first."""
 
     def add(self, value: float, weight: float) -> None:
         self.count += weight
@@ -183,6 +190,8 @@ class _Cell:
             self.minimum = min(self.minimum, value)
             slot = bisect.bisect_left(_BOUNDS[self.kind], value)
             self.buckets[slot] = self.buckets.get(slot, 0.0) + weight
+        if self.window is not None:
+            self.window.extend(repeat(value, min(round(weight), WINDOW_GAMES)))
 
     def add_all(self, values: Sequence[float]) -> None:
         self.count += len(values)
@@ -199,6 +208,8 @@ class _Cell:
                 end = bisect.bisect_right(ordered, bounds[slot], at) if slot < len(bounds) else len(ordered)
                 self.buckets[slot] = self.buckets.get(slot, 0.0) + end - at
                 at = end
+        if self.window is not None:
+            self.window.extend(values)
 
     def merge(self, other: _Cell) -> None:
         self.count += other.count
@@ -209,6 +220,13 @@ class _Cell:
         if self.kind is other.kind:  # else two processes call different things by one name
             for slot, count in other.buckets.items():
                 self.buckets[slot] = self.buckets.get(slot, 0.0) + count
+        if self.window is not None and other.window is not None:
+            self.window.extend(other.window)
+
+    def copy(self) -> _Cell:
+        """One that shares nothing with this."""
+        window = None if self.window is None else self.window.copy()
+        return replace(self, buckets=dict(self.buckets), window=window)
 
     def quantile(self, q: float) -> float:
         assert self.kind is not None
@@ -326,7 +344,7 @@ class Recorder:
             if mine is not None:
                 mine.merge(cell)
             else:
-                self._cells[key] = replace(cell, buckets=dict(cell.buckets))
+                self._cells[key] = cell.copy()
 
     def summary(self) -> dict[str, float]:
         """Numbers by name: ``name`` or ``name.label``; percentiles and histograms have several, after a dot."""
@@ -378,4 +396,7 @@ class Recorder:
 
 
 def _cell(metric: Metric) -> _Cell:
-    return _Cell(kind=metric.kind if metric.kind in _BOUNDS else None)
+    return _Cell(
+        kind=metric.kind if metric.kind in _BOUNDS else None,
+        window=deque(maxlen=WINDOW_GAMES) if metric.name in WINDOWED else None,
+    )

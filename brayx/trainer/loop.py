@@ -24,7 +24,7 @@ from brayx.algorithms.build import build
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, ModelError, first_line
-from brayx.metrics import Kind
+from brayx.metrics import WINDOW_GAMES, Kind
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
@@ -42,9 +42,8 @@ RETURN_METRIC = "episode_return.last100"
 """Mean return of the last games, in what `Numbers.newest` gives."""
 GAMES_METRIC = "games"
 WINDOW_METRIC = "games_in_window"
-"""Games that the mean is of, about a hundred at most. After a resume they are counted anew, as one lucky game is no
+"""Games that the mean is of, `WINDOW_GAMES` at most. After a resume they are counted anew, as one lucky game is no
 mean of many."""
-_WINDOW_GAMES = 100
 _LAST_RETURNS_S = 3.0
 """A training that is over before its games' returns have come in waits this long for them."""
 
@@ -324,5 +323,5 @@ def _version(batch: Batch) -> float:
 
 
 def _return_mean(newest: Mapping[str, float], games: int) -> float | None:
-    enough = newest.get(GAMES_METRIC, 0) >= games and newest.get(WINDOW_METRIC, 0) >= min(games, _WINDOW_GAMES)
+    enough = newest.get(GAMES_METRIC, 0) >= games and newest.get(WINDOW_METRIC, 0) >= min(games, WINDOW_GAMES)
     return newest.get(RETURN_METRIC) if enough else None

@@ -53,12 +53,28 @@ class TestBooks:
         books.merge(part(("sessions_ended", 1), label="stop"))
         assert (books.step, books.snapshot()["sessions_ended.stop"], books.snapshot()["games"]) == (1001, 4, 8)
 
-    def test_window_holds_about_the_last_games(self) -> None:
-        books = Books(window_games=10)
-        for value in range(100):
-            books.merge(part(("episode_return", value), ("episode_return", value)))
-        assert books.snapshot()["episode_return.last100"] == pytest.approx(sum(range(95, 100)) / 5)
-        assert books.snapshot()["games"] == 200
+    @pytest.mark.parametrize("each", [1, 7, 100, 1000], ids="{} a part".format)
+    def test_the_window_holds_the_last_hundred_games_in_whatever_parts_they_came(self, each: int) -> None:
+        books = Books()
+        for start in range(0, 1000, each):
+            books.merge(part(*[("episode_return", value) for value in range(start, min(start + each, 1000))]))
+        numbers = books.snapshot()
+        assert numbers["episode_return.last100"] == pytest.approx(sum(range(900, 1000)) / 100)
+        assert (numbers["games_in_window"], numbers["games"]) == (100, 1000)
+
+    def test_a_part_merged_on_its_way_keeps_the_newest_games_of_all(self) -> None:
+        books, way = Books(), Recorder()
+        for start in (0, 80):
+            way.add_all("episode_return", [float(value) for value in range(start, start + 80)])
+            held = Recorder()
+            held.merge(way.drain())
+            held.add("episode_return", 1000.0, weight=2)
+            way.merge(held.drain())
+        books.merge(way.drain())
+        assert (
+            books.snapshot()["episode_return.last100"] == (sum(range(64, 80)) + 2000 + sum(range(80, 160)) + 2000) / 100
+        )
+        assert books.snapshot()["games"] == 164
 
     def test_window_before_it_is_full_is_of_what_there_is(self) -> None:
         books = Books()
@@ -73,7 +89,7 @@ class TestBooks:
         assert (books.snapshot()["games"], books.snapshot()["games_in_window"]) == (501, 1)
         books.merge(part(*[("episode_return", 1.0)] * 100))
         books.merge(part(("episode_return", 1.0)))
-        assert (books.snapshot()["games_in_window"], books.snapshot()["episode_return.last100"]) == (101, 1.0)
+        assert (books.snapshot()["games_in_window"], books.snapshot()["episode_return.last100"]) == (100, 1.0)
 
     def test_rate_looks_back_its_window(self) -> None:
         clock = Clock()
