@@ -65,6 +65,8 @@ _READY_TIMEOUT_S = 180.0
 _FIRST_STEP_TIMEOUT_S = 20.0
 _NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
+_HINT_S = 60.0
+"""How long an update may be missing until a line tells what it waits for."""
 _STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
@@ -562,6 +564,8 @@ def _watch(
                 raise StartupError(patience.verdict(numbers, refused or last))
             if pace.is_over(numbers):
                 raise DeadlineExceeded(pace.verdict(numbers))
+            if hint := pace.hint(numbers):
+                progress.say(f"{hint}; the learner {learner.state()}")
         time.sleep(0.25)
 
 
@@ -619,16 +623,37 @@ class _Pace:
         self._moved: tuple[float | None, ...] = ()
         self._steps_then = 0.0
         self._since: float | None = None
+        self._first_step: float | None = None
+        self._told = False
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the hub's newest numbers."""
         steps = numbers.get("env_steps", 0.0)
         moved = (numbers.get("updates"), numbers.get("policy_version"))
         if moved != self._moved:
-            self._moved, self._steps_then, self._since = moved, steps, None
+            self._moved, self._steps_then, self._since, self._told = moved, steps, None, False
         elif self._since is None and steps - self._steps_then >= self._enough:
             self._since = self._clock()
         return self._since is not None and self._clock() - self._since > _STALLED_TIMEOUT_S
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """What is waited for, once that takes long: for the first update, or for one that should have come. One line,
+        and empty where there is nothing new to tell; call it after `is_over`."""
+        now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
+        if self._first_step is None and steps:
+            self._first_step = now
+        if self._told:
+            return ""
+        if self._since is not None and now - self._since > _HINT_S:
+            self._told = True
+            return (
+                f"no update for {now - self._since:.0f} s, though {steps - self._steps_then:.0f} env steps have come "
+                f"since update {updates:.0f}; after {_STALLED_TIMEOUT_S:g} s of this the job gives up"
+            )
+        if self._since is None and not updates and self._first_step is not None and now - self._first_step > _HINT_S:
+            self._told = True
+            return f"no update yet: {steps:.0f} env steps have come, and the first takes {self._enough // 2} or more"
+        return ""
 
     def verdict(self, numbers: Mapping[str, float]) -> str:
         """One line for people."""

@@ -120,6 +120,39 @@ def test_a_learner_that_is_slow_is_not(moved):
         assert not pace.is_over(numbers)
 
 
+def test_a_learner_that_hangs_is_told_of_long_before_it_is_given_up():
+    clock = Clock()
+    pace = _Pace(100, clock)
+
+    def hint(now, steps, updates):
+        clock.now = now
+        numbers = {"env_steps": steps, "updates": updates, "policy_version": 1.0}
+        assert not pace.is_over(numbers)
+        return pace.hint(numbers)
+
+    assert [hint(0.0, 0.0, 0.0), hint(1.0, 500.0, 0.0), hint(61.0, 900.0, 0.0)] == ["", "", ""]
+    assert hint(61.1, 900.0, 0.0) == (
+        "no update for 60 s, though 900 env steps have come since update 0; after 600 s of this the job gives up"
+    )
+    assert hint(300.0, 5000.0, 0.0) == "", "it is told once"
+    assert [hint(301.0, 5000.0, 3.0), hint(302.0, 6000.0, 3.0)] == ["", ""]
+    assert hint(363.0, 6000.0, 3.0).startswith("no update for 61 s, though 1000 env steps have come since update 3;")
+
+
+def test_who_waits_for_a_first_update_is_told_how_much_it_takes():
+    clock = Clock()
+    pace = _Pace(4096, clock)
+    for clock.now, steps, said in (
+        (0.0, 0.0, ""),
+        (500.0, 0.0, ""),  # no step at all: that is `_Patience`'s
+        (510.0, 3.0, ""),
+        (571.0, 40.0, "no update yet: 40 env steps have come, and the first takes 4096 or more"),
+        (700.0, 80.0, ""),
+    ):
+        assert not pace.is_over({"env_steps": steps})
+        assert pace.hint({"env_steps": steps}) == said
+
+
 class Starting:
     """A learner that takes longer than anybody waits."""
 
