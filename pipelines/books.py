@@ -71,6 +71,9 @@ class Books(Protocol):
 class Clerk:
     """Keeps the books of one trial in another process.
 
+    That starts at once, since MLflow takes long to import. The trial is opened when the clerk is first asked for
+    anything: what is refused before a training has begun leaves none.
+
     What goes wrong there is raised where somebody waits for it: by `trial`, `latest`, `close` and `check`.
 
     Args:
@@ -103,7 +106,8 @@ class Clerk:
         )
         self._thread = threading.Thread(target=self._talk, name="brayx-clerk", daemon=True)
         self._thread.start()
-        self._opened = self._ask("open", project, name, uri, dict(params), resume)
+        self._open = ("open", project, name, uri, dict(params), resume)
+        self._opened: Future[Any] | None = None
 
     def trial(self) -> Trial:
         """The trial; waits until it is open.
@@ -111,16 +115,16 @@ class Clerk:
         Raises:
             TrackingError: it could not be opened.
         """
-        opened: Trial = self._result(self._opened, _OPEN_S)
+        opened: Trial = self._result(self._begun(), _OPEN_S)
         return opened
 
     def push(self, part: Drained) -> None:
         """Takes what a recorder drained; it is written within a second or two."""
-        now = time.monotonic()
+        now, opened = time.monotonic(), self._begun()
         with self._lock:
             self._recorder.merge(part)
             # A curve of its own for what is over before MLflow has come up, not one point of it all.
-            if not self._opened.done() and now - self._cut >= _SEND_EVERY_S and len(self._early) < _EARLY:
+            if not opened.done() and now - self._cut >= _SEND_EVERY_S and len(self._early) < _EARLY:
                 self._early.append(self._recorder.drain())
                 self._cut = now
 
@@ -131,6 +135,7 @@ class Clerk:
 
     def latest(self) -> Path | None:
         """As `Keeper.latest`; waits for MLflow only where a trial of that name may have been interrupted."""
+        self._begun()
         if not self._may_resume:
             return None
         found: Path | None = self._result(self._ask("latest"), _OPEN_S)
@@ -139,6 +144,7 @@ class Clerk:
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """As `Keeper.save`: copied here, kept there later. Waits for the one before; if that could not be kept, it is
         counted and logged, as there may be room again, and `close` raises what became of the last."""
+        self._begun()
         try:
             self._saved()
         except TrackingError as error:
@@ -155,9 +161,12 @@ class Clerk:
         """Writes what is left, ends the trial and the process.
 
         Raises:
-            TrackingError: something could not be written; the process has ended all the same.
+            TrackingError: something could not be written, or nothing had been asked for and there is no trial; the
+                process has ended all the same.
         """
         try:
+            if self._opened is None:
+                raise TrackingError("no trial was opened")
             trial = self.trial()
             lost: TrackingError | None = None
             try:
@@ -187,6 +196,12 @@ class Clerk:
                 break
         self._thread.join(5.0)
         self._folder.cleanup()
+
+    def _begun(self) -> Future[Any]:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._ask(*self._open)
+            return self._opened
 
     def _saved(self) -> None:
         if self._saving is not None:
@@ -330,6 +345,9 @@ def main() -> int:
         os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints elsewhere
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    with contextlib.suppress(Exception):  # the first request fails of it again, and that is told
+        import mlflow.tracking  # noqa: F401  while who trains imports torch
     desk = _Desk()
     while True:
         try:

@@ -120,6 +120,14 @@ def test_books_that_cannot_be_opened_are_told(tmp_path):
         clerk.end()
 
 
+def test_a_clerk_that_was_asked_nothing_leaves_nothing(tmp_path):
+    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
+    with pytest.raises(TrackingError, match="no trial was opened"):
+        clerk.close("FAILED")
+    assert clerk._process.poll() is not None
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow  # starts MLflow in a process of its own
 def test_a_clerk_that_is_killed_is_missed(tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})

@@ -114,6 +114,15 @@ def test_an_option_that_cannot_be_is_one_line_and_nothing_starts(words, message,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # the command, whole
+def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(tmp_path):
+    done = run("--distribution", "sde", "--tracking", str(tmp_path / "mlflow.db"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "network.distribution is sde: these actions are discrete" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 FAILING = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
