@@ -79,11 +79,6 @@ class _Central(nn.Module):
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
 
-    def towers(self) -> Any:
-        """As the module has them."""
-        describe = getattr(self._policy, "towers", None)
-        return describe() if callable(describe) else None
-
     def forward(self, *args: Any) -> dict[str, Any]:
         *own, state = args
         value: Tensor = self._critic(state)

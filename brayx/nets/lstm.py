@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 State = dict[str, Tensor]
 """``h`` and ``c``, each ``[N, size]``; zeros at the start of an episode."""
@@ -88,6 +89,7 @@ class _Replay(torch.autograd.Function):
         return out, *last
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Through time, as far as states were carried."""
         weight, h, c, keep, pre, cells = ctx.saved_tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from brayx.nets.lstm import LSTM
@@ -84,6 +85,15 @@ def test_gradients_of_a_sequence_are_those_of_autograd():
     for gradient, want in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(gradient, want, rtol=0, atol=1e-12)
         assert want.abs().max() > 1e-3
+
+
+def test_a_second_derivative_is_refused():
+    lstm = LSTM(3, 5)
+    x, stored = torch.randn(7, 2, 3, requires_grad=True), {key: torch.zeros(7, 2, 5) for key in ("h", "c")}
+    y, _ = lstm(x, stored, torch.ones(7, 2, dtype=torch.bool))
+    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
 
 
 def test_a_sequence_is_in_full_precision_under_mixed():
