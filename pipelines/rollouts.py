@@ -72,7 +72,7 @@ _END_S = 30.0
 
 class Point(NamedTuple):
     """One moment of a training: seconds since its first step, env steps, episodes finished, and the mean return of the
-    last hundred of them or somewhat more."""
+    last hundred of them."""
 
     seconds: float
     env_steps: int
@@ -94,7 +94,7 @@ class Result:
         updates: batches learned from.
         seconds: collecting and learning, from the first step on; of this process alone, where a trial was resumed.
         steps_per_s: env steps collected and learned from, each of those seconds.
-        return_mean: of the last hundred training episodes or somewhat more; NaN before there are any.
+        return_mean: of the last hundred training episodes; NaN before there are any.
         seconds_to_target: when it reached the target; None: it did not, or there was none.
         module: as it was in the end.
         forward_args: example arguments of it.

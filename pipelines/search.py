@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.build import AlgorithmConfig, algorithm_options
 from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError
@@ -29,6 +30,8 @@ from pipelines.training import Training
 _NETWORK = "network."
 _OWN = {"sac": NETWORK.model_dump()}
 """Networks that differ from `NetworkConfig`'s defaults."""
+_CLONING = {"unroll_length": 32, "batch_size": 32, "evaluation_episodes": 20}
+"""What suits cloning: batches of a thousand transitions, and games to be compared by."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
 
 
@@ -118,8 +121,8 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
     """What `pipelines.rollouts.train_local` is told, from options by name.
 
-    What is not given is what suits the algorithm: networks of its own, and for SAC a table, of which a batch is sampled
-    for each transition that comes.
+    What is not given is what suits the algorithm: networks of its own, for SAC a table, of which a batch is sampled for
+    each transition that comes, and for cloning smaller batches and games that are played with the clone.
 
     Args:
         algorithm: its name, such as ``ppo``.
@@ -147,6 +150,8 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
         if isinstance(config, SACConfig) and chosen["run"].get("sampler") != "fifo":
             table = {"sampler": "uniform", "unroll_length": config.n_step, "samples_per_insert": training.batch_size}
             training = Training(**{**table, **chosen["run"]}, network=network)
+        if isinstance(config, BCConfig):
+            training = Training(**{**_CLONING, **chosen["run"]}, network=network)
         return config, training
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -20,7 +20,8 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,12 +36,17 @@ from pipelines.search import Domain, Space
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from brayx.actions import ActionSpec
     from brayx.algorithms.build import AlgorithmConfig
     from brayx.replay.files import Dataset
+    from brayx.rollout.policy import Policy
     from brayx.tracking import Trial
+    from brayx.types import NestedArray
+    from pipelines.rollouts import Model
     from pipelines.training import Training
 
 Method = Literal["asha", "pbt"]
+_ENV_STEPS = "env steps"
 Say = Callable[[str], None]
 
 _REDUCTION = 3
@@ -48,12 +54,14 @@ _REDUCTION = 3
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
-_BY_PLAY = ("ppo", "impala", "sac", "mappo", "mixed")
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options whose moments a copy takes over, which one without them could not."""
 _END_S = 60
 """How long a trial that is stopped may take to end, a run that it collects included."""
 _ORIGIN_FILE = "origin.json"
+_OUTPUT = "RAY_AIR_NEW_OUTPUT"
+_GAMES_SEED = 10_000
+"""Of the games that are played with clones, added to the search's: no training's."""
 
 
 @dataclass
@@ -63,7 +71,7 @@ class Outcome:
     Attributes:
         number: of the trial.
         options: by name, as they were in the end.
-        curve: ``(env steps, mean return)`` after each interval.
+        curve: ``(env steps, mean return)`` after each interval; of clones, transitions learned from.
         clones: after which of the intervals it went on as a copy of which trial.
         error: why it failed; empty: it did not.
     """
@@ -87,10 +95,12 @@ class TuneResult:
     Attributes:
         trials: best first; those that failed, last.
         trial: the run in MLflow that the trials' runs are nested in. It has the best trial's checkpoint.
+        steps: what curves are over: ``env steps``, or the ``transitions`` that clones learned from.
     """
 
     trials: tuple[Outcome, ...]
     trial: Trial
+    steps: str = _ENV_STEPS
 
     @property
     def best(self) -> Outcome:
@@ -122,12 +132,13 @@ def tune(
         env: Gymnasium id.
         space: by option, a `Domain` or the one value of all trials.
         algorithm: name of one.
-        demonstrations: recorded episodes that every trial imitates beside its play, as `train_local` has them. Each
-            trial reads the files where it runs, by their whole path.
+        demonstrations: recorded episodes that every trial imitates, as `train_local` has them. Each trial reads the
+            files where it runs, by their whole path. Of ``bc``, which plays nothing, ``evaluation_episodes`` are played
+            greedily at each look, the same ones in all trials.
         method: how trials compete.
         num_trials: so many are drawn from the space.
-        total_steps: env steps of a trial that is not stopped before.
-        interval_steps: env steps between two looks at a trial; None: a twelfth of all.
+        total_steps: env steps of a trial that is not stopped before; of ``bc``, transitions of its batches.
+        interval_steps: of these between two looks at a trial; None: a twelfth of all.
         target_return: a trial that reaches it is done.
         seed: of the draws; trial ``n`` trains with ``seed + n``.
         project: MLflow experiment.
@@ -152,13 +163,6 @@ def tune(
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
-    if algorithm == "bc":
-        raise ConfigError(
-            f"a search compares trials by the returns of their play, and algorithm 'bc' plays nothing; these play: "
-            f"{', '.join(_BY_PLAY)}",
-            key="algorithm",
-            fits=list(_BY_PLAY),
-        )
     search.check(algorithm, space)
     copied = [name for name in space if name.startswith("network.") or name in _COPIED]
     if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
@@ -177,7 +181,7 @@ def tune(
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
     started = not ray.is_initialized()
     folder = tempfile.mkdtemp(prefix="brayx-tune-")
-    books = _Books(trial, say)
+    books = _Books(trial, say, "transitions" if algorithm == "bc" else _ENV_STEPS)
     status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
     try:
         if started:
@@ -210,6 +214,7 @@ def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
 def _fits(env: str, space: Space, demonstrations: Dataset | None) -> Callable[[AlgorithmConfig, Training], None]:
     """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
     from brayx.actions import ActionSpec
+    from brayx.algorithms.bc import BCConfig
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
     from brayx.replay.packing import Layout
@@ -240,6 +245,11 @@ def _fits(env: str, space: Space, demonstrations: Dataset | None) -> Callable[[A
             gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
             sampler=training.sampler,
         )
+        if isinstance(algorithm, BCConfig) and not training.evaluation_episodes:
+            raise ConfigError(
+                "evaluation_episodes is 0, and trials of 'bc' are compared by those alone: expected 1 at least",
+                key="evaluation_episodes",
+            )
         if training.sampler != "fifo":
             limiter_of(training)
         heads = getattr(algorithm, "reward_heads", None)
@@ -300,10 +310,18 @@ class _Looks:
         options: of this one.
         num_envs: games side by side.
         report: called at each look.
+        play: gives the mean return at a look, where the training plays no games; None: it does.
     """
 
     def __init__(
-        self, path: Path, number: int, spec: _Spec, options: Mapping[str, Any], num_envs: int, report: Report
+        self,
+        path: Path,
+        number: int,
+        spec: _Spec,
+        options: Mapping[str, Any],
+        num_envs: int,
+        report: Report,
+        play: Callable[[], float] | None = None,
     ) -> None:
         self._path = path
         self._number = self._origin = number
@@ -311,6 +329,7 @@ class _Looks:
         self._options = options
         self._num_envs = num_envs
         self._report = report
+        self._play = play
         self._asked: tuple[int, float] | None = None
         self._seen: int | None = None
 
@@ -325,9 +344,11 @@ class _Looks:
             self._seen = env_steps - int(numbers.get("env_steps", 0))  # none while demonstrations come first
         interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
         passed = env_steps // interval - self._seen // interval
-        if not passed or left < interval or numbers.get(GAMES_METRIC, 0) < self._num_envs:
+        if not passed or left < interval:
             return False
-        self._asked = (env_steps, numbers[RETURN_METRIC])
+        if self._play is None and numbers.get(GAMES_METRIC, 0) < self._num_envs:
+            return False
+        self._asked = (env_steps, numbers[RETURN_METRIC] if self._play is None else self._play())
         return True
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -363,15 +384,78 @@ class _Looks:
         """As `Books.check`."""
 
 
+class _Player:
+    """Plays games with what a cloning trial has learned: the same ones at every look, and in all trials.
+
+    Args:
+        spec: what all trials have in common.
+        algorithm, training: options of this one.
+
+    Attributes:
+        reached: set once a mean return was the target.
+    """
+
+    def __init__(self, spec: _Spec, algorithm: AlgorithmConfig, training: Training) -> None:
+        from brayx.rollout.envs import make_envs
+        from pipelines.rollouts import ready_made
+
+        self.reached = threading.Event()
+        self._seed = spec.seed + _GAMES_SEED
+        self._target = math.inf if spec.target_return is None else spec.target_return
+        self._training = training
+        self._envs = make_envs(
+            spec.env,
+            min(training.num_envs, training.evaluation_episodes),
+            vectorization=training.vectorization,
+            options=training.env_options,
+        )
+        self._ready_made = ready_made(training.network, self._envs, algorithm)
+        self._module: Any = None
+        self._policy: Policy | None = None
+
+    def model(self, obs: NestedArray, spec: ActionSpec) -> Model:
+        """As `train_local` has it: the module that it learns is the one that plays."""
+        from brayx.rollout.policy import Policy
+
+        made = self._ready_made(obs, spec)
+        self._module, self._policy = made[0], Policy(*made, engine=self._training.engine)
+        return made
+
+    def play(self) -> float:
+        """The mean return."""
+        from brayx.engines.torch import module_weights
+        from brayx.rollout.evaluate import evaluate
+
+        assert self._policy is not None
+        self._policy.load(module_weights(self._module), self._policy.version + 1)
+        training = self._training
+        found = evaluate(
+            self._envs,
+            self._policy,
+            training.evaluation_episodes,
+            seed=self._seed,
+            scale_actions=training.scale_actions,
+        )
+        if found.mean >= self._target:
+            self.reached.set()
+        return found.mean
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._envs.close()
+
+
 class _Books(Callback):
     """What the trials report, in the driver: kept for the ranking, told to people, and written to a nested run each.
 
     Args:
         trial: the run that theirs are nested in.
         say: told of each report.
+        steps: what trials count.
     """
 
-    def __init__(self, trial: Trial, say: Say) -> None:
+    def __init__(self, trial: Trial, say: Say, steps: str) -> None:
+        self.steps = steps
         self.outcomes: list[Outcome] = []
         self.checkpoints: dict[int, str] = {}
         self._trial = trial
@@ -389,7 +473,7 @@ class _Books(Callback):
         number = _number(trial)
         outcome, run = self.outcomes[number], self._run(number)
         steps, mean, origin = int(result["env_steps"]), float(result["return_mean"]), int(result["origin"])
-        said = f"trial {number}: {steps:,} env steps, return {mean:.4g}"
+        said = f"trial {number}: {steps:,} {self.steps}, return {mean:.4g}"
         if origin != number:
             outcome.clones.append((len(outcome.curve), origin))
             run.set_tag("brayx.copy_of", ", ".join(str(copied) for _, copied in outcome.clones))
@@ -461,20 +545,35 @@ def train_trial(
         report: called at each look and in the end.
         begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
     """
+    from brayx.algorithms.bc import BCConfig
     from pipelines.rollouts import train_local
 
     algorithm, training = search.arguments(spec.algorithm, options)
     training = training.model_copy(
         update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
     )
-    with tempfile.TemporaryDirectory(prefix="brayx-trial-") as folder:
-        looks = _Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))
+        play = model = stop = None
+        if isinstance(algorithm, BCConfig):
+            player = _Player(spec, algorithm, training)
+            stack.callback(player.close)
+            play, model, stop = player.play, player.model, player.reached
+            training = training.model_copy(update={"evaluation_episodes": 0})  # the player's, at every look
+        looks = _Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
         if begun is not None:
             looks.adopt(begun)
         result = train_local(
-            spec.env, algorithm, training, demonstrations=spec.demonstrations, clerk=looks, due=looks.due
+            spec.env,
+            algorithm,
+            training,
+            demonstrations=spec.demonstrations,
+            model=model,
+            clerk=looks,
+            stop=stop,
+            due=looks.due,
         )
-        looks.report(result.env_steps, result.return_mean, over=True)
+        looks.report(result.env_steps, result.return_mean if play is None else play(), over=True)
 
 
 def _train(config: dict[str, Any], spec: _Spec) -> None:
@@ -515,7 +614,7 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
             metric="score",
             mode="max",
             scheduler=_scheduler(method, spec, domains, rng),
-            max_concurrent_trials=None if method == "pbt" else max(1, min(num_trials, os.cpu_count() or 1)),
+            max_concurrent_trials=None if method == "pbt" else max(1, min(num_trials, int(cpus))),
             reuse_actors=True,
             time_budget_s=_TIMEOUT_S,
         ),
@@ -529,7 +628,21 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
             failure_config=ray_tune.FailureConfig(1),
         ),
     )
-    tuner.fit()
+    with _quiet():
+        tuner.fit()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Tune prints at the start however quiet it is told to be: folders that are gone when it ends."""
+    before = os.environ.get(_OUTPUT)
+    os.environ[_OUTPUT] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_OUTPUT)
+        if before is not None:
+            os.environ[_OUTPUT] = before
 
 
 def _scheduler(method: Method, spec: _Spec, domains: Mapping[str, Domain], rng: random.Random) -> Any:
@@ -596,21 +709,21 @@ def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:
         raise StartupError(f"every trial failed; the first: {why}")
     best = ranked[0]
     trial.log_dict({"trials": [asdict(each) for each in ranked]}, "tuning.json")
-    trial.log_figure(draw(ranked), "tuning.png")
+    trial.log_figure(draw(ranked, books.steps), "tuning.png")
     kept = books.checkpoints.get(best.number)
     steps, mean = best.curve[-1]
     if kept is not None and Path(kept).exists():
         trial.save_checkpoint(Path(kept), steps, {"episode_return": mean})
     trial.log_metrics({"return_mean": mean, "best_trial": best.number}, steps)
-    return TuneResult(tuple(ranked), trial)
+    return TuneResult(tuple(ranked), trial, books.steps)
 
 
 def _or_least(value: float) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def draw(outcomes: Sequence[Outcome]) -> Figure:
-    """Every trial's mean return over its env steps, the best in colour, a dot where it went on as a copy."""
+def draw(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> Figure:
+    """Every trial's mean return over its steps, the best in colour, a dot where it went on as a copy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -624,7 +737,7 @@ def draw(outcomes: Sequence[Outcome]) -> Figure:
         )  # fmt: skip
         at = [index for index, _ in outcome.clones if index < len(steps)]
         axes.scatter([steps[i] for i in at], [means[i] for i in at], s=14, color="#d62728", zorder=4)
-    axes.set_xlabel("env steps")
+    axes.set_xlabel(steps_of)
     axes.set_ylabel("return, mean of the last games")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -632,10 +745,10 @@ def draw(outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
     """One line a trial, best first."""
     names = sorted({name for outcome in outcomes for name in outcome.options})
-    rows = [["trial", "return", "env steps", *names, ""]]
+    rows = [["trial", "return", steps_of, *names, ""]]
     for outcome in outcomes:
         steps = f"{outcome.curve[-1][0]:,}" if outcome.curve else "-"
         note = outcome.error or ", ".join(f"copy of {origin}" for _, origin in outcome.clones)
@@ -663,12 +776,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithm", default="ppo", help="(default: %(default)s)")
     parser.add_argument(
         "--demonstrations", default=None, metavar="FILES",
-        help="recorded episodes that every trial of mixed imitates: a file, or a pattern in quotes",
+        help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",
     )  # fmt: skip
     parser.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
     parser.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
-    parser.add_argument("--timesteps", type=int, default=60_000, help="env steps of a trial (default: %(default)s)")
-    parser.add_argument("--interval", type=int, default=None, help="env steps between two looks (default: a twelfth)")
+    parser.add_argument(
+        "--timesteps",
+        type=int,
+        default=60_000,
+        help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
+    )
+    parser.add_argument("--interval", type=int, default=None, help="of these between two looks (default: a twelfth)")
     parser.add_argument("--target-return", type=float, default=None, help="a trial that reaches it is done")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
@@ -697,7 +815,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    print(table(found.trials))
+    print(table(found.trials, found.steps))
     print(f"the table, its picture and the best checkpoint are in run {found.trial.name!r} of {found.trial.project!r}")
     return 0
 

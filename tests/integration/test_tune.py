@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.search import Domain
-from pipelines.tune import tune
+from pipelines.tune import Method, table, tune
 
 SMALL = {"num_envs": 8, "unroll_length": 64}
 pytestmark = pytest.mark.slow
@@ -79,25 +79,61 @@ def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Pat
     assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
 
 
-def test_every_trial_imitates_the_demonstrations(ray_cluster: Any, tmp_path: Path) -> None:
-    """Who pushes the cart to where the pole leans is imitated at one rate, and at the other nobody is."""
+def leaning(path: Path) -> Path:
+    """Recorded games of who pushes the cart to where the pole leans."""
     lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
     ended = np.arange(500) % 50 == 49
     steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
-    np.savez(tmp_path / "games.npz", obs=lean, **steps)
+    np.savez(path, obs=lean, **steps)
+    return path
+
+
+@pytest.mark.parametrize("method", ["asha", "pbt"])
+def test_every_trial_imitates_the_demonstrations(ray_cluster: Any, tmp_path: Path, method: Method) -> None:
+    """Demonstrations are imitated at one rate, and at the other nobody is; a copy plays like who imitated."""
     found = tune(
         "CartPole-v1",
-        {"learning_rate": Domain("choice", (1e-9, 1e-2)), "num_envs": 4, "imitation_updates": 200},
+        {"learning_rate": Domain("choice", (1e-9, 1e-2)), "num_envs": 4, "batch_size": 8, "imitation_updates": 200},
         algorithm="mixed",
-        demonstrations=tmp_path / "games.npz",
+        demonstrations=leaning(tmp_path / "games.npz"),
+        method=method,
         num_trials=2,
-        total_steps=8_000,
-        interval_steps=2_000,
+        total_steps=8_000 if method == "asha" else 24_000,  # who is done is not copied
+        interval_steps=2_000 if method == "asha" else 4_000,
         seed=24,
         tracking=str(tmp_path),
         say=lambda line: None,
     )
     assert {outcome.error for outcome in found.trials} == {""}
-    first = {outcome.options["learning_rate"]: outcome.curve[0][1] for outcome in found.trials}
-    assert first.keys() == {1e-9, 1e-2}, "the draws of this seed"
-    assert first[1e-2] > 1.5 * first[1e-9]
+    first = {outcome.number: outcome.curve[0][1] for outcome in found.trials}
+    best, other = max(first, key=lambda number: first[number]), min(first, key=lambda number: first[number])
+    assert first[best] > 1.5 * first[other]
+    (copies,) = ([origin for _, origin in each.clones] for each in found.trials if each.number == other)
+    assert set(copies) == ({best} if method == "pbt" else set())
+
+
+def test_clones_are_compared_by_games_and_those_behind_are_stopped(
+    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but the search's own lines is told, of transitions and not of env steps."""
+    said: list[str] = []
+    found = tune(
+        "CartPole-v1",
+        {"learning_rate": Domain("choice", (1e-9, 1e-2)), "network.hidden": [16], "batch_size": 8},
+        algorithm="bc",
+        demonstrations=leaning(tmp_path / "games.npz"),
+        num_trials=4,
+        total_steps=24_000,
+        interval_steps=4_000,
+        seed=4,
+        tracking=str(tmp_path),
+        say=said.append,
+    )
+    assert {outcome.error for outcome in found.trials} == {""}
+    assert found.best.options["learning_rate"] == 1e-2
+    assert found.best.return_mean > 150
+    assert found.best.curve[-1][0] >= 24_000
+    assert any(outcome.curve[-1][0] < 24_000 for outcome in found.trials)
+    assert all(" transitions, return " in line for line in said)
+    assert "transitions" in table(found.trials, found.steps).splitlines()[0]
+    assert capfd.readouterr().out == ""

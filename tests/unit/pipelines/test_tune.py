@@ -98,14 +98,70 @@ def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path
     assert 390 <= look.counters["updates"] <= 410
 
 
-def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who pushes the cart to where the pole leans plays longer than who has learned nothing from 20 steps."""
+def leaning(path: Path) -> Dataset:
+    """Recorded games of who pushes the cart to where the pole leans, which keeps it up for long."""
     lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
     ended = np.arange(500) % 50 == 49
     steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
-    np.savez(tmp_path / "games.npz", obs=lean, **steps)
+    np.savez(path, obs=lean, **steps)
+    return Dataset(path)
+
+
+CLONE = {"num_envs": 4, "network.hidden": [16], "batch_size": 8, "evaluation_episodes": 6}
+
+
+def test_a_clone_plays_at_each_look_what_it_has_learned_by_then(tmp_path: Path) -> None:
+    data = leaning(tmp_path / "games.npz")
+    options = {**CLONE, "learning_rate": 1e-2}
+    looks = looks_at(tmp_path, "CartPole-v1", options, total=60_000, interval=2000, algorithm="bc", data=data)
+    means = [look.numbers["return_mean"] for look in looks]
+    assert means[0] < means[-1]
+    assert means[-1] > 150
+    assert [look.numbers["over"] for look in looks] == [*[False] * (len(looks) - 1), True]
+    steps = [look.numbers["env_steps"] for look in looks]
+    assert [step // 2000 for step in steps] == [*range(1, 29), 30]
+
+    idle = {**CLONE, "learning_rate": 1e-9}
+    bound = looks_at(tmp_path, "CartPole-v1", idle, total=6000, interval=2000, algorithm="bc", data=data, number=1)
+    assert len({look.numbers["return_mean"] for look in bound}) == 1, "the same weights play the same games"
+
+
+def test_a_clone_that_reaches_its_target_is_over(tmp_path: Path) -> None:
+    data = leaning(tmp_path / "games.npz")
+    options = {**CLONE, "learning_rate": 1e-2}
+    looks = looks_at(
+        tmp_path, "CartPole-v1", options, total=10**9, interval=2000, algorithm="bc", data=data, target=150.0
+    )
+    assert [look.numbers["return_mean"] >= 150.0 for look in looks] == [*[False] * (len(looks) - 2), True, True]
+    assert looks[-1].numbers["over"]
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "mixed"])
+def test_a_copy_that_imitates_goes_on_where_the_other_was(tmp_path: Path, algorithm: str) -> None:
+    """Those of `mixed` that come before any play are not imitated a second time."""
+    data = leaning(tmp_path / "games.npz")
+    options = {**CLONE, "unroll_length": 20, "learning_rate": 1e-2}
+    options |= {} if algorithm == "bc" else {"imitation_updates": 50}
+    about = {"algorithm": algorithm, "data": data, "interval": 800}
+    first, *_ = looks_at(tmp_path, "CartPole-v1", options, total=2400, **about)
+    total = first.numbers["env_steps"]
+    (ended,) = looks_at(tmp_path, "CartPole-v1", options, total=total, number=1, begun=first.folder, **about)
+    assert ended.counters["updates"] == first.counters["updates"] > 0
+    for name, array in first.weights.items():
+        np.testing.assert_array_equal(ended.weights[name], array)
+    for of_first, of_copy in zip(first.adam, ended.adam, strict=True):
+        torch.testing.assert_close(of_copy["exp_avg_sq"], of_first["exp_avg_sq"], rtol=0, atol=0)
+    copy, *_ = looks_at(tmp_path, "CartPole-v1", options, total=total + 1600, number=2, begun=first.folder, **about)
+    assert copy.numbers["origin"] == 0
+    assert copy.numbers["env_steps"] >= total + 800
+    assert 0 < copy.counters["updates"] - first.counters["updates"] <= 45, "two of a run of 80 steps at most"
+
+
+def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who imitates plays longer than who has learned nothing from 20 steps."""
+    leaning(tmp_path / "games.npz")
     (elsewhere := tmp_path / "trial").mkdir()
     monkeypatch.chdir(tmp_path)
     data: Dataset = pickle.loads(pickle.dumps(_by_whole_path("games.npz")))
