@@ -165,10 +165,17 @@ BRAY_NAMES = set(
         "train_loop_per_worker Trainer NestedArray handle_nested_array make_batch serialize_nested_array "
         "deserialize_nested_array ray_scheduling_local ray_prepare_model Worker merge query add_scalar add_image "
         "add_video add_histogram add_graph set_tensorboard_step get_trial_launch_path get_global_step set get "
-        "register log",
+        "register log export_onnx set_local_mode get_model clone publish_weights sample sample_name update_pool "
+        "flatten_nested_array unflatten_nested_array split_batch StateDumper RemoteStateDumper AgentActor Gateway "
+        "ActorGateway ServerGateway ActorWorker ServerWorker BufferWorker Buffer WorkerLoadBalance Master "
+        "ModelWeightsPublisher ModelWeightsSubscriber TorchModelWorker OnnxModelWorker ModelOnnxManager ModelWorker "
+        "ModelWorkerManager ModelForwardProxy ModelCheckpointManager gae multi_head_gae loss cal_kl cal_policy "
+        "cal_value cal_action from_logits multi_from_logits from_importance_weights log_probs_from_logits_and_actions "
+        "multi_log_probs_from_logits_and_actions get_log_rhos ImpalaBatchBuffer AttentionEntityEncoder SpatialEncoder "
+        "SingleSelectDecoder GeneralAttentionScore wrap_deepmind render fake",
     )
 )
-"""What Bray's package exports."""
+"""What Bray's package exports, its classes, and the functions of its algorithms."""
 
 
 def test_the_page_has_every_option_and_every_name() -> None:
