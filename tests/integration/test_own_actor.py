@@ -1,0 +1,59 @@
+"""The guide's actor without agents, as its page shows it, on Serve: played, refused, ended, moved."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+from ray import cloudpickle, serve
+
+from brayx.actor.deployment import actor_deployment
+from brayx.actor.directory import stop_directory
+from brayx.errors import BrayxError
+from brayx.gamecore.client import Client
+from brayx.ports import free_port
+from tests.unit.test_docs import SNIPPETS
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def counter(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the guide's application, on free ports."""
+    (shown,) = (snippet for snippet in SNIPPETS if snippet.is_("file") == "counter.py")
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "counter.py").write_text(shown.text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        module = importlib.import_module("counter")
+    cloudpickle.register_pickle_by_value(module)  # replicas of this cluster do not look in that folder
+    options = module.options.model_copy(update={"native_port": 0, "tcp_port": 0, "tick_timeout_s": 2.0})
+    app = actor_deployment(module.build_runtime, options, name="counter", directory="counter/sessions")
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    serve.run(app, name="counter", route_prefix="/")
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+    stop_directory("counter/sessions")
+    cloudpickle.unregister_pickle_by_value(module)
+    del sys.modules["counter"]
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_it_answers_its_sessions_each_by_itself(counter: str, scheme: str) -> None:
+    url = counter.replace("http", scheme, 1)
+    with Client(url, timeout_s=WAIT_S) as one, Client(url, timeout_s=WAIT_S) as other:
+        assert (one.start(), other.start()) == (b"ready", b"ready")
+        assert [one.tick(b"1.5"), other.tick(b"10"), one.tick(b"2")] == [b"1.5", b"10.0", b"3.5"]
+        with pytest.raises(BrayxError, match="b'two' is not a number") as raised:
+            one.tick(b"two")
+        assert raised.value.code == "bad_body"
+        assert one.tick(b"1") == b"4.5", "it goes on"
+        assert (one.stop(), other.stop()) == (b"4.5", b"10.0")
+
+
+def test_what_it_does_not_answer_is_told(counter: str) -> None:
+    with Client(counter, timeout_s=WAIT_S) as client, pytest.raises(BrayxError, match="Counter answers sessions only"):
+        client.call(b"1")
