@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from brayx.algorithms.sac import METRICS, SAC, SACConfig
+from brayx.replay.packing import Packer
+from brayx.types import Fragment
 from tests.unit.algorithms.tables import moved, random_batch, sgd
 
 OBS, ACT, HIDDEN = 3, 2, 4
@@ -232,6 +234,67 @@ def test_the_last_transitions_of_an_episode_are_learned_from(steps):
     )
     measured = SAC(module, sgd(module), SACConfig(n_step=3, alpha=0.0)).update(batch, 0.0)
     assert measured["critic_loss"] == pytest.approx(0.5 * ((q - 2.0) ** 2).sum(), abs=1e-9)
+
+
+def packed(episodes, steps):
+    """One column of whole episodes, as replay packs it; rewards and masks in float64."""
+    packer = Packer(1, steps)
+    for episode in episodes:
+        assert not list(packer.add(episode))
+    return {
+        key: torch.from_numpy(array.astype(np.float64) if array.dtype == np.float32 else array)
+        for key, array in packer.flush().items()
+    }
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 7])
+def test_episodes_together_are_episodes_apart(n_step):
+    """No return takes a reward of another episode, nor bootstraps from one's observation: neither across a termination,
+    behind which the next episode begins at once, nor across a truncation, whose last observation stands between."""
+    rng = np.random.default_rng(n_step)
+    ends = [
+        (5, "terminated"),
+        (1, "truncated"),
+        (7, "truncated"),
+        (1, "terminated"),
+        (4, "terminated"),
+        (3, "truncated"),
+    ]
+    episodes = []
+    for length, end in ends:
+        obs = rng.normal(size=(length + 1, OBS))
+        obs[:, 0] = 1.0
+        episodes.append(
+            Fragment(
+                obs=obs,
+                action=rng.uniform(-0.9, 0.9, size=(length, ACT)),
+                log_prob=np.zeros(length, np.float32),
+                reward=rng.normal(size=length).astype(np.float32),
+                terminated=end == "terminated",
+                truncated=end == "truncated",
+                policy_version=np.zeros(length, np.int64),
+            )
+        )
+    together = packed(episodes, 30)
+    columns = [packed([episode], 30) for episode in episodes]
+    apart = {key: torch.cat([column[key] for column in columns]) for key in together}
+    assert together["mask"].sum() == apart["mask"].sum() == sum(length for length, _ in ends)
+
+    def gradient_from(batch):
+        module = Soft()
+        with torch.no_grad():  # hardly any spread, as the two draw other noise
+            module.log_std.zero_()
+            module.log_std[0] = -50.0
+        sac = SAC(module, sgd(module), SACConfig(n_step=n_step, alpha=0.0, gamma=0.9))
+        measured = {}
+        gradient = moved(module, lambda: measured.update(sac.update(batch, 0.0)))
+        return gradient, measured["td_error"]
+
+    (ours, error), (theirs, error_apart) = gradient_from(together), gradient_from(apart)
+    assert error == pytest.approx(error_apart, abs=1e-12)
+    for name in ("mean", "critic.inner", "critic.outer"):
+        assert np.abs(theirs[name]).max() > 1e-3
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-12)
 
 
 def test_priorities_are_mean_absolute_errors_of_the_columns():
