@@ -8,7 +8,7 @@ share the buffer do not wait: then its oldest batch is dropped, from wherever th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_sources(
-    job: JobConfig, layout: Layout | None = None, opened: dict[str, tuple[Dataset, Fragment]] | None = None
+    job: JobConfig,
+    layout: Layout | None = None,
+    opened: dict[str, tuple[Dataset, Fragment]] | None = None,
+    memory: Collection[str] = (),
 ) -> dict[str, set[str]]:
     """Looks at the first episode of each source that is files, and at the header of each file, before anything is read:
     whether it is what the model observes, and has what the algorithm learns from. Of a function nothing is looked at:
@@ -40,6 +43,7 @@ def check_sources(
         layout: what the model that learns observes; None: not known yet.
         opened: datasets that were looked at already, with their first episodes, which are not read again; gets the
             others.
+        memory: what the data must have of the memory of the model that learns, ``state/...``.
 
     Returns:
         What the data has of each step, by source.
@@ -68,9 +72,19 @@ def check_sources(
                 for trainer in job.trainers.values():
                     if source.buffer in trainer.buffers:
                         check_recorded(trainer.algorithm, fields)
+                        _check_memory(memory, fields)
             except ConfigError as error:
                 raise ConfigError(f"source {name!r}: {error.message}", source=name) from error
     return found
+
+
+def _check_memory(memory: Collection[str], fields: Collection[str]) -> None:
+    missing = sorted(set(memory) - set(fields))
+    if missing:
+        raise ConfigError(
+            f"has no {', '.join(missing)}, what the model's memory held before each step, as the agent that plays "
+            "records it. Recordings without are cloned by train_local(demonstrations=...)"
+        )
 
 
 class Sources:

@@ -204,8 +204,8 @@ def check_learning(job: JobConfig) -> Layout:
     config = job.trainers[only("trainer", job.trainers)]
     opened: dict[str, tuple[Dataset, Fragment]] = {}
     check_algorithm(job, check_rollouts(job), check_sources(job, opened=opened))
-    layout = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
-    check_sources(job, layout, opened)
+    layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
+    check_sources(job, layout, opened, memory)
     return layout
 
 

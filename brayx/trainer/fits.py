@@ -25,7 +25,7 @@ from brayx.replay.packing import Layout
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.prefetch import state_argument
-from brayx.types import NestedArray
+from brayx.types import NestedArray, flatten
 
 
 def built_to_learn(
@@ -49,15 +49,19 @@ def built_to_learn(
     return built, forward_args, given
 
 
-def layout_of(config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]) -> Layout:
-    """The layout of what a model observes and does; arguments and errors as `built_to_learn`."""
+def layout_of(
+    config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]
+) -> tuple[Layout, set[str]]:
+    """The layout of what a model observes and does, and the keys of what its memory held, ``state/...``, that batches
+    must have beside; arguments and errors as `built_to_learn`."""
     built, forward_args, given = built_to_learn(config, model, module, folder, job)
     at = state_argument(built)  # what a memory held comes beside the observation
     hooks = load_hooks(config.hooks, folder) if config.hooks else Hooks()
-    return Layout.of_model(
-        tuple(arg for index, arg in enumerate(forward_args) if index != at),
-        actions_of(given) if hooks.handle is None else None,  # that may make the model's actions of others
+    own = hooks.handle is None  # that may make the model's actions of others, and a memory's state of what it is given
+    layout = Layout.of_model(
+        tuple(arg for index, arg in enumerate(forward_args) if index != at), actions_of(given) if own else None
     )
+    return layout, set() if at is None or not own else set(flatten(forward_args[at], "state"))
 
 
 def check_model(

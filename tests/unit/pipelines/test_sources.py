@@ -156,6 +156,34 @@ def test_a_check_reads_the_first_episode_once_and_nothing_of_a_function(
     assert buffer.taken == [0, 1, 2]
 
 
+HANDLE = """
+def handle(batch):
+    return batch
+"""
+
+
+def test_records_without_what_a_memory_held_are_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told how else they are cloned. A hook that handles batches may give a state of its own."""
+    monkeypatch.setattr(f"{__name__}.JOB", OWN.replace("given_model", "given_memory"))
+    (tmp_path / "given_memory.py").write_text(
+        OF_TWO.replace("num_actions=4", "num_actions=4, network=NetworkConfig(lstm=3)").replace(
+            "import policy_for", "import NetworkConfig, policy_for"
+        )
+    )
+    (tmp_path / "given_hooks.py").write_text(HANDLE)
+    save(tmp_path / "set.npz", action=np.array([1, 3]))
+    made = job(tmp_path, f"path: set.npz, {BESIDE}", monkeypatch)
+    with pytest.raises(ConfigError, match=r"source 'data': has no state/c, state/h, .* by train_local\(demonstrations"):
+        check_learning(made)
+    check_learning(JobConfig.load(tmp_path / "job.yaml", ["trainer.hooks=given_hooks"]))
+    with np.load(tmp_path / "set.npz") as rows:
+        held = {f"state/{name}": np.zeros((2, 3), np.float32) for name in "hc"}
+        np.savez(tmp_path / "set.npz", **rows, **held)
+    check_learning(made)
+
+
 def test_a_buffer_that_drops_what_is_old_takes_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = job(tmp_path, "module: given_data, func: one", monkeypatch)
     check_sources(made)

@@ -67,7 +67,7 @@ def spec(tmp_path):
 
 
 def layout(spec):
-    return layout_of(spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config)
+    return layout_of(spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config)[0]
 
 
 GOOD = '"logits": x, "value": x[:, 0]'
