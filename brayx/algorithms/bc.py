@@ -108,7 +108,8 @@ class BC:
 
         Args:
             batch: as `brayx.algorithms.base.Algorithm.update` says; rewards, ends and log-probabilities are not looked
-                at, but by a recurrent module, which is carried along. Not changed.
+                at, but by a recurrent module, which is carried along. What a ``turn`` says is somebody else's is not
+                imitated. Not changed.
             progress: how far training has come, 0 to 1; the learning rate falls with it.
 
         Returns:
@@ -116,7 +117,7 @@ class BC:
         """
         columns.check(batch)
         learning_rate = self._optimise.begin(progress)
-        mask = batch["mask"].clone()
+        mask = batch["mask"] * batch["turn"] if "turn" in batch else batch["mask"].clone()
         mask[:, -1] = 0
         hidden = torch.zeros_like(mask)
         if self.config.holdout:

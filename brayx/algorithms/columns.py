@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from brayx.algorithms.forward import Forward, carries, state_of
+from brayx.errors import ConfigError
 
 
 def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
@@ -30,6 +31,25 @@ def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
     mask = batch["mask"]
     if mask.ndim != 2 or mask.shape[1] < steps + 1:
         raise ValueError(f"mask: expected [B, T + 1] with T >= {steps}, got shape {tuple(mask.shape)}")
+
+
+def refuse_turns(batch: Mapping[str, Any], name: str) -> None:
+    """Refuses a game by turns for an algorithm that would take others' moves for the agent's.
+
+    Args:
+        batch: tensors.
+        name: of the algorithm.
+
+    Raises:
+        ConfigError: the batch has a ``turn``; names what fits.
+    """
+    if "turn" in batch:
+        raise ConfigError(
+            f"turn: algorithm {name!r} does not tell other players' moves from its own; 'impala' does, 'bc', and "
+            "'mixed' of impala",
+            key="algorithm",
+            fits=["impala", "bc", "mixed"],
+        )
 
 
 def transitions(batch: Mapping[str, Any], key: str) -> Tensor:

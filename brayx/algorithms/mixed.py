@@ -38,6 +38,8 @@ from brayx.nets.distributions import log_prob_entropy
 from brayx.types import DEMONSTRATION
 
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
+_TURN = "turn"
+"""Of a game by turns: which steps are the agent's own, and are imitated."""
 _PATIENCE = 1000
 """Batches of play that pass while imitation comes first and there is nothing to imitate."""
 _AT_ONCE = 100
@@ -164,7 +166,7 @@ class Mixed:
         if DEMONSTRATION in batch:
             columns.check(batch)
             if self._keep:
-                kept = {key: batch[key] for key in _KEYS}
+                kept = {key: batch[key] for key in (*_KEYS, *({_TURN} & batch.keys()))}
                 state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
                 self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
             if not self.learned:
@@ -218,7 +220,7 @@ class Mixed:
         outputs = columns.forward(self._forward, batch)
         weight = _weight(batch)
         log_prob, _ = log_prob_entropy(columns.before_last(outputs), columns.transitions(batch, "action"))
-        loss = clone_loss(log_prob, weight)
+        loss = clone_loss(log_prob, _weight(batch, own=True))
         self._losses.append(loss.detach())
         if self.config.fit_value:
             loss = loss + self._value_loss(batch, outputs, weight)
@@ -259,7 +261,9 @@ class Mixed:
         self._left = int(state.get("left", 0))
 
 
-def _weight(batch: Mapping[str, Any]) -> Tensor:
-    """Of every transition ``[T, B]``: equal, and 1 in all."""
+def _weight(batch: Mapping[str, Any], *, own: bool = False) -> Tensor:
+    """Of every transition ``[T, B]``, or of the agent's own moves alone: equal, and 1 in all."""
     mask = columns.transitions(batch, "mask")
+    if own and _TURN in batch:
+        mask = mask * columns.transitions(batch, _TURN)
     return mask / mask.sum().clamp(min=1)

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from brayx.algorithms import returns
+from brayx.algorithms import columns, returns
 from brayx.algorithms.base import ALONE, Across
 from brayx.algorithms.forward import Forward, carries, state_of
 from brayx.algorithms.moments import Moments
@@ -269,9 +269,11 @@ class PPO:
             Means over the minibatches, by the names in `METRICS`; ``learning_rate``; ``epochs`` that were taken.
 
         Raises:
+            ConfigError: the batch has a ``turn``.
             ValueError: the batch, or what the module gives for it, has another shape than it must.
         """
         config = self.config
+        columns.refuse_turns(batch, config.name)
         closed = self._closed_form(batch["obs"])
         learning_rate = self._optimise.begin(progress)
         left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
@@ -412,6 +414,8 @@ class PPO:
             batch[key].transpose(0, 1)
             for key in ("mask", "terminated", "truncated", "log_prob", "reward_heads" if heads else "reward")
         )
+        if heads and reward.shape[2:] != (len(heads),):
+            raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
         state: Any = None
         carry: Tensor | None = None
         if self._forward.recurrent:
@@ -472,8 +476,6 @@ class PPO:
                 terminated, truncated, gamma=self.config.gamma, lam=self.config.gae_lambda, dtype=value.dtype
             )
             return returns.gae(reward, discount_t, lambda_t, value)
-        if reward.shape[-1] != len(heads):
-            raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
         each = [
             returns.gae(
                 reward[..., k],

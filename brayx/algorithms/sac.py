@@ -152,8 +152,12 @@ class SAC:
 
         Returns:
             By the names in `METRICS` and ``learning_rate``.
+
+        Raises:
+            ConfigError: the batch has a ``turn``.
         """
         columns.check(batch, steps=self.config.n_step)
+        columns.refuse_turns(batch, self.config.name)
         learning_rate = self._optimise.begin(progress)
         learned = batch["mask"][:, :-1]
         count = self._across.sum(learned.sum())

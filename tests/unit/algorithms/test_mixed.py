@@ -81,6 +81,27 @@ def test_a_gradient_is_the_sum_of_both(reinforcement, alone):
             np.testing.assert_allclose(both[name], first[name] + coef * second[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("fit_value", [0.0, 0.3])
+def test_of_a_game_by_turns_only_the_agents_own_moves_are_imitated(fit_value):
+    """The value is fitted everywhere, as reinforcement learns it."""
+    turn = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) < 0.5
+    options = {"imitation_coef": 0.5, "imitation_columns": 4, "imitation_until": 1.0, "fit_value": fit_value}
+    found = {}
+    for name, demos in (
+        ("turns", {**demonstrations(), "turn": turn}),
+        ("hidden", {**demonstrations(), "mask": demonstrations()["mask"] * turn}),
+        ("all", demonstrations()),
+    ):
+        table = Table(7, 3)
+        mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA, **options))
+        mixed._played = True  # no gradient of demonstrations alone
+        mixed.update(demos, 0.0)
+        found[name] = gradient_of(mixed, {**random_batch(), "turn": torch.ones(5, 10, dtype=torch.bool)})
+    np.testing.assert_allclose(found["turns"]["policy"], found["hidden"]["policy"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found["turns"]["worth"], found["all"]["worth"], rtol=0, atol=1e-12)
+    assert np.abs(found["turns"]["policy"] - found["all"]["policy"]).max() > 1e-3
+
+
 def test_before_any_play_demonstrations_are_learned_from_alone_and_only_kept_after_it():
     table, demo = Table(7, 3), Table(7, 3)
     mixed = Mixed(table, sgd(table), MixedConfig(reinforcement=IMPALA))

@@ -9,8 +9,11 @@ import numpy as np
 import optree
 import pytest
 import torch
+from torch import nn
 
+from brayx.algorithms.build import algorithm_options, build
 from brayx.algorithms.ppo import ppo_loss
+from brayx.errors import ConfigError
 from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update, two_episodes
 
 
@@ -306,7 +309,8 @@ def test_the_learning_rate_is_steered_by_the_kl(target, factor):
 @pytest.mark.parametrize(
     ("case", "change", "said"),
     [
-        ("reward heads", lambda b: b.update(reward_heads=b["reward_heads"][..., :1]), "value: expected"),
+        ("reward heads", lambda b: b.update(reward_heads=b["reward_heads"][..., :1]), "reward_heads: expected"),
+        ("reward heads", lambda b: b.update(reward_heads=b["reward"]), "reward_heads: expected"),
         ("categorical", lambda b: b.update(mask=b["mask"][:, 0]), "mask: expected"),
         ("memory", lambda b: b.pop("state"), "no stored state"),
     ],
@@ -316,3 +320,17 @@ def test_a_batch_that_does_not_fit_is_refused(case, change, said):
     change(batch)
     with pytest.raises(ValueError, match=said):
         make(case).update(batch, 0.0)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "mappo", "sac"])
+def test_a_game_by_turns_is_refused_by_who_would_take_others_moves_for_its_own(algorithm):
+    module = nn.Linear(2, 2)
+    module.critic = nn.Linear(2, 1)
+    made = build(algorithm_options(algorithm)(), module, torch.optim.SGD(module.parameters(), lr=1.0))
+    batch = {
+        **make_batch("categorical"),
+        "obs/state": torch.zeros(4, 10, 2),
+        "turn": torch.ones(4, 10, dtype=torch.bool),
+    }
+    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' does not tell other players' moves"):
+        made.update(batch, 0.0)
