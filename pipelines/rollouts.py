@@ -601,6 +601,13 @@ def limiter_of(training: Training) -> RateLimiter:
     Raises:
         ConfigError: with these options nothing ever would be.
     """
+    come = max(1, training.total_steps // training.unroll_length)
+    if come < training.min_columns:
+        raise ConfigError(
+            f"the table cannot be sampled so: min_columns is {training.min_columns}, and {training.total_steps} "
+            f"total_steps are {come} columns of unroll_length {training.unroll_length}",
+            key="min_columns",
+        )
     try:
         return RateLimiter(
             training.samples_per_insert,

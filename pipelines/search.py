@@ -21,6 +21,9 @@ from pydantic import ValidationError
 
 from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.build import AlgorithmConfig, algorithm_options
+from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
@@ -28,6 +31,7 @@ from brayx.nets.soft import NETWORK
 from pipelines.training import Training
 
 _NETWORK = "network."
+_INNER = "reinforcement."
 _OWN = {"sac": NETWORK.model_dump()}
 """Networks that differ from `NetworkConfig`'s defaults."""
 _CLONING = {"unroll_length": 32, "batch_size": 32, "evaluation_episodes": 20}
@@ -135,14 +139,22 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     here = [name for name in Training.model_fields if name not in _NOT_SEARCHED]
     known = [*here, *(name for name in model.model_fields if name != "name")]
     known += [_NETWORK + name for name in NetworkConfig.model_fields]
-    chosen: dict[str, dict[str, Any]] = {"run": {}, "algorithm": {}, "network": {}}
+    if model is MixedConfig:
+        known += sorted({_INNER + name for inner in (PPOConfig, ImpalaConfig) for name in inner.model_fields})
+    chosen: dict[str, dict[str, Any]] = {"run": {}, "algorithm": {}, "network": {}, "inner": {}}
     for name, value in values.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             told = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
             raise ConfigError(f"there is no option {name!r}; {told}", key=name)
+        if name.startswith(_INNER):
+            chosen["inner"][name.removeprefix(_INNER)] = value
+            continue
         group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
         chosen[group][name.removeprefix(_NETWORK)] = value
+    if chosen["inner"]:
+        whole = chosen["algorithm"].get("reinforcement", {})
+        chosen["algorithm"]["reinforcement"] = {**whole, **chosen["inner"]}
     try:
         config: Any = model(**chosen["algorithm"])
         network = NetworkConfig(**{**_OWN.get(algorithm, {}), **chosen["network"]}) if chosen["network"] else None

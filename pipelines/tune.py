@@ -174,7 +174,7 @@ def tune(
     check_env(env)
     if demonstrations is not None:
         demonstrations = _by_whole_path(demonstrations)
-    search.check(algorithm, space, _fits(env, space, demonstrations))
+    search.check(algorithm, space, _fits(env, space, total_steps, demonstrations))
     interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
@@ -211,7 +211,9 @@ def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
     return data
 
 
-def _fits(env: str, space: Space, demonstrations: Dataset | None) -> Callable[[AlgorithmConfig, Training], None]:
+def _fits(
+    env: str, space: Space, total_steps: int, demonstrations: Dataset | None
+) -> Callable[[AlgorithmConfig, Training], None]:
     """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
     from brayx.actions import ActionSpec
     from brayx.algorithms.bc import BCConfig
@@ -251,7 +253,7 @@ def _fits(env: str, space: Space, demonstrations: Dataset | None) -> Callable[[A
                 key="evaluation_episodes",
             )
         if training.sampler != "fifo":
-            limiter_of(training)
+            limiter_of(training.model_copy(update={"total_steps": total_steps}))
         heads = getattr(algorithm, "reward_heads", None)
         # What a model may fit or not: most draws have the same.
         model = f"{training.network!r} {heads!r} {training.sde_steps > 1}"

@@ -221,6 +221,11 @@ def test_a_table_that_could_never_be_sampled_is_refused():
         train_local(Counting, training=Training(**QUICK, sampler="uniform", capacity=4, min_columns=8))
 
 
+def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
+    with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 total_steps are 781 columns of unroll_"):
+        train_local(Counting, ImpalaConfig(), Training(sampler="uniform", vectorization="sync"))
+
+
 def test_priorities_that_nobody_would_give_are_refused():
     with pytest.raises(ConfigError, match=r"'ppo' neither gives priorities .* these do: impala$"):
         train_local(Counting, training=Training(**QUICK, sampler="prioritised", min_columns=8, capacity=64))

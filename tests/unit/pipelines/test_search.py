@@ -106,6 +106,25 @@ def test_options_that_do_not_go_together_in_any_draw_are_refused() -> None:
     check("sac", parse(["n_step=500", "unroll_length=choice(500, 600)", lines[2]]), fits_unroll)
 
 
+def test_options_of_the_reinforcement_that_is_mixed_are_searched_by_name() -> None:
+    config, _ = arguments("mixed", {"reinforcement.clip_param": 0.3, "imitation_coef": 0.5})
+    assert (config.reinforcement.clip_param, config.imitation_coef) == (0.3, 0.5)
+    config, _ = arguments("mixed", {"reinforcement": {"name": "impala"}, "reinforcement.clip_rho": 2.0})
+    assert (config.reinforcement.name, config.reinforcement.clip_rho) == ("impala", 2.0)
+    for values, message in (
+        (
+            {"reinforcement.clip_parm": 0.3},
+            "no option 'reinforcement.clip_parm'; nearest is 'reinforcement.clip_param'",
+        ),
+        ({"reinforcement.clip_param": 3.0}, r"clip_param is 3\.0"),
+        ({"reinforcement.clip_rho": 2.0}, "clip_rho"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            arguments("mixed", values)
+    with pytest.raises(ConfigError, match=r"no option 'reinforcement.clip_param'; nearest is 'clip_param'"):
+        arguments("ppo", {"reinforcement.clip_param": 0.3})
+
+
 def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
     steps = {"action": np.zeros(10, np.int64), "reward": np.ones(10), "terminated": np.arange(10) == 9}
     np.savez(tmp_path / "games.npz", obs=np.zeros((10, 4), np.float32), **steps)
@@ -128,8 +147,14 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
         ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
         ("CartPole-v1", "ppo", "network.value_heads=choice(None, 2)", r"gave value \[N, 2\], expected value \[N\]"),
+        ("CartPole-v1", "impala", "sampler='uniform'", "min_columns is 1000, and 60000 total_steps are 468 columns"),
         ("Pendulum-v1", "sac", "capacity=choice(500, 100000)", "min_size is 1000, and there is room for 500"),
-        ("CartPole-v1", "ppo", "sampler=choice('uniform', 'prioritised')", "'ppo' neither gives priorities"),
+        (
+            "CartPole-v1",
+            "ppo",
+            "min_columns=8;sampler=choice('uniform', 'prioritised')",
+            "'ppo' neither gives priorities",
+        ),
     ],
 )
 def test_a_search_that_no_trial_could_begin_starts_nothing(
