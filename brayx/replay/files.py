@@ -337,6 +337,12 @@ class Dataset:
         for name, array in arrays.items():
             if len(array) != rows:
                 raise ConfigError(f"{file}: {name} has {len(array)} rows, and reward {rows}", path=str(file))
+            following = arrays.get(f"next_{name}", array)
+            if (name == "obs" or name.startswith("obs/")) and following.shape[1:] != array.shape[1:]:
+                raise ConfigError(
+                    f"{file}: next_{name} has shape {following.shape[1:]} a step, and {name} {array.shape[1:]}",
+                    path=str(file),
+                )
         return arrays
 
     def _whole(self, pieces: list[dict[str, np.ndarray]]) -> Iterator[Fragment]:

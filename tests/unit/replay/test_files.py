@@ -177,6 +177,10 @@ def test_other_things_that_are_wrong_with_a_file(tmp_path):
     save_npz(tmp_path / "short.npz", {**steps("-T"), "action": np.zeros(3)})
     with pytest.raises(ConfigError, match="action has 3 rows, and reward 2"):
         Dataset(tmp_path / "short.npz").check()
+    rows = {**steps("-T"), "obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 3))}
+    save_npz(tmp_path / "narrow.npz", rows)
+    with pytest.raises(ConfigError, match=r"narrow.npz: next_obs has shape \(3,\) a step, and obs \(4,\)"):
+        Dataset(tmp_path / "narrow.npz").check()
     save_npz(tmp_path / "pickled.npz", {**steps("-T"), "extra": np.array([{}, {}], object)})
     with pytest.raises(ConfigError, match="cannot be read"):
         Dataset(tmp_path / "pickled.npz").check()
