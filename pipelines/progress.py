@@ -23,17 +23,19 @@ from rich.text import Text
 _LINE_EVERY_S = 5.0
 
 
-def _number(value: float | None, form: str = ",.0f") -> str:
+def number(value: float | None, form: str = ",.0f") -> str:
+    """A metric for people; one that there is not yet, or that is none, is a dash."""
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
 def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
     """What is played, and how fast: ticks through the door, or else steps of environments that need none."""
     what, name = ("ticks/s", "ticks_per_s") if numbers.get("ticks_per_s") else ("steps/s", "env_steps_per_s")
-    return what, _number(numbers.get(name))
+    return what, number(numbers.get(name))
 
 
 def _milliseconds(value: float | None) -> str:
+    """A metric for people; one that there is not yet, or that is none, is a dash."""
     return "-" if value is None else f"{value * 1e3:.2f}"
 
 
@@ -132,9 +134,9 @@ class Progress:
         get = numbers.get
         what, pace = _pace(numbers)
         return (
-            f"{_number(get('env_steps', 0.0))} env steps  return {_number(get('episode_return.last100'), '.1f')}  "
-            f"{pace} {what}  version {_number(get('policy_version'))}  "
-            f"lag {_number(get('lag_versions'), '.1f')}"
+            f"{number(get('env_steps', 0.0))} env steps  return {number(get('episode_return.last100'), '.1f')}  "
+            f"{pace} {what}  version {number(get('policy_version'))}  "
+            f"lag {number(get('lag_versions'), '.1f')}"
         )
 
     def _panel(self, numbers: Mapping[str, float], gamecores: int, workers: int, note: str) -> Group:
@@ -144,26 +146,26 @@ class Progress:
         for _ in range(4):
             table.add_column(justify="right", style="dim")
             table.add_column(justify="left", min_width=9)
-        sessions = f"{_number(get('sessions_active'))} of {gamecores} gamecores"
+        sessions = f"{number(get('sessions_active'))} of {gamecores} gamecores"
         players = ("workers", f"{workers}") if workers and not gamecores else ("sessions", sessions)
         target = f" / {self._target:g}" if self._target is not None else ""
         table.add_row(
-            "return", f"[bold]{_number(get('episode_return.last100'), '.1f')}[/bold]{target}",
-            "env steps", _number(steps),
+            "return", f"[bold]{number(get('episode_return.last100'), '.1f')}[/bold]{target}",
+            "env steps", number(steps),
             *_pace(numbers),
             "tick p50/p99 ms", f"{_milliseconds(get('tick_seconds.p50'))} / {_milliseconds(get('tick_seconds.p99'))}",
         )  # fmt: skip
         table.add_row(
-            "games", _number(get("games", 0.0)),
-            "policy version", _number(get("policy_version")),
-            "lag (versions)", _number(get("lag_versions"), ".1f"),
+            "games", number(get("games", 0.0)),
+            "policy version", number(get("policy_version")),
+            "lag (versions)", number(get("lag_versions"), ".1f"),
             *players,
         )  # fmt: skip
         table.add_row(
-            "entropy", _number(get("entropy"), ".3f"),
+            "entropy", number(get("entropy"), ".3f"),
             "update ms", _milliseconds(get("update_seconds.p50")),
-            "learner waits", _number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
-            "dropped", _number(_dropped(numbers)),
+            "learner waits", number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
+            "dropped", number(_dropped(numbers)),
         )  # fmt: skip
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"

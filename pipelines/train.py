@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import shlex
 import tempfile
 import time
@@ -41,7 +42,7 @@ from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalis
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
-from pipelines.progress import Progress
+from pipelines.progress import Progress, number
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources, check_sources
 
@@ -119,26 +120,25 @@ class TrainResult:
     def summary(self) -> str:
         """What there is to say, for people."""
         get = self.numbers.get
-        nan = float("nan")
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
         took = f"{self.seconds:.0f} s of training, its start not counted"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
-            f"return {get(CURVE_METRIC, nan):.1f} (mean of the last 100 games)",
-            f"  {self._rates()}; lag {get('lag_versions', nan):.1f} versions",
+            f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
+            f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
         ]
         lines += [f"  {line}" for line in self.outcome.splitlines()]
         return "\n".join(lines)
 
     def _rates(self) -> str:
-        get, seconds, nan = self.numbers.get, max(self.seconds, 1e-9), float("nan")
+        get, seconds = self.numbers.get, max(self.seconds, 1e-9)
+        milliseconds = [number(1e3 * get(f"tick_seconds.run.{part}", math.nan), ".2f") for part in ("p50", "p99")]
         ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
         rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
         door = (
             f"{ticks / seconds:,.0f} ticks/s through the door; "
-            f"a tick took the actor {1e3 * get('tick_seconds.run.p50', nan):.2f} ms (p50), "
-            f"{1e3 * get('tick_seconds.run.p99', nan):.2f} ms (p99)"
+            f"a tick took the actor {milliseconds[0]} ms (p50), {milliseconds[1]} ms (p99)"
         )
         return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
 

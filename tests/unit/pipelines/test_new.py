@@ -79,6 +79,7 @@ def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
     [
         ("Pong", "rl", "name is 'Pong', expected small letters"),
         ("../evil", "rl", "expected small letters"),
+        ("test", "rl", "pytest would take test_game.py for tests"),
         ("pong", "dqn", "template is 'dqn', expected one of rl, imitation, mixed"),
     ],
 )
