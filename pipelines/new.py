@@ -43,6 +43,8 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
             f"name is {name!r}, expected small letters, digits and underscores, a letter first: modules get it",
             key="name",
         )
+    if name == "test":
+        raise ConfigError("name is 'test', and pytest would take test_game.py for tests: choose another", key="name")
     folder = Path(parent, name)
     try:
         folder.mkdir(parents=True)
