@@ -43,6 +43,7 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.session import SessionTable
+from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.components import load
 from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
@@ -51,6 +52,7 @@ from brayx.gamecore import gym, pettingzoo
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
+from brayx.nets.heads import MASKED
 from brayx.replay.packing import Packer
 from brayx.types import Fragment
 from deployments.job import KINDS, JobConfig, SourceConfig
@@ -179,6 +181,40 @@ def door() -> Iterator[str]:
     service = DocService(ROOT / "pipelines" / "templates", "gym_agent", "GymAgent", model, "serve")
     with serving(DoorApp(service)) as address:
         yield address
+
+
+def test_the_model_that_is_made_of_pieces_acts_and_learns(examples: Path) -> None:
+    """It is exported as it stands, never attacks who is not there, and takes an update."""
+    module, forward_args = load("attack_model", "build_model", str(examples))("model", {})
+    engine = build_engine("onnx", module, forward_args)
+    rng = np.random.default_rng(0)
+    obs = {
+        "action_mask": (np.arange(8) < rng.integers(1, 9, (5, 1))).astype(np.float32),
+        "flags": rng.integers(0, 2**16, 5),
+        "phase": rng.integers(0, 5, 5),
+        "units": rng.normal(size=(5, 8, 6)).astype(np.float32),
+    }
+    found = engine.run(engine.bind(engine.initial), [obs[name] for name in sorted(obs)])
+    outputs = {leaf.path: array for leaf, array in zip(engine.spec.outputs, found, strict=True)}
+    assert outputs["logits"].shape == (5, 8)
+    assert outputs["value"].shape == (5,)
+    assert (outputs["logits"][obs["action_mask"] == 0] == MASKED).all()
+    actions = np.where(obs["action_mask"] > 0, outputs["logits"], -np.inf).argmax(-1)
+    columns = {name: torch.from_numpy(np.stack([leaf[:-1], leaf[1:]], 1)) for name, leaf in obs.items()}
+    zeros = torch.zeros(4, 2)
+    batch = {
+        "obs": columns,
+        "action": torch.from_numpy(np.stack([actions[:-1], actions[1:]], 1)),
+        "mask": torch.tensor([[1.0, 0.0]]).expand(4, 2).clone(),
+        "reward": torch.randn(4, 2),
+        "terminated": zeros.bool(),
+        "truncated": zeros.bool(),
+        "log_prob": zeros,
+    }
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    PPO(module, torch.optim.Adam(module.parameters(), lr=1e-2), PPOConfig(epochs=2)).update(batch, 0.0)
+    moved = {name.split(".")[0] for name, weight in module.state_dict().items() if not weight.equal(before[name])}
+    assert moved >= {"phase", "units", "trunk", "target", "value"}
 
 
 def test_every_snippet_is_of_a_kind_that_is_checked() -> None:
