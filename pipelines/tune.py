@@ -607,8 +607,7 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
     ]
     books.expect(drawn)
     cpus = float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))  # type: ignore[no-untyped-call]
-    # A population lives side by side, since a trial that makes room for another one costs a process's start.
-    each = min(1.0, cpus / num_trials) if method == "pbt" else min(1.0, cpus)
+    each, at_once = _shares(method, num_trials, cpus)
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(ray_tune.with_parameters(_train, spec=spec), {"cpu": each}),
         param_space={"options": ray_tune.grid_search(drawn)},
@@ -616,7 +615,7 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
             metric="score",
             mode="max",
             scheduler=_scheduler(method, spec, domains, rng),
-            max_concurrent_trials=None if method == "pbt" else max(1, min(num_trials, int(cpus))),
+            max_concurrent_trials=at_once,
             reuse_actors=True,
             time_budget_s=_TIMEOUT_S,
         ),
@@ -632,6 +631,14 @@ def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str
     )
     with _quiet():
         tuner.fit()
+
+
+def _shares(method: Method, num_trials: int, cpus: float) -> tuple[float, int | None]:
+    """CPUs of a trial, and how many run at once in a cluster of so many; None: all. A population lives side by side,
+    since a trial that makes room for another one costs a process's start."""
+    if method == "pbt":
+        return min(1.0, cpus / num_trials), None
+    return min(1.0, cpus), max(1, min(num_trials, int(cpus)))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from ray.tune.experiment import Trial
 
 from brayx.replay.files import Dataset
-from pipelines.tune import _by_whole_path, _scheduler, _Spec, train_trial
+from pipelines.tune import Method, _by_whole_path, _scheduler, _shares, _Spec, train_trial
 
 PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 
@@ -214,6 +214,22 @@ def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_th
     steps = [look.numbers["env_steps"] for look in looks[:-1]]
     assert [step // 6000 for step in steps] == [1, 2, 3, 4]
     assert all(step % 6000 < num_envs * 300 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("method", "trials", "cpus", "shares"),
+    [
+        ("asha", 8, 2.0, (1.0, 2)),
+        ("asha", 8, 64.0, (1.0, 8)),
+        ("asha", 3, 0.5, (0.5, 1)),
+        ("pbt", 8, 2.0, (0.25, None)),
+        ("pbt", 2, 64.0, (1.0, None)),
+    ],
+)
+def test_the_clusters_cpus_decide_how_many_trials_run(
+    method: Method, trials: int, cpus: float, shares: tuple[float, int | None]
+) -> None:
+    assert _shares(method, trials, cpus) == shares
 
 
 def test_asha_compares_trials_at_the_same_env_steps_however_often_they_were_looked_at() -> None:
