@@ -142,28 +142,29 @@ def test_pendulum_ppo(rows: Rows, seed: int) -> None:
     assert seen(rows, "PPO with state-dependent exploration, Pendulum-v1, 100 k steps", seed, result) >= -190
 
 
+SAC: dict[str, Any] = {
+    "total_steps": 20_000,
+    "num_envs": 4,
+    "learning_rate": 1e-3,
+    "network": NetworkConfig(hidden=[64, 64], activation="relu"),
+    "evaluation_episodes": 200,
+}
+
+
 @SEEDS
 def test_pendulum_sac(rows: Rows, seed: int) -> None:
     """Reference: -157 after 20 k steps, with networks of 256; these have 64."""
-    network = NetworkConfig(hidden=[64, 64], activation="relu")
-    result = train_local(
-        "Pendulum-v1",
-        SACConfig(),
-        Training(
-            total_steps=20_000,
-            num_envs=4,
-            unroll_length=1,
-            learning_rate=1e-3,
-            network=network,
-            sampler="uniform",
-            batch_size=256,
-            samples_per_insert=256.0,
-            min_columns=500,
-            evaluation_episodes=200,
-            seed=seed,
-        ),
-    )
+    table = {"sampler": "uniform", "batch_size": 256, "samples_per_insert": 256.0, "min_columns": 500}
+    result = train_local("Pendulum-v1", SACConfig(), Training(unroll_length=1, seed=seed, **table, **SAC))
     assert seen(rows, "SAC, Pendulum-v1, 20 k steps", seed, result) >= -200
+
+
+@SEEDS
+def test_pendulum_sac_of_three_steps_by_priorities(rows: Rows, seed: int) -> None:
+    """The same reference, with columns of four transitions and a gradient for each column."""
+    table = {"sampler": "prioritised", "batch_size": 64, "samples_per_insert": 64.0, "min_columns": 100}
+    result = train_local("Pendulum-v1", SACConfig(n_step=3), Training(unroll_length=4, seed=seed, **table, **SAC))
+    assert seen(rows, "SAC, n_step 3, prioritised, Pendulum-v1, 20 k steps", seed, result) >= -200
 
 
 @SEEDS
