@@ -26,18 +26,20 @@ class AgentsAsRows(VectorEnv):
         make: makes a game, a PettingZoo `ParallelEnv` whose agents are alike and stay until the game ends.
         games: how many.
         state: observations have the game's state beside the agent's own observation.
+        ids: the state ends with whose row it is, one-hot, as a value must know where the agents' rewards differ.
 
     Raises:
-        ConfigError: the agents' spaces differ, or the game has no state.
+        ConfigError: the agents' spaces differ, or the game has no state, or none that ``ids`` could be put behind.
     """
 
-    def __init__(self, make: Callable[[], Any], games: int = 1, *, state: bool = False) -> None:
+    def __init__(self, make: Callable[[], Any], games: int = 1, *, state: bool = False, ids: bool = False) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self._games = [make() for _ in range(games)]
         first = self._games[0]
         self.agents = list(first.possible_agents)
         self.num_envs = games * len(self.agents)
         self._with_state = state
+        self._ids: np.ndarray | None = None
         spaces = {agent: (first.observation_space(agent), first.action_space(agent)) for agent in self.agents}
         own, self.single_action_space = spaces[self.agents[0]]
         for agent, (observed, acted) in spaces.items():
@@ -51,7 +53,11 @@ class AgentsAsRows(VectorEnv):
             space = getattr(first, "state_space", None)
             if not isinstance(space, gymnasium.Space):
                 raise ConfigError(f"{first} has no state_space, and its agents' value is to see the game's state")
+            if ids:
+                space = self._with_ids(space)
             self.single_observation_space = gymnasium.spaces.Dict({OWN: own, STATE: space})
+        elif ids:
+            raise ConfigError("ids are part of the state: expected state=True beside them", key="ids")
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._ended = [False] * games
@@ -99,11 +105,21 @@ class AgentsAsRows(VectorEnv):
         for game in self._games:
             game.close()
 
+    def _with_ids(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """The space of a state that ends with whose row it is."""
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
+            raise ConfigError(f"ids go behind a state that is a row of numbers, and this one is {space}", key="ids")
+        self._ids = np.eye(len(self.agents), dtype=space.dtype)
+        none, one = np.zeros(len(self.agents)), np.ones(len(self.agents))
+        low, high = np.concatenate([space.low, none]), np.concatenate([space.high, one])
+        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+
     def _rows(self, game: Any, found: dict[str, Any]) -> list[Any]:
         if not self._with_state:
             return [found[agent] for agent in self.agents]
         state = game.state()
-        return [{OWN: found[agent], STATE: state} for agent in self.agents]
+        states = [state] * len(self.agents) if self._ids is None else [np.append(state, own) for own in self._ids]
+        return [{OWN: found[agent], STATE: seen} for agent, seen in zip(self.agents, states, strict=True)]
 
     def _joined(self, rows: list[Any]) -> Any:
         space = self.single_observation_space

@@ -82,6 +82,27 @@ def test_columns_have_the_state_that_only_the_value_sees():
     assert arrays["mask"][0].tolist() == [1, 1, 1, 0, 1, 0]
 
 
+def test_a_state_that_says_whose_row_it_is():
+    envs = AgentsAsRows(Count, games=2, state=True, ids=True)
+    obs, _ = envs.reset(seed=0)
+    assert obs["state"].tolist() == [[0, 1, 0], [0, 0, 1]] * 2
+    obs, *_ = envs.step(np.zeros(4, np.int64))
+    assert obs["state"].tolist() == [[10, 1, 0], [10, 0, 1]] * 2
+    assert obs["obs"].tolist() == [[0, 1], [1, 1]] * 2
+    assert obs in envs.observation_space
+    assert envs.single_observation_space["state"] == Box(np.zeros(3), np.array([99.0, 1, 1]), dtype=np.float64)
+
+
+def test_ids_without_a_state_to_be_put_behind_are_refused():
+    class Picture(Count):
+        state_space = Box(0, 255, (8, 8, 3), np.uint8)
+
+    with pytest.raises(ConfigError, match="ids are part of the state: expected state=True"):
+        AgentsAsRows(Count, ids=True)
+    with pytest.raises(ConfigError, match="a state that is a row of numbers, and this one is Box"):
+        AgentsAsRows(Picture, state=True, ids=True)
+
+
 def test_what_cannot_be_rows_is_refused():
     class Unlike(Count):
         def action_space(self, agent):
