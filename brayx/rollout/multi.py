@@ -110,8 +110,7 @@ class AgentsAsRows(VectorEnv):
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
             raise ConfigError(f"ids go behind a state that is a row of numbers, and this one is {space}", key="ids")
         self._ids = np.eye(len(self.agents), dtype=space.dtype)
-        none, one = np.zeros(len(self.agents)), np.ones(len(self.agents))
-        low, high = np.concatenate([space.low, none]), np.concatenate([space.high, one])
+        low, high = np.append(space.low, self._ids[0] * 0), np.append(space.high, self._ids[0] * 0 + 1)
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
 
     def _rows(self, game: Any, found: dict[str, Any]) -> list[Any]:

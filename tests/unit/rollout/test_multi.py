@@ -82,6 +82,7 @@ def test_columns_have_the_state_that_only_the_value_sees():
     assert arrays["mask"][0].tolist() == [1, 1, 1, 0, 1, 0]
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_state_that_says_whose_row_it_is():
     envs = AgentsAsRows(Count, games=2, state=True, ids=True)
     obs, _ = envs.reset(seed=0)
