@@ -84,14 +84,20 @@ def test_columns_have_the_state_that_only_the_value_sees():
 
 @pytest.mark.filterwarnings("error")
 def test_a_state_that_says_whose_row_it_is():
-    envs = AgentsAsRows(Count, games=2, state=True, ids=True)
+    class Single(Count):
+        state_space = Box(0, 99, (1,), np.float32)
+
+        def state(self):
+            return super().state().astype(np.float32)
+
+    envs = AgentsAsRows(Single, games=2, state=True, ids=True)
     obs, _ = envs.reset(seed=0)
     assert obs["state"].tolist() == [[0, 1, 0], [0, 0, 1]] * 2
     obs, *_ = envs.step(np.zeros(4, np.int64))
     assert obs["state"].tolist() == [[10, 1, 0], [10, 0, 1]] * 2
     assert obs["obs"].tolist() == [[0, 1], [1, 1]] * 2
     assert obs in envs.observation_space
-    assert envs.single_observation_space["state"] == Box(np.zeros(3), np.array([99.0, 1, 1]), dtype=np.float64)
+    assert envs.single_observation_space["state"] == Box(np.zeros(3, np.float32), np.array([99, 1, 1], np.float32))
 
 
 def test_ids_without_a_state_to_be_put_behind_are_refused():
