@@ -30,7 +30,7 @@ from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.hub import Drained
 from brayx.metrics import Recorder
 from brayx.tracking import Status, Trial
-from brayx.tracking.store import sqlite_path
+from brayx.tracking.store import import_mlflow, sqlite_path
 
 log = logging.getLogger(__name__)
 
@@ -345,9 +345,8 @@ def main() -> int:
         os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints elsewhere
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     with contextlib.suppress(Exception):  # the first request fails of it again, and that is told
-        import mlflow.tracking  # noqa: F401  while who trains imports torch
+        import_mlflow()  # while who trains imports torch
     desk = _Desk()
     while True:
         try:

@@ -34,9 +34,9 @@ def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
     return what, number(numbers.get(name))
 
 
-def _milliseconds(value: float | None) -> str:
-    """A metric for people; one that there is not yet, or that is none, is a dash."""
-    return "-" if value is None else f"{value * 1e3:.2f}"
+def milliseconds(value: float | None) -> str:
+    """A metric in seconds, as `number`."""
+    return number(None if value is None else value * 1e3, ".2f")
 
 
 def _dropped(numbers: Mapping[str, float]) -> float:
@@ -153,7 +153,7 @@ class Progress:
             "return", f"[bold]{number(get('episode_return.last100'), '.1f')}[/bold]{target}",
             "env steps", number(steps),
             *_pace(numbers),
-            "tick p50/p99 ms", f"{_milliseconds(get('tick_seconds.p50'))} / {_milliseconds(get('tick_seconds.p99'))}",
+            "tick p50/p99 ms", f"{milliseconds(get('tick_seconds.p50'))} / {milliseconds(get('tick_seconds.p99'))}",
         )  # fmt: skip
         table.add_row(
             "games", number(get("games", 0.0)),
@@ -163,7 +163,7 @@ class Progress:
         )  # fmt: skip
         table.add_row(
             "entropy", number(get("entropy"), ".3f"),
-            "update ms", _milliseconds(get("update_seconds.p50")),
+            "update ms", milliseconds(get("update_seconds.p50")),
             "learner waits", number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
             "dropped", number(_dropped(numbers)),
         )  # fmt: skip

@@ -152,8 +152,8 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
             continue
         group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
         chosen[group][name.removeprefix(_NETWORK)] = value
-    if chosen["inner"]:
-        whole = chosen["algorithm"].get("reinforcement", {})
+    whole = chosen["algorithm"].get("reinforcement", {})
+    if chosen["inner"] and isinstance(whole, Mapping):  # what it is else is refused with the rest
         chosen["algorithm"]["reinforcement"] = {**whole, **chosen["inner"]}
     try:
         config: Any = model(**chosen["algorithm"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import shlex
 import tempfile
 import time
@@ -42,7 +41,7 @@ from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalis
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
-from pipelines.progress import Progress, number
+from pipelines.progress import Progress, milliseconds, number
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources, check_sources
 
@@ -133,12 +132,12 @@ class TrainResult:
 
     def _rates(self) -> str:
         get, seconds = self.numbers.get, max(self.seconds, 1e-9)
-        milliseconds = [number(1e3 * get(f"tick_seconds.run.{part}", math.nan), ".2f") for part in ("p50", "p99")]
         ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
         rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
         door = (
             f"{ticks / seconds:,.0f} ticks/s through the door; "
-            f"a tick took the actor {milliseconds[0]} ms (p50), {milliseconds[1]} ms (p99)"
+            f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
+            f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
         )
         return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
 

@@ -117,7 +117,7 @@ class BC:
         """
         columns.check(batch)
         learning_rate = self._optimise.begin(progress)
-        mask = batch["mask"] * batch["turn"] if "turn" in batch else batch["mask"].clone()
+        mask = columns.own_moves(batch).clone()
         mask[:, -1] = 0
         hidden = torch.zeros_like(mask)
         if self.config.holdout:

@@ -17,6 +17,9 @@ from torch import Tensor
 from brayx.algorithms.forward import Forward, carries, state_of
 from brayx.errors import ConfigError
 
+TURN = "turn"
+"""Key of whether a step is the agent's own move, bool ``[B, T + 1]``; only games by turns have it."""
+
 
 def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
     """Refuses what is no learner batch.
@@ -33,6 +36,13 @@ def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
         raise ValueError(f"mask: expected [B, T + 1] with T >= {steps}, got shape {tuple(mask.shape)}")
 
 
+def own_moves(batch: Mapping[str, Any]) -> Tensor:
+    """The ``mask`` ``[B, T + 1]`` of a batch without the steps that are another player's by its ``turn``, if it has
+    one."""
+    mask: Tensor = batch["mask"]
+    return mask * batch[TURN] if TURN in batch else mask
+
+
 def refuse_turns(batch: Mapping[str, Any], name: str) -> None:
     """Refuses a game by turns for an algorithm that would take others' moves for the agent's.
 
@@ -43,7 +53,7 @@ def refuse_turns(batch: Mapping[str, Any], name: str) -> None:
     Raises:
         ConfigError: the batch has a ``turn``; names what fits.
     """
-    if "turn" in batch:
+    if TURN in batch:
         raise ConfigError(
             f"turn: algorithm {name!r} does not tell other players' moves from its own; 'impala' does, 'bc', and "
             "'mixed' of impala",

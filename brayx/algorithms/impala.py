@@ -148,7 +148,7 @@ class Impala:
         the number of ranks, but for the columns' own weights."""
         mask = batch["mask"].clone()
         mask[:, -1] = 0
-        own = mask * batch["turn"] if "turn" in batch else mask
+        own = columns.own_moves({**batch, "mask": mask})
         counts = self._across.sum(torch.stack([own.sum(), mask.sum()])).clamp(min=1)
         scale = self._across.size * columns.column_weight(batch).unsqueeze(-1)
         return scale * own / counts[0], scale * mask / counts[1]
@@ -171,7 +171,7 @@ class Impala:
             truncated,
             gamma=config.gamma,
             lam=config.vtrace_lambda,
-            own_turn_t=batch["turn"][:, 1:].transpose(0, 1) if "turn" in batch else None,
+            own_turn_t=batch[columns.TURN][:, 1:].transpose(0, 1) if columns.TURN in batch else None,
             dtype=values.dtype,
         )
         # Where the agent did not act, nobody was more or less likely to.

@@ -38,8 +38,6 @@ from brayx.nets.distributions import log_prob_entropy
 from brayx.types import DEMONSTRATION
 
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
-_TURN = "turn"
-"""Of a game by turns: which steps are the agent's own, and are imitated."""
 _PATIENCE = 1000
 """Batches of play that pass while imitation comes first and there is nothing to imitate."""
 _AT_ONCE = 100
@@ -166,7 +164,9 @@ class Mixed:
         if DEMONSTRATION in batch:
             columns.check(batch)
             if self._keep:
-                kept = {key: batch[key] for key in (*_KEYS, *({_TURN} & batch.keys()))}
+                kept = {key: batch[key] for key in _KEYS}
+                if columns.TURN in batch:
+                    kept[columns.TURN] = batch[columns.TURN]
                 state = {key: value for key, value in batch.items() if key.split("/")[0] in ("obs", "state")}
                 self._demonstrations.append({**kept, **state, "obs": batch["obs"]})
             if not self.learned:
@@ -218,12 +218,11 @@ class Mixed:
             return None
         batch = self._drawn()
         outputs = columns.forward(self._forward, batch)
-        weight = _weight(batch)
         log_prob, _ = log_prob_entropy(columns.before_last(outputs), columns.transitions(batch, "action"))
         loss = clone_loss(log_prob, _weight(batch, own=True))
         self._losses.append(loss.detach())
         if self.config.fit_value:
-            loss = loss + self._value_loss(batch, outputs, weight)
+            loss = loss + self._value_loss(batch, outputs, _weight(batch))
         return self._coef * loss
 
     def _also_value(self) -> Tensor:
@@ -263,7 +262,5 @@ class Mixed:
 
 def _weight(batch: Mapping[str, Any], *, own: bool = False) -> Tensor:
     """Of every transition ``[T, B]``, or of the agent's own moves alone: equal, and 1 in all."""
-    mask = columns.transitions(batch, "mask")
-    if own and _TURN in batch:
-        mask = mask * columns.transitions(batch, _TURN)
+    mask = columns.transitions({"mask": columns.own_moves(batch)} if own else batch, "mask")
     return mask / mask.sum().clamp(min=1)

@@ -81,10 +81,16 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
+def import_mlflow() -> None:
+    """Imports MLflow, which takes a second, without its telemetry; who can do that beforehand calls this."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow.tracking  # noqa: F401
+
+
 @functools.lru_cache(maxsize=8)
 def client_of(uri: str) -> MlflowClient:
-    """MLflow's client of a store, made once in a process; importing MLflow takes a second, so it is done here."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    """MLflow's client of a store, made once in a process."""
+    import_mlflow()
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)

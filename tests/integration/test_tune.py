@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import numpy as np
 import pytest
 
 from pipelines.search import Domain
 from pipelines.tune import Method, table, tune
+from tests.leaning import leaning
 
 SMALL = {"num_envs": 8, "unroll_length": 64}
 pytestmark = pytest.mark.slow
@@ -77,15 +77,6 @@ def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Pat
     client = mlflow.MlflowClient(found.trial.uri)
     runs = client.search_runs([client.get_experiment_by_name("tuning").experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}, "a trial that was stopped is done"
-
-
-def leaning(path: Path) -> Path:
-    """Recorded games of who pushes the cart to where the pole leans."""
-    lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
-    ended = np.arange(500) % 50 == 49
-    steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
-    np.savez(path, obs=lean, **steps)
-    return path
 
 
 @pytest.mark.parametrize("method", ["asha", "pbt"])

@@ -18,6 +18,7 @@ from ray.tune.experiment import Trial
 
 from brayx.replay.files import Dataset
 from pipelines.tune import Method, _by_whole_path, _scheduler, _shares, _Spec, train_trial
+from tests.leaning import leaning
 
 PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 
@@ -96,15 +97,6 @@ def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path
     options = {"min_columns": 100, "num_envs": 2, "network.hidden": [8]}
     (look,) = looks_at(tmp_path, "Pendulum-v1", options, total=500, interval=500, algorithm="sac")
     assert 390 <= look.counters["updates"] <= 410
-
-
-def leaning(path: Path) -> Dataset:
-    """Recorded games of who pushes the cart to where the pole leans, which keeps it up for long."""
-    lean = np.random.default_rng(0).uniform(-0.2, 0.2, (500, 4)).astype(np.float32)
-    ended = np.arange(500) % 50 == 49
-    steps = {"action": (lean[:, 2] + lean[:, 3] > 0).astype(np.int64), "reward": np.ones(500), "terminated": ended}
-    np.savez(path, obs=lean, **steps)
-    return Dataset(path)
 
 
 CLONE = {"num_envs": 4, "network.hidden": [16], "batch_size": 8, "evaluation_episodes": 6}
