@@ -45,10 +45,20 @@ the client's side. Knows nothing of HTTP servers, Ray or torch.
 from __future__ import annotations
 
 import json
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 Json = Any
+
+_LIBRARIES = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parent}/",
+    "<",  # as of "<frozen importlib>"
+)
+"""Beginnings of the paths of code that is not the user's own."""
 
 
 class BrayxError(Exception):
@@ -83,6 +93,16 @@ class BrayxError(Exception):
 def first_line(error: BaseException) -> str:
     """What any error says, as one line for people."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")
+
+
+def raised_at(error: BaseException) -> str:
+    """``FILE:LINE`` where an error was raised: the innermost line of the user's own code, else the innermost of all.
+
+    Empty for an error that was never raised.
+    """
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for place in places if not place[0].startswith(_LIBRARIES)]
+    return "{}:{}".format(*(own or places)[-1]) if places else ""
 
 
 def nearest_version(version: int, known: Iterable[int]) -> tuple[str, dict[str, Json]]:

@@ -75,6 +75,7 @@ class Books:
 
     Attributes:
         own_sums: names of an application's own metrics that are sums.
+        notes: the newest note of each metric that has one, by summary name.
 
     Raises:
         ConfigError: there is no such x axis.
@@ -106,6 +107,7 @@ class Books:
         self._run = self._recorder()
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
+        self.notes: dict[str, str] = {}
         self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED}
         self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
         self._rate_window_s = rate_window_s
@@ -120,6 +122,8 @@ class Books:
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
+            if cell.note:
+                self.notes[key] = cell.note
             if kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
                 self._run.merge(({(name, label): cell}, own))
             if name == "ticks":
@@ -267,6 +271,11 @@ class Hub(Inbox):
         """
         with self._lock:
             return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}
+
+    def notes(self) -> dict[str, str]:
+        """The newest note of each metric that has one, by summary name; of samples since this hub started."""
+        with self._lock:
+            return dict(self._books.notes)
 
     def flush(self) -> None:
         """Writes now what has come since the last write."""

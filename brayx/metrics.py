@@ -91,6 +91,7 @@ METRICS: dict[str, Metric] = {
         Metric("model_call_seconds", "s", Kind.PERCENTILE, "one call to a model deployment, with its queue there"),
         Metric("model_call_wait_seconds", "s", Kind.PERCENTILE, "time a forward waited for its call to a deployment"),
         Metric("fragments_pushed", "fragments", Kind.SUM, "fragments that reached the replay buffer"),
+        Metric("agent_errors", "errors", Kind.SUM, "exceptions that agents raised, by the method that raised"),
         Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
@@ -136,6 +137,8 @@ OTHER = "other"
 """The label of what came under a label that there was no room for."""
 MAX_LABELS = 64
 """Labels that a metric may have; further ones are `OTHER`."""
+MAX_NOTE = 500
+"""Characters of a note that are kept."""
 
 _NOT_IN_WORD = re.compile(r"[^\w-]")
 _MAX_WORD = 64
@@ -179,6 +182,8 @@ class _Cell:
     """Of a metric with buckets: which bounds they have."""
     window: deque[float] | None = None
     """Of a metric of `WINDOWED`: the newest samples, oldest first."""
+    note: str = ""
+    """What the newest sample that explained itself said."""
 
     def add(self, value: float, weight: float) -> None:
         self.count += weight
@@ -222,6 +227,7 @@ class _Cell:
                 self.buckets[slot] = self.buckets.get(slot, 0.0) + count
         if self.window is not None and other.window is not None:
             self.window.extend(other.window)
+        self.note = other.note or self.note
 
     def copy(self) -> _Cell:
         """One that shares nothing with this."""
@@ -285,7 +291,16 @@ class Recorder:
         self._max_names = max_names
         self._max_labels = max_labels
 
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
+    def add(
+        self,
+        name: str,
+        value: float,
+        *,
+        label: str = "",
+        kind: Kind | None = None,
+        weight: float = 1.0,
+        note: str = "",
+    ) -> None:
         """Records one sample; drops and counts it when there are too many names.
 
         Args:
@@ -294,6 +309,7 @@ class Recorder:
             label: one short word that splits the metric (a reason, an agent's name).
             kind: for a name that is not in `METRICS`: how its samples combine (default: mean).
             weight: how many samples this one stands for.
+            note: a line for people that explains the sample (an error's message and place); the newest is kept.
         """
         cell = self._cells.get((name, label))
         if cell is None:
@@ -305,6 +321,8 @@ class Recorder:
             if cell is None:
                 cell = self._cells[place] = _cell(self.metric(name))
         cell.add(float(value), weight)
+        if note:
+            cell.note = note[:MAX_NOTE]
 
     def add_all(self, name: str, values: Sequence[float]) -> None:
         """Records many samples of a metric of `METRICS`, at a small part of what `add` costs for each.
@@ -368,6 +386,11 @@ class Recorder:
                     ends = {"mean": cell.total / cell.count, "min": cell.minimum, "max": cell.maximum}
                     numbers.update({f"{key}.{part}": value for part, value in ends.items()})
         return numbers
+
+    def notes(self) -> dict[str, str]:
+        """The newest note of each metric that has one, by ``name`` or ``name.label``."""
+        cells = self._cells.items()
+        return {f"{name}.{label}" if label else name: cell.note for (name, label), cell in cells if cell.note}
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Bars of every `Kind.HISTOGRAM`, by ``name`` or ``name.label``: ``edges`` ``[n + 1]``, ``counts`` ``[n]``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +51,22 @@ def _not_written(numbers: Mapping[str, float]) -> str:
     return f"failed writes to MLflow: {', '.join(failed)}; training goes on" if failed else ""
 
 
+def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
+    """What agents raised, a line for each of their methods: how often, and the newest with its place.
+
+    Args:
+        numbers, notes: as `brayx.hub.Hub.snapshot` and `brayx.hub.Hub.notes` give them.
+    """
+    lines = []
+    for name, count in sorted(numbers.items()):
+        metric, _, method = name.partition(".")
+        if metric == "agent_errors":
+            errors = "error" if count == 1 else "errors"
+            newest = notes.get(name, "see the log of Ray Serve")
+            lines.append(f"{count:,.0f} {errors} in {method}; the newest: {newest}")
+    return lines
+
+
 class Progress:
     """Shows a job's progress, as a context.
 
@@ -81,6 +97,7 @@ class Progress:
         self._last_line = 0.0
         self._last_interval = 0.0
         self._last_note = ""
+        self._last_errors: list[str] = []
         self._began = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -102,7 +119,15 @@ class Progress:
         """Prints a line that stays."""
         self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}", highlight=False)
 
-    def update(self, numbers: Mapping[str, float], *, gamecores: int = 0, workers: int = 0, note: str = "") -> None:
+    def update(
+        self,
+        numbers: Mapping[str, float],
+        *,
+        gamecores: int = 0,
+        workers: int = 0,
+        note: str = "",
+        errors: Sequence[str] = (),
+    ) -> None:
         """Shows the newest numbers.
 
         Args:
@@ -110,12 +135,17 @@ class Progress:
             gamecores: game processes alive.
             workers: rollout workers at work.
             note: one line to show below, after what could not be written.
+            errors: lines to show in red: `error_lines`.
         """
         note = "; ".join(filter(None, [_not_written(numbers), note]))
         if self._show is not None:
-            self._show(Padding(self._panel(numbers, gamecores, workers, note), 0))
-        elif self._line_is_due(numbers):
+            self._show(Padding(self._panel(numbers, gamecores, workers, note, errors), 0))
+        elif self._line_is_due(numbers) or (errors and not self._last_errors):
             self.say(self._line(numbers))
+            if errors != self._last_errors:
+                self._last_errors = list(errors)
+                for line in errors:
+                    self._console.print(f"          {line}", markup=False, highlight=False, style="red")
             if note and note != self._last_note:
                 self._last_note = note
                 self._console.print(f"          {note}", markup=False, highlight=False, style="dim")
@@ -139,7 +169,9 @@ class Progress:
             f"lag {number(get('lag_versions'), '.1f')}"
         )
 
-    def _panel(self, numbers: Mapping[str, float], gamecores: int, workers: int, note: str) -> Group:
+    def _panel(
+        self, numbers: Mapping[str, float], gamecores: int, workers: int, note: str, errors: Sequence[str]
+    ) -> Group:
         get = numbers.get
         steps = get("env_steps", 0.0)
         table = Table.grid(padding=(0, 2), expand=False)
@@ -170,6 +202,7 @@ class Progress:
         bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
         lines: list[RenderableType] = [Text.from_markup(heading), Padding(bar, 0), table]  # a bare bar ends no line
+        lines += [Text(line, style="red") for line in errors]
         if note:
             lines.append(Text(note[:160], style="yellow"))
         return Group(*lines)

@@ -41,7 +41,7 @@ from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalis
 from pipelines.evaluate import draw_curve
 from pipelines.fitting import check_algorithm
 from pipelines.gamecores import Gamecores
-from pipelines.progress import Progress, milliseconds, number
+from pipelines.progress import Progress, error_lines, milliseconds, number
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources, check_sources
 
@@ -103,6 +103,7 @@ class TrainResult:
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
         began: when ``seconds`` began, on the monotonic clock.
+        errors: what agents raised, a line for each of their methods.
     """
 
     trial: Trial
@@ -115,6 +116,7 @@ class TrainResult:
     outcome: str
     reason: str = ""
     began: float = 0.0
+    errors: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """What there is to say, for people."""
@@ -127,7 +129,7 @@ class TrainResult:
             f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
             f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
         ]
-        lines += [f"  {line}" for line in self.outcome.splitlines()]
+        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines())]
         return "\n".join(lines)
 
     def _rates(self) -> str:
@@ -391,7 +393,8 @@ def train_on(
             raise
         served.close()  # before the books: replicas hand over what they have gathered when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
-        numbers = {**_last_numbers(hub, end.left(_LAST_NUMBERS_S)), STEPS_THIS_RUN: float(steps)}
+        numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
+        numbers[STEPS_THIS_RUN] = float(steps)
         version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
         curve = trial.history(CURVE_METRIC)
         if curve:
@@ -399,7 +402,8 @@ def train_on(
             trial.log_figure(figure, CURVE_FILE)
         trial.finish("FINISHED" if finished else "KILLED")
     name = pool_name(job, config.model)
-    return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began)
+    errors = tuple(error_lines(numbers, notes))
+    return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began, errors)
 
 
 def _unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
@@ -551,16 +555,17 @@ def _watch(
         with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
             for line in rollouts.answer(hub):
                 progress.say(line)
-            numbers = ray.get(hub.snapshot.remote(), timeout=2.0)
+            numbers, notes = ray.get([hub.snapshot.remote(), hub.notes.remote()], timeout=2.0)
+            errors = error_lines(numbers, notes)
             if "policy_version" not in numbers and time.monotonic() - began > _READY_TIMEOUT_S:
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
             last = messages[-1] if messages else ""
-            progress.update(numbers, gamecores=games.running, workers=rollouts.running, note=last)
+            progress.update(numbers, gamecores=games.running, workers=rollouts.running, note=last, errors=errors)
             if patience.is_over(numbers, games.failures + rollouts.failures):
                 refused = ""
                 with contextlib.suppress(DeadlineExceeded):
                     refused = next(filter(None, (buffer.shards.refusal(2.0) for buffer in buffers)), "")
-                raise StartupError(patience.verdict(numbers, refused or last))
+                raise StartupError(patience.verdict(numbers, refused or "; ".join(errors) or last))
             if pace.is_over(numbers):
                 raise DeadlineExceeded(pace.verdict(numbers))
             if hint := pace.hint(numbers):
@@ -684,14 +689,15 @@ def _end(learner: Learner, learning: bool, end: Deadline) -> None:
         learner.result(end.left(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S))
 
 
-def _last_numbers(hub: Any, timeout_s: float) -> dict[str, float]:
+def _last_numbers(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
+    """The hub's last snapshot, and its notes."""
     import ray
 
     try:
-        numbers: dict[str, float] = ray.get(hub.close.remote(), timeout=timeout_s)
-        return numbers
+        numbers, notes = ray.get([hub.close.remote(), hub.notes.remote()], timeout=timeout_s)
+        return numbers, notes
     except ray.exceptions.RayError:
-        return {}
+        return {}, {}
 
 
 def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[str], None]) -> tuple[int | None, str]:

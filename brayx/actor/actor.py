@@ -20,8 +20,9 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
-from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError
+from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError, first_line, raised_at
 from brayx.gamecore.protocol import game_of
+from brayx.metrics import Recorder, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -337,7 +338,7 @@ class AgentActor(Actor):
             except BrayxError:
                 raise
             except Exception as error:
-                raise _agent_error(name, "the constructor", error) from error
+                raise _agent_error(self._services.recorder, name, "the constructor", error) from error
         self._agents = made
 
     async def _act(self, state: State, services: Sequence[Services]) -> None:
@@ -354,10 +355,10 @@ class AgentActor(Actor):
 
     async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
         if services is self._services:  # which are in use
-            await _on_tick(agent, state)
+            await _on_tick(agent, state, services.recorder)
             return
         with services.use():
-            await _on_tick(agent, state)
+            await _on_tick(agent, state, services.recorder)
 
     def _count_ticks(self) -> None:
         """Tells the arms of the ticks since this was last called: in lots, since one by one it would be felt."""
@@ -399,9 +400,10 @@ class AgentActor(Actor):
                 self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
                 if is_cancelled():
                     raise
-            except Exception:
+            except Exception as error:
                 logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
                 self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
+                _count(self._services.recorder, agent.name, "on_episode", error)
 
     async def _tell_end(self, reason: str) -> None:
         for agent in self._agents:
@@ -411,8 +413,9 @@ class AgentActor(Actor):
                 if is_cancelled():
                     raise
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
-            except Exception:
+            except Exception as error:
                 logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+                _count(self._services.recorder, agent.name, "on_session_end", error)
 
 
 def is_cancelled() -> bool:
@@ -421,17 +424,26 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _on_tick(agent: Agent, state: State) -> None:
+async def _on_tick(agent: Agent, state: State, recorder: Sink) -> None:
     try:
         await agent.on_tick(state)
     except BrayxError:
         raise
     except Exception as error:
-        raise _agent_error(agent.name, f"on_tick at tick {state.tick}", error) from error
+        raise _agent_error(recorder, agent.name, "on_tick", error, f" at tick {state.tick}") from error
 
 
-def _agent_error(name: str, where: str, error: Exception) -> AgentError:
-    return AgentError(f"agent {name!r} raised in {where}: {type(error).__name__}: {error}", agent=name)
+def _agent_error(recorder: Sink, name: str, method: str, error: Exception, when: str = "") -> AgentError:
+    _count(recorder, name, method, error)
+    return AgentError(f"agent {name!r} raised in {method}{when}: {type(error).__name__}: {error}", agent=name)
+
+
+def _count(recorder: Sink, name: str, method: str, error: Exception) -> None:
+    """Counts an agent's exception, with its message and place for whoever watches the training."""
+    sample = Recorder()
+    note = f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})"
+    sample.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)
+    recorder.merge(sample.drain())
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:

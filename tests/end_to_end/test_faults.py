@@ -59,7 +59,10 @@ gymnasium.register("LongCartPole-v0", LongCartPole, max_episode_steps=5000)
 '''
 
 TELLING_AGENT = '''
-"""The template's agent; also records how many steps of a session were in episodes, by how that session ended."""
+"""The template's agent; also records how many steps of a session were in episodes, by how that session ended.
+
+It has a bug, too, which costs no episode.
+"""
 from brayx import record
 from gym_agent import GymAgent
 
@@ -72,6 +75,9 @@ class TellingAgent(GymAgent):
         self.steps += len(episode) - 1
         if done:
             record("session_steps", self.steps, label=episode[-1].end, kind="sum")
+
+    async def on_session_end(self, reason):
+        raise RuntimeError(f"ended by {reason}")
 '''
 
 RAISING_AGENT = '''
@@ -254,6 +260,16 @@ def test_a_killed_gamecore_ends_its_own_session_only(interrupted: Interrupted) -
 def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
     assert interrupted.metrics["session_steps.disconnect"] > 0
     assert not [name for name in interrupted.metrics if name.startswith("fragments_dropped")]
+
+
+def test_what_an_agent_raises_is_on_the_screen_with_its_place(interrupted: Interrupted) -> None:
+    line = TELLING_AGENT.splitlines().index('        raise RuntimeError(f"ended by {reason}")') + 1
+    place = f"{interrupted.folder / 'telling_agent.py'}:{line}"
+    shown = (
+        rf"\d+ errors? in on_session_end; the newest: agent 'agent': RuntimeError: ended by \w+ \({re.escape(place)}\)"
+    )
+    assert re.search(shown, interrupted.said)
+    assert interrupted.metrics["agent_errors.on_session_end"] >= 1
 
 
 def test_ctrl_c_leaves_nothing_running(interrupted: Interrupted) -> None:

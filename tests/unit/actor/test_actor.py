@@ -1,6 +1,7 @@
 """Agents behind an actor: states, episodes, bodies, errors."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -205,6 +206,37 @@ async def test_an_episode_handler_that_raises_is_counted_and_the_session_goes_on
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)
     assert recorder.summary()["fragments_dropped.agent_error"] == 3
+    assert recorder.summary()["agent_errors.on_episode"] == 3
+    line = Raises.on_episode.__code__.co_firstlineno + 1
+    assert recorder.notes()["agent_errors.on_episode"] == f"agent 'agent0': RuntimeError: reward ({__file__}:{line})"
+
+
+@pytest.mark.parametrize("method", ["constructor", "on_tick", "on_session_end"])
+async def test_what_any_method_of_an_agent_raises_is_counted_with_its_place(method: str) -> None:
+    class Raises(Recorder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.fail("constructor")
+
+        async def on_tick(self, state: State) -> None:
+            self.fail("on_tick")
+            await super().on_tick(state)
+
+        async def on_session_end(self, reason: str) -> None:
+            self.fail("on_session_end")
+
+        def fail(self, here: str) -> None:
+            if here == method:
+                int("five")
+
+    actor, _ = make(Raises)
+    with contextlib.nullcontext() if method == "on_session_end" else pytest.raises(AgentError, match="five"):
+        await play(actor, 1)
+    recorder = actor._services.recorder
+    assert isinstance(recorder, MetricsRecorder)
+    assert recorder.summary()[f"agent_errors.{method}"] == 1
+    line = Raises.fail.__code__.co_firstlineno + 2
+    assert recorder.notes()[f"agent_errors.{method}"].endswith(f"'five' ({__file__}:{line})")
 
 
 async def test_protobuf_bodies() -> None:

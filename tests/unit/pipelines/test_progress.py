@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from brayx.hub import Books
 from brayx.metrics import Recorder
-from pipelines.progress import Progress
+from pipelines.progress import Progress, error_lines
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -61,11 +62,11 @@ def test_no_numbers_yet() -> None:
     assert "nan" not in out.getvalue().lower()
 
 
-def drawn(numbers: dict[str, float], note: str = "") -> str:
+def drawn(numbers: dict[str, float], note: str = "", errors: Sequence[str] = ()) -> str:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
     with Progress("t", num_steps=1, console=console) as progress:
-        progress.update(numbers, note=note)
+        progress.update(numbers, note=note, errors=errors)
     return out.getvalue()
 
 
@@ -75,6 +76,28 @@ def test_what_the_buffer_dropped_counts_whatever_the_reason() -> None:
     recorder.add("replay_dropped", 4.0, label="stale")
     books.merge(recorder.drain())
     assert re.search(r"dropped\s+34\b", drawn(books.snapshot()))
+
+
+def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
+    books = Books()
+    for message in ("first", "second"):
+        recorder = Recorder()
+        recorder.add("agent_errors", 2000.0, label="on_episode", note=message)
+        books.merge(recorder.drain())
+    errors = error_lines(books.snapshot(), books.notes)
+    assert errors == ["4,000 errors in on_episode; the newest: second"]
+    assert errors[0] in drawn({}, errors=errors)
+    assert error_lines(NUMBERS, {}) == []
+
+
+def test_a_first_error_of_an_agent_does_not_wait_for_the_next_line() -> None:
+    out = io.StringIO()
+    with Progress("t", num_steps=100, log_interval=10, console=Console(file=out, width=200)) as progress:
+        progress.update(NUMBERS)
+        progress.update(NUMBERS, errors=["1 error in on_episode"])
+        progress.update(NUMBERS, errors=["2 errors in on_episode"])
+    assert "1 error in" in out.getvalue()
+    assert "2 errors in" not in out.getvalue(), "the next is told with the next line"
 
 
 def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
