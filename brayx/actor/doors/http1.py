@@ -483,7 +483,7 @@ def _origin_form(url: bytes) -> bytes:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
         return url
-    if parsed.schema is None:
+    if not parsed.schema:
         return url
     path: bytes = parsed.path or b"/"
     return path if parsed.query is None else path + b"?" + parsed.query
