@@ -645,7 +645,7 @@ class Peers:
         """Tells a replica that the connection of a session of its own is gone."""
         transport = self._open(f"{address}{LEFT_PREFIX}")
         try:
-            await transport.step(StepRequest(StepKind.CALL, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
+            await transport.step(StepRequest(StepKind.STOP, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
         finally:
             await transport.close()
 

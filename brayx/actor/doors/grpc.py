@@ -155,11 +155,11 @@ class _Stream:
         self._door.watch(request.session, self._on_end)
 
     def _request(self, message: pb.StepRequest) -> StepRequest:
+        if message.kind == pb.STEP_KIND_CALL:
+            raise ProtocolError("kind is STEP_KIND_CALL, expected START, TICK or STOP: a stateless call goes to Step")
         if self._session and not message.session:
             message.session = self._session
         request = _read(message, self._door.max_body_bytes)
-        if request.kind is StepKind.CALL:
-            raise ProtocolError("kind is STEP_KIND_CALL, expected START, TICK or STOP: a stateless call goes to Step")
         if self._session and request.session != self._session:
             raise ProtocolError(
                 f"session is {request.session!r} on the stream of {self._session!r}: one stream is one session"
@@ -203,8 +203,13 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     key, time, token = message.key, message.time, message.token
     check_credentials(key, time, token)
     session = message.session
-    if session or kind is not StepKind.CALL:
+    if kind is not StepKind.CALL:
         check_session(session)
+    elif session:
+        raise ProtocolError(
+            "session came without kind: send STEP_KIND_START, TICK or STOP; a stateless call has no session",
+            field="kind",
+        )
     seq = message.seq if message.HasField("seq") else None
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")

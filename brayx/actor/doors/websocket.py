@@ -16,7 +16,7 @@ import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from brayx.actor.doors.http import check_headers
+from brayx.actor.doors.http import check_headers, headers_of
 from brayx.actor.service import told
 from brayx.errors import (
     BadBody,
@@ -85,7 +85,7 @@ class _Closed(Exception):
 
 class _Connection:
     def __init__(self, service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         query = {name: values[0] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
         self._service = service
         self._max_body_bytes = max_body_bytes
@@ -140,24 +140,13 @@ class _Connection:
     async def message(self, data: bytes, *, text: bool) -> None:
         if self._closing is not None:
             return
-        if len(data) > self._max_body_bytes + 1:
-            error = BodyTooLarge(
-                f"message has {len(data)} bytes, at most {self._max_body_bytes} are allowed", limit=self._max_body_bytes
-            )
-            self._service.refused(error)
-            await self._fail(error, text=text, over=False)
-            return
-        if not self._enveloped:
-            await self._step(StepKind.TICK, data, text=text)
-            return
-        seq = None
+        kind, body, seq = StepKind.TICK, data, None
         try:
-            frame, body = decode_frame(data)
-            if frame is Frame.NUMBERED:
-                seq, body = decode_numbered(body)
-            kind = KIND_OF_FRAME.get(frame.value)
-            if kind is None:
-                raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
+            if self._enveloped:
+                kind, body, seq = _parse(data)
+            if len(body) > self._max_body_bytes:
+                limit = self._max_body_bytes
+                raise BodyTooLarge(f"body has {len(body)} bytes, at most {limit} are allowed", limit=limit)
         except ProtocolError as error:
             self._service.refused(error)
             await self._fail(error, text=text, over=False)
@@ -267,3 +256,19 @@ class _Connection:
             await self._service.disconnect(self._fields["session"])
         if self._closing is not None:
             await asyncio.wait([self._closing], timeout=1.0)
+
+
+def _parse(message: bytes) -> tuple[StepKind, bytes, int | None]:
+    """What an enveloped message asks for, its body, and a tick's number.
+
+    Raises:
+        ProtocolError: it is no message of a client's.
+    """
+    frame, body = decode_frame(message)
+    seq = None
+    if frame is Frame.NUMBERED:
+        seq, body = decode_numbered(body)
+    kind = KIND_OF_FRAME.get(frame.value)
+    if kind is None:
+        raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
+    return kind, body, seq

@@ -191,7 +191,7 @@ class EchoApp:
 
 
 def _headers(scope: Message) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
 
 
 async def _send_error(send: Send, error: BrayxError, envelope: bool) -> None:
