@@ -48,17 +48,21 @@ FORWARDED_PREFIX = "/-/peer"
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
 """Where a replica tells a peer that the connection of one of its sessions is gone; for good if there is a body."""
+ENDED_PREFIX = "/-/ended"
+"""Where a replica tells a peer that the session of one of its connections is that one's no more; the body says why."""
 SECRET_HEADER = "peer-secret"
 """Where a replica proves to a peer that it is one."""
-Left = Callable[[str, bool], Awaitable[None]]
+Heard = Callable[[StepRequest], Awaitable[None]]
 _SECRET = SECRET_HEADER.encode()
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
+_ENDED_STEP = ENDED_PREFIX.encode() + _STEP
+_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
-_NAMES = {name.encode(): name for name in ("session", "step_kind", "key", "time", "token", "seq")}
+_NAMES = {name.encode(): name for name in ("session", "step_kind", "key", "time", "token", "seq", "holder", "attached")}
 
 
 class WebSockets:
@@ -161,12 +165,14 @@ class ForPeers:
     """What makes a listener one for peers.
 
     Attributes:
-        left: told of sessions whose connection broke.
+        left: told of sessions whose connection is gone.
+        ended: told of connections whose session is theirs no more.
         secret: what a request must prove itself with to be a peer's.
         closed: to anybody else; or a door as any for those.
     """
 
-    left: Left
+    left: Heard
+    ended: Heard
     secret: Callable[[], str]
     closed: bool = True
 
@@ -258,7 +264,7 @@ class HttpConnection(Connection):
     def _request(self) -> StepRequest | BrayxError | None:
         """What the message asks; None: nothing for the service."""
         path = self._url.partition(b"?")[0]
-        of_peers = self._peers is not None and path in (_FORWARDED_STEP, _LEFT_STEP)
+        of_peers = self._peers is not None and path in _PEERS_STEPS
         if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
             return _not_a_peer()
         if path != _STEP and not of_peers:
@@ -269,10 +275,14 @@ class HttpConnection(Connection):
         if method != b"POST":
             return ProtocolError(f"{STEP_PATH} takes POST, not {method.decode('latin-1')}", status=405)
         body = bytes(self._body)
+        headers = self._headers
         try:
-            return parse_request(self._headers, body)
+            request = parse_request(headers, body)
         except ProtocolError as error:
             return error
+        if of_peers:
+            request = request._replace(holder=headers.get("holder", ""), attached="attached" in headers)
+        return request
 
     # What asyncio calls
 
@@ -328,9 +338,10 @@ class HttpConnection(Connection):
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), keep)
-                elif self._peers is not None and url.startswith(_LEFT_STEP):
+                elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
                     self.in_flight = 1
-                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._peers.left, request))
+                    heard = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
+                    self._telling = asyncio.get_running_loop().create_task(self._tell(heard, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
@@ -353,8 +364,8 @@ class HttpConnection(Connection):
         else:
             super().regulate()
 
-    async def _tell(self, left: Left, request: StepRequest) -> None:
-        await left(request.session, bool(request.body))
+    async def _tell(self, heard: Heard, request: StepRequest) -> None:
+        await heard(request)
         self._reply(b"", True)
 
     def _reply_keeping(self, result: bytes | BrayxError) -> None:
