@@ -72,11 +72,12 @@ from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest, game_of
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
+from brayx.logs import limit_others, limited
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
-from brayx.ports import free_port
+from brayx.ports import free_port, is_loopback
 from brayx.prometheus import Exporter
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
@@ -187,6 +188,7 @@ class ActorReplica(GrpcDoor):
             lease=self._lease,
             elsewhere=self._hand_on,
             tell=self._tell,
+            show_errors=config.show_errors if config.show_errors is not None else await _on_loopback(config),
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._secret = secrets.token_hex(32)
@@ -207,6 +209,7 @@ class ActorReplica(GrpcDoor):
         self._serve_name = here.app_name
         # Serve's logger, which is shown to who runs `serve run`.
         logging.getLogger("ray.serve").info("ready: acting with %s", self._runtime.versions() or "no model")
+        limit_others()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
@@ -793,6 +796,28 @@ def _is_told_to_end() -> bool:
         if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
             return True
     return False
+
+
+async def _on_loopback(config: ActorConfig) -> bool:
+    """Whether no other machine can reach a door of this application; if Serve does not say so, one can.
+
+    What counts is where the doors listen: behind Serve's proxy every client has an address of this machine.
+    """
+
+    def serve_is() -> bool:
+        client: Any = serve.context._get_global_client()
+        # Serve's gRPC proxy listens on every address, whatever it is told.
+        grpc = ray.get(client._controller.get_grpc_config.remote())
+        return is_loopback(client.http_config.host) and not grpc.grpc_servicer_functions
+
+    if not is_loopback(config.native_host) and not (config.native_port is None and config.tcp_port is None):
+        return False
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            return await asyncio.to_thread(serve_is)
+    except Exception as error:
+        logger.warning("Serve did not tell where it listens: %s: %s", type(error).__name__, error)
+        return False
 
 
 async def _is_going(application: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from brayx.errors import BadBody, BrayxError
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
+from brayx.logs import limited
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 Reply = Callable[[bytes | BrayxError], None]
 """Told once what a request came to, in the loop's thread. Must not raise."""

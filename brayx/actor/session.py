@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import time
 import uuid
 import weakref
@@ -26,6 +25,7 @@ from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.calls import Calls
 from brayx.actor.eager import Rest, begin
 from brayx.actor.entry import Position, Session, Snapshot, Waiting
+from brayx.actor.faults import report
 from brayx.actor.lease import Lease
 from brayx.actor.service import Holder, Reply, Service
 from brayx.errors import (
@@ -44,9 +44,10 @@ from brayx.errors import (
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
 from brayx.metrics import Recorder, Sink
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _REMEMBERED_ENDS = 4096
 _LEAST_SWEEP_S = 0.01
@@ -108,6 +109,7 @@ class SessionTable(Service):
         lease: nothing is answered while it is over, see `lose`.
         elsewhere: is given the ticks and stops of sessions that another replica has taken over.
         tell: tells a connection of another replica, by name, why the session is its own no more.
+        show_errors: clients are told the text of what an actor raised, else its type, and an id that the log has.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class SessionTable(Service):
         lease: Lease | None = None,
         elsewhere: Callable[[StepRequest, Reply], None] | None = None,
         tell: Callable[[str, str], None] = _tell_nobody,
+        show_errors: bool = False,
     ) -> None:
         self.recorder: Sink = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
@@ -153,7 +156,8 @@ class SessionTable(Service):
         self._sessions: dict[str, Session] = {}
         self._tasks: dict[asyncio.Task[None], Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._calls = Calls(make_actor, max_sessions, tick_timeout_s, self._refuse)
+        self._show_errors = show_errors
+        self._calls = Calls(make_actor, max_sessions, tick_timeout_s, self._refuse, show_errors)
         self._sweeper: asyncio.Task[None] | None = None
         self._closed = False
         self._turn = 0
@@ -376,7 +380,7 @@ class SessionTable(Service):
             await self._claim(session.id)
         except BaseException as error:
             self._forget(session)
-            self._refuse(reply, _typed(error, "its id could not be claimed"))
+            self._refuse(reply, self._told(session.id, error, "its id could not be claimed"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -386,7 +390,7 @@ class SessionTable(Service):
         except BaseException as error:
             self._forget(session)
             await self._give_back(session.id, "stop")
-            self._refuse(reply, _typed(error, "the actor could not be made"))
+            self._refuse(reply, self._told(session.id, error, "the actor could not be made"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -407,7 +411,8 @@ class SessionTable(Service):
             if not session.ended:
                 self.recorder.add("sessions_ended", 1.0, label="lost")
             await self._give_back(session.id, "owner_died" if may_be_repeat(request) else "stop")
-            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
+            why = self._told(session.id, error, "the actor could not be restored")
+            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -743,12 +748,11 @@ class SessionTable(Service):
                 late = f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}"
                 return DeadlineExceeded(late, layer="actor")
             return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
-        if isinstance(error, AgentError):
-            logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
-        elif isinstance(error, Exception) and not isinstance(error, BrayxError):
-            logger.error("session %s: the actor raised in %s", session.id, kind, exc_info=error)
-            return AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}")
-        return error
+        return self._told(session.id, error, f"the actor raised in {kind}")
+
+    def _told(self, session: str, error: BaseException, what: str) -> BrayxError:
+        """What a client is told of what was raised while its session did ``what``."""
+        return report(error, what, f"session {session}", show_text=self._show_errors)
 
     async def _snapshot(self, session: Session, at: Position) -> None:
         """Has the actor's state after the tick before ``at`` kept; an actor that cannot give one goes on without."""
@@ -958,7 +962,3 @@ def _over(session: str, kind: str, reason: str) -> BrayxError:
 def ending() -> ServiceFull:
     """What a start is told that comes to a replica that ends."""
     return ServiceFull("this replica is ending and takes no new sessions; try again")
-
-
-def _typed(error: BaseException, what: str) -> BrayxError:
-    return error if isinstance(error, BrayxError) else AgentError(f"{what}: {type(error).__name__}: {error}")

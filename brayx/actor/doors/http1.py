@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -36,11 +35,12 @@ from brayx.errors import (
     Unauthorized,
 )
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
+from brayx.logs import limit_others, limited
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _STEP = STEP_PATH.encode()
 FORWARDED_PREFIX = "/-/peer"
@@ -78,6 +78,7 @@ class WebSockets:
             app, log_level="error", access_log=False, lifespan="off", ws_max_size=limits.max_body_bytes + 65536
         )
         self._config.load()
+        limit_others()
         self._state = ServerState()
 
     def protocol(self, gone: Callable[[], None]) -> WebSocket:

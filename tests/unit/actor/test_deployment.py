@@ -18,6 +18,7 @@ from brayx.actor.entry import Snapshot
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Recorder
+from brayx.ports import is_loopback
 from tests.unit.actor.doors.test_asgi import TableService
 
 
@@ -142,3 +143,22 @@ async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -
                 await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
             assert int(head.split()[1]) == status
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_what_listens_on_loopback(host: str | None, loopback: bool) -> None:
+    assert is_loopback(host) == loopback

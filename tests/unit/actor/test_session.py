@@ -104,7 +104,7 @@ class Bench:
 
     def __init__(self, **options: object) -> None:
         self.actors: list[Script] = []
-        self.table = SessionTable(self._make, **options)  # type: ignore[arg-type]
+        self.table = SessionTable(self._make, **{"show_errors": True, **options})  # type: ignore[arg-type]
 
     def step(self, request: StepRequest) -> Awaitable[bytes]:
         if not self.from_callback:
@@ -204,6 +204,50 @@ async def test_an_agent_that_raises_ends_its_session_only_and_says_why_once() ->
     with pytest.raises(SessionUnknown):
         await bench.ask("tick", "bad")
     assert await bench.ask("tick", "good", b"1") == b"good:1"
+
+
+class _Unmade(Script):
+    def __init__(self) -> None:
+        raise ValueError("agent's own")
+
+
+class _Agents(Script):
+    """Raises as an `AgentActor` does."""
+
+    async def _do(self, body: bytes) -> None:
+        try:
+            await super()._do(body)
+        except ValueError as error:
+            raise AgentError(f"agent 'a' raised in here: ValueError: {error}", agent="a") from error
+
+
+@pytest.mark.parametrize("actor", [Script, _Agents, _Unmade])
+@pytest.mark.parametrize("kind", ["start", "tick", "stop", ""])
+async def test_what_an_agent_raised_is_told_by_its_type_and_an_id_that_the_log_has(
+    actor: type[Script], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = SessionTable(actor)
+    if kind in ("tick", "stop") and actor is not _Unmade:
+        await table.step(StepRequest(StepKind.START, "s", b""))
+    elif actor is _Unmade:
+        kind = kind and "start"
+    ids = set()
+    for session in ("s", "t"):
+        if kind in ("tick", "stop") and session == "t":
+            await table.step(StepRequest(StepKind.START, session, b""))
+        with pytest.raises(AgentError) as failed:
+            await table.step(StepRequest(StepKind(kind), session if kind else "", b"raise"))
+        ids.add(failed.value.details["id"])
+        assert failed.value.details["type"] == "ValueError"
+        assert failed.value.details.get("agent") == ("a" if actor is _Agents else None)
+        assert "agent's own" not in str(failed.value.to_wire())
+        assert "ValueError; the service's log has more" in failed.value.message
+    (fault,) = ids  # the same fault, so that the log has it although it does not have each
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"fault {fault}: ")
+        assert f"ValueError: agent's own [{__file__}:" in line
 
 
 async def test_a_bad_body_costs_the_tick_not_the_session() -> None:
@@ -1022,7 +1066,7 @@ async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> 
     def make() -> Script:
         raise OSError("no memory left")
 
-    table = SessionTable(make)
+    table = SessionTable(make, show_errors=True)
     start = StepRequest(StepKind.START, "s", b"")
     for _ in range(2):
         with pytest.raises(AgentError, match="no memory left"):
@@ -1036,7 +1080,7 @@ async def test_a_stateless_call_without_an_actor_is_told() -> None:
 
     with pytest.raises(AgentError, match="no memory left"):
         async with asyncio.timeout(5.0):
-            await SessionTable(make).step(StepRequest(StepKind.CALL, "", b""))
+            await SessionTable(make, show_errors=True).step(StepRequest(StepKind.CALL, "", b""))
 
 
 async def test_sessions_that_are_ending_are_bounded_too() -> None:
