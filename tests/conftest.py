@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
 from tests.processes import SESSION_MARK, ours
@@ -49,6 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
     stack = contextlib.ExitStack()
     stack.enter_context(temporary_files())
     config.add_cleanup(stack.close)
+
+
+@pytest.fixture(autouse=True)
+def _lines_of_one_test() -> None:
+    """What one test has logged leaves the next one all its lines."""
+    limit.forget()
 
 
 @pytest.fixture(scope="session")

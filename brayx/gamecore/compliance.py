@@ -22,7 +22,9 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -34,6 +36,7 @@ from brayx.errors import (
     OutOfSequence,
     ProtocolError,
     SessionExists,
+    SessionLost,
     SessionUnknown,
     from_wire,
 )
@@ -67,8 +70,9 @@ ONE_MIB = 1024 * 1024
 
 class DoorCompliance:
     """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
-    `doors` but WebSocket's, which has no stateless call, and all others of each. What a subclass has no door for is
-    None in it, so that pytest does not collect it.
+    `doors` but WebSocket's, which has no stateless call, ``test_held_*`` of each if the service has a door whose
+    connections hold sessions (``ws``, ``grpc``), and all others of each. What a subclass has no door for is None in it,
+    so that pytest does not collect it.
 
     Attributes:
         url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
@@ -100,6 +104,8 @@ class DoorCompliance:
         only = test.split("_")[1]
         if only in get_args(Door):
             return [door for door in cls.doors if door == only]
+        if only == "held" and not {"ws", "grpc"} & set(cls.doors):
+            return []
         return [door for door in cls.doors if only != "stateless" or door != "ws"]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -285,6 +291,29 @@ class DoorCompliance:
             error = _error_of(lambda: client.call(bytes(self.max_body_bytes + 1)))
             assert type(error) is BodyTooLarge, error
             assert client.call(bytes(16)) == bytes(16)
+
+    # Sessions that a connection holds, taken over by every door
+
+    def test_held_session_goes_on_with_who_takes_it_over(self, door: Door) -> None:
+        for held in self.holders():
+            session = uuid.uuid4().hex
+            with held(session) as old, self.step(door) as step:
+                assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
+                old.is_told_and_closed()
+                old.leave()
+                assert step(StepKind.TICK, session, b"one", 1) == b"one"
+                step(StepKind.STOP, session, b"", None)
+
+    def test_held_session_stays_with_its_connection_if_ticks_have_no_number(self, door: Door) -> None:
+        for held in self.holders():
+            session = uuid.uuid4().hex
+            with held(session) as connection:
+                with self.step(door) as step:
+                    error = _error_of(lambda step=step, session=session: step(StepKind.TICK, session, b"beside", None))
+                    assert error is None or isinstance(error, SessionUnknown), error
+                assert connection.tick(b"mine") == b"mine"
+                connection.leave()
+            self.becomes_free(session, door)
 
     # HTTP
 
@@ -555,6 +584,14 @@ class DoorCompliance:
             connection.send(encode_numbered(0, b"x"))
             self.is_error_frame(connection, "session_unknown")
 
+    def test_ws_tick_without_a_number_touches_no_session_of_another_connection(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.websocket(session) as holder, self.websocket(session, enveloped=True) as other:
+            other.send(b"Tnot mine")
+            self.is_error_frame(other, "session_unknown")
+            holder.send(b"mine")
+            assert self.receive(holder) == b"mine"
+
     # TCP
 
     def test_tcp_frames_are_these_bytes(self, door: Door) -> None:
@@ -793,6 +830,46 @@ class DoorCompliance:
         assert str(expected) in error.message
         assert str(got) in error.message
 
+    def holders(self) -> Iterator[Callable[[str], AbstractContextManager[Holder]]]:
+        """What starts a session that its connection holds: a WebSocket either way, a stream of gRPC."""
+        if "ws" in self.doors:
+            yield partial(self.held_by_websocket, enveloped=False)
+            yield partial(self.held_by_websocket, enveloped=True)
+        if "grpc" in self.doors:
+            yield self.held_by_stream
+
+    @contextmanager
+    def held_by_websocket(self, session: str, *, enveloped: bool) -> Iterator[Holder]:
+        start, tick, reply = (b"S", b"T", b"R") if enveloped else (b"", b"", b"")
+        with self.websocket(session, enveloped=enveloped) as connection:
+            if enveloped:
+                connection.send(start)
+                assert _bytes(self.receive(connection))[:1] == reply
+
+            def ask(body: bytes) -> bytes:
+                connection.send(tick + body)
+                return _bytes(self.receive(connection)).removeprefix(reply)
+
+            def is_told_and_closed() -> None:
+                code, reason = self.close_of(connection)
+                assert (code, "taken" in reason) == (4410, True), (code, reason)
+
+            yield Holder(ask, is_told_and_closed, connection.close)
+
+    @contextmanager
+    def held_by_stream(self, session: str) -> Iterator[Holder]:
+        with self.grpc() as stub:
+            stream = stub.stream(session=session)
+            assert isinstance(stream.reply(), bytes)
+
+            def is_told_and_closed() -> None:
+                error = stream.reply()
+                assert isinstance(error, SessionLost), error
+                assert error.details["reason"] == "taken"
+                assert stream.reply() is None
+
+            yield Holder(stream.tick, is_told_and_closed, stream.end)
+
     @contextmanager
     def tcp(self) -> Iterator[TcpPeer]:
         """A bare connection to the TCP door."""
@@ -901,6 +978,21 @@ class DoorCompliance:
             time.sleep(0.02)
 
 
+@dataclass(frozen=True)
+class Holder:
+    """A connection that holds a session.
+
+    Attributes:
+        tick: sends one; gives its reply.
+        is_told_and_closed: the service says that the session was taken over, and closes.
+        leave: closes in order.
+    """
+
+    tick: Callable[[bytes], bytes | BrayxError | None]
+    is_told_and_closed: Callable[[], None]
+    leave: Callable[[], None]
+
+
 class TcpPeer:
     """One connection to a TCP door, request by request and reply by reply."""
 
@@ -993,6 +1085,10 @@ class GrpcStream:
         if reply is None:
             return None
         return from_wire(reply.error) if reply.WhichOneof("reply") == "error" else bytes(reply.body)
+
+    def end(self) -> None:
+        """Half-closes: there are no more requests."""
+        self._requests.put(None)
 
     def cut(self) -> None:
         self._call.cancel()

@@ -65,6 +65,8 @@ class StepRequest(NamedTuple):
         key, time, token: Bray's credentials, as sent.
         seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; 0 at a start says
             that its ticks will have one; None: not given.
+        holder: inside the service, name of the connection that it came over, if one connection is one session there.
+        attached: that connection has held the session before this request.
     """
 
     kind: StepKind
@@ -74,6 +76,8 @@ class StepRequest(NamedTuple):
     time: str = ""
     token: str = ""
     seq: int | None = None
+    holder: str = ""
+    attached: bool = False
 
 
 def game_of(session: str) -> str:
@@ -191,6 +195,8 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "time": request.time,
         "token": request.token,
         "seq": "" if request.seq is None else str(request.seq),
+        "holder": request.holder,
+        "attached": "1" if request.attached else "",
     }
     return {name: value for name, value in fields.items() if value}
 

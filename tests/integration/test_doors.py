@@ -22,6 +22,8 @@ import pytest
 import ray
 from ray import serve
 
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import _on_loopback
 from brayx.actor.directory import NAMESPACE, Location, stop_directory
 from brayx.actor.memory import ClusterMemory
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
@@ -317,6 +319,20 @@ def test_bad_ticks_are_told_what_is_wrong(cartpole: str, body: bytes, status: in
     assert (caught.value.code, document["error"]) == (status, code)
     assert says in document["message"]
     assert "Traceback" not in document["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "loopback"),
+    [
+        ({}, True),
+        ({"native_host": "0.0.0.0"}, False),
+        ({"native_host": "0.0.0.0", "native_port": None, "tcp_port": None}, True),
+    ],
+)
+async def test_what_agents_raise_is_shown_while_all_doors_are_on_loopback(
+    service: str, options: dict[str, Any], loopback: bool
+) -> None:
+    assert await _on_loopback(ActorConfig(agents=["a"], **options)) == loopback
 
 
 def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from brayx.actor.service import told
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, SESSION_PATH, STEP_PATH, parse_request
+from brayx.logs import limited
 
 if TYPE_CHECKING:
     from brayx.actor.doors.asgi import Receive, Scope, Send
     from brayx.actor.service import Service
 
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _STALL_S = 30.0
 """A body that comes in pieces must be there whole after this long."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -40,11 +39,12 @@ from brayx.errors import (
     Unauthorized,
 )
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
+from brayx.logs import limit_others, limited
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _STEP = STEP_PATH.encode()
 FORWARDED_PREFIX = "/-/peer"
@@ -52,13 +52,17 @@ FORWARDED_PREFIX = "/-/peer"
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
 """Where a replica tells a peer that the connection of one of its sessions is gone; for good if there is a body."""
+ENDED_PREFIX = "/-/ended"
+"""Where a replica tells a peer that the session of one of its connections is that one's no more; the body says why."""
 SECRET_HEADER = "peer-secret"
 """Where a replica proves to a peer that it is one."""
-Left = Callable[[str, bool], Awaitable[None]]
+Heard = Callable[[StepRequest], Awaitable[None]]
 _SECRET = SECRET_HEADER.encode()
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
+_ENDED_STEP = ENDED_PREFIX.encode() + _STEP
+_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
@@ -66,7 +70,8 @@ _KEEPS = b""
 _KEEPS_AND_SAYS_SO = b"connection: keep-alive\r\n"
 """To a client of HTTP/1.0, which without it takes the connection for one that is about to be closed."""
 _CLOSES = b"connection: close\r\n"
-_NAMES = {name.encode(): name for name in ("session", "step_kind", "step-kind", "key", "time", "token", "seq")}
+_FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached")
+_NAMES = {name.encode(): name for name in _FIELDS}
 
 
 class WebSockets:
@@ -82,6 +87,7 @@ class WebSockets:
             app, log_level="error", access_log=False, lifespan="off", ws_max_size=limits.max_body_bytes + 65536
         )
         self._config.load()
+        limit_others()
         self._state = ServerState()
 
     def protocol(self, gone: Callable[[], None]) -> WebSocket:
@@ -192,12 +198,14 @@ class ForPeers:
     """What makes a listener one for peers.
 
     Attributes:
-        left: told of sessions whose connection broke.
+        left: told of sessions whose connection is gone.
+        ended: told of connections whose session is theirs no more.
         secret: what a request must prove itself with to be a peer's.
         closed: to anybody else; or a door as any for those.
     """
 
-    left: Left
+    left: Heard
+    ended: Heard
     secret: Callable[[], str]
     closed: bool = True
 
@@ -308,7 +316,7 @@ class HttpConnection(Connection):
     def _request(self) -> StepRequest | BrayxError | None:
         """What the message asks; None: nothing for the service."""
         path = self._url.partition(b"?")[0]
-        of_peers = self._peers is not None and path in (_FORWARDED_STEP, _LEFT_STEP)
+        of_peers = self._peers is not None and path in _PEERS_STEPS
         if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
             return _not_a_peer()
         if path != _STEP and not of_peers:
@@ -319,10 +327,14 @@ class HttpConnection(Connection):
         if method != b"POST":
             return ProtocolError(f"{STEP_PATH} takes POST, not {method.decode('latin-1')}", status=405)
         body = bytes(self._body)
+        headers = self._headers
         try:
-            return parse_request(self._headers, body)
+            request = parse_request(headers, body)
         except ProtocolError as error:
             return error
+        if of_peers:
+            request = request._replace(holder=headers.get("holder", ""), attached="attached" in headers)
+        return request
 
     # What asyncio calls
 
@@ -378,9 +390,10 @@ class HttpConnection(Connection):
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
-                elif self._peers is not None and url.startswith(_LEFT_STEP):
+                elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
                     self.in_flight = 1
-                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._peers.left, request))
+                    heard = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
+                    self._telling = asyncio.get_running_loop().create_task(self._tell(heard, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
@@ -403,8 +416,8 @@ class HttpConnection(Connection):
         else:
             super().regulate()
 
-    async def _tell(self, left: Left, request: StepRequest) -> None:
-        await left(request.session, bool(request.body))
+    async def _tell(self, heard: Heard, request: StepRequest) -> None:
+        await heard(request)
         self._reply(b"")
 
     def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEPS) -> None:

@@ -361,8 +361,7 @@ def test_a_moved_session_ends_its_stream_without_a_word(door: TableDoor, open_st
     stream.ask(session="s", kind=START)
     entry = door.get("s")
     assert entry is not None
-    for on_end in entry.on_end:
-        entry.task.get_loop().call_soon_threadsafe(on_end, "moved")
+    entry.task.get_loop().call_soon_threadsafe(door.tell, entry.holder, "moved")
     stream.ends()
     assert door.ends == []
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as websocket
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import NativePorts
@@ -34,6 +37,7 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
+from brayx.logs import LINES
 from brayx.ports import free_port
 from tests.unit.actor.doors.test_asgi import Gated, TableService, refusals
 from tests.waiting import until
@@ -122,6 +126,21 @@ class TestNativeDoorsOnAsyncio(DoorCompliance):
         with native(uv=False) as service:
             cls.url, cls.urls = service.url, {"tcp": service.tcp_url}
             yield
+
+
+def test_frames_that_are_no_text_fill_no_log(service: Native, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3 * LINES):
+        with websocket(f"{service.url.replace('http', 'ws')}/session", proxy=None) as connection:
+            connection.send(b"\xff", text=True)
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(timeout=WAIT_S)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1007
+    lines = [record for record in caplog.records if "UTF-8" in record.getMessage()]
+    assert 0 < len(lines) <= LINES
+    for record in lines:
+        assert "UnicodeDecodeError" in record.getMessage()
+        assert "\n" not in logging.Formatter().format(record)
 
 
 def connect(listener: Listener) -> socket.socket:
