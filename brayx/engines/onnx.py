@@ -65,8 +65,8 @@ class OnnxEngine(Engine):
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: of one run; more than one pays for large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
-        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime cannot load then
-            is exported the other way. The comparison also finds out whether it was, and should not be left out.
+        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime or the comparison,
+            which should not be left out, then refuses is exported the other way.
 
     Raises:
         ModelError: the module cannot be exported.
