@@ -65,8 +65,8 @@ class OnnxEngine(Engine):
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: of one run; more than one pays for large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
-        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime or the comparison,
-            which should not be left out, then refuses is exported the other way.
+        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime or the comparison
+            then refuses is exported the other way, so the comparison should not be left out.
 
     Raises:
         ModelError: the module cannot be exported.

@@ -302,6 +302,24 @@ def test_a_model_of_ones_own_is_taken():
     assert isinstance(train_local("CartPole-v1", training=Training(**QUICK), model=model).module, Small)
 
 
+@pytest.mark.parametrize("engine", get_args(ActingEngine))
+def test_an_argument_that_is_called_state_is_learned_from_like_others(engine):
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, state):
+            y = self.layer(state)
+            return {"logits": y[..., :2], "value": y[..., 2]}
+
+    training = Training(**{**QUICK, "engine": engine}, evaluation_episodes=2)
+    result = train_local(
+        "CartPole-v1", training=training, model=lambda obs, spec: (Bare(), (np.zeros((1, 4), np.float32),))
+    )
+    assert result.updates > 0
+
+
 class Columns(torch.nn.Module):
     """Gives a value as a column."""
 
