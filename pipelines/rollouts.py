@@ -38,6 +38,7 @@ from brayx.hub import Books
 from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.nets.recurrent import state_argument
 from brayx.nets.soft import NETWORK, soft_policy_for
 from brayx.replay.files import Dataset
 from brayx.replay.importance import Importance
@@ -51,7 +52,6 @@ from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import actions_of, check_model
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
-from brayx.trainer.prefetch import state_argument
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks

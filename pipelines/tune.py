@@ -219,11 +219,11 @@ def _fits(
     from brayx.algorithms.bc import BCConfig
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
+    from brayx.nets.recurrent import state_argument
     from brayx.replay.packing import Layout
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
     from brayx.trainer.fits import actions_of, check_model
-    from brayx.trainer.prefetch import state_argument
     from brayx.types import DEMONSTRATION, flatten
     from pipelines.demonstrations import Demonstrations, check_imitates
     from pipelines.rollouts import limiter_of, observation_of, ready_made

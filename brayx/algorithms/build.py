@@ -215,12 +215,13 @@ def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
         )
 
 
-def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
+def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurrent: bool = False) -> None:
     """Refuses an algorithm for a model that does not give what it learns from.
 
     Args:
         config: its options.
         outputs: names of what the model gives.
+        recurrent: it has a memory.
 
     Raises:
         ConfigError: names what is missing, or the algorithms that fit.
@@ -242,7 +243,7 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
             key="algorithm",
             fits=fits,
         )
-    if "state" in given and config.name in ("sac", "mappo"):
+    if recurrent and config.name in ("sac", "mappo"):
         others = "ppo, impala, mixed and bc"
         raise ConfigError(
             f"algorithm {config.name!r} does not learn models with a memory; {others} do", key="algorithm"

@@ -25,13 +25,14 @@ from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, ModelError, first_line
 from brayx.metrics import WINDOW_GAMES, Kind
+from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.evaluation import Evaluation
 from brayx.trainer.hooks import Hooks, WithLoss
-from brayx.trainer.prefetch import Prefetch, Prepare, Ready, state_argument
+from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
 from brayx.trainer.saving import Keeper, Saver, samples_of
 from brayx.types import NestedArray, Weights

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,7 @@ from brayx.errors import ConfigError, ModelError
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
+from brayx.rollout.policy import ActingEngine
 from pipelines.rollouts import _table, train_local
 from pipelines.training import Training
 from tests.unit.replay.made import columns
@@ -104,6 +105,41 @@ def test_any_space_is_learned_from(env):
     assert result.reason == "num_steps"
     assert 200 <= result.env_steps < 200 + 4 * 8
     assert all(torch.isfinite(each).all() for each in result.module.parameters())
+
+
+class Picture(Right):
+    """`Right`, which shows nothing but noise: bytes, their channels last, as most environments have them."""
+
+    def __init__(self, size, channels):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, channels), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset()
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self.observation_space.sample(), *rest
+
+
+@pytest.mark.parametrize("engine", get_args(ActingEngine))
+@pytest.mark.parametrize(
+    ("convolutions", "size", "channels"), [("small", 20, 3), ("nature", 36, 1), ("impala", 7, 3), ("impala", 64, 1)]
+)
+def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine(convolutions, size, channels, engine):
+    training = Training(
+        **{**QUICK, "total_steps": 32, "engine": engine},
+        network=NetworkConfig(convolutions=convolutions, hidden=[]),
+        evaluation_episodes=2,
+    )
+    result = train_local(lambda: Picture(size, channels), PPOConfig(epochs=1), training)
+    assert result.updates > 0
+    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+
+
+def test_an_image_that_is_too_small_is_told_what_fits():
+    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* 36 x 36 at least; these fit: small, impala"):
+        train_local(lambda: Picture(20, 3), training=Training(**QUICK))
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -264,6 +300,24 @@ def test_a_model_of_ones_own_is_taken():
         return Small(), (np.zeros((1, 4), np.float32),)
 
     assert isinstance(train_local("CartPole-v1", training=Training(**QUICK), model=model).module, Small)
+
+
+@pytest.mark.parametrize("engine", get_args(ActingEngine))
+def test_an_argument_that_is_called_state_is_learned_from_like_others(engine):
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, state):
+            y = self.layer(state)
+            return {"logits": y[..., :2], "value": y[..., 2]}
+
+    training = Training(**{**QUICK, "engine": engine}, evaluation_episodes=2)
+    result = train_local(
+        "CartPole-v1", training=training, model=lambda obs, spec: (Bare(), (np.zeros((1, 4), np.float32),))
+    )
+    assert result.updates > 0
 
 
 class Columns(torch.nn.Module):
