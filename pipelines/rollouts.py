@@ -144,7 +144,8 @@ def train_local(
             ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
-        on_update: called after each run's updates with their number, env steps and the newest numbers.
+        on_update: called after each run's updates with their number, env steps and the newest numbers: sums since this
+            process began, means over that run's updates.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
         stop: once set, training ends after the next update, and an evaluation is given up.
         due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
@@ -417,7 +418,8 @@ class _Run:
         self._batches_before = learned
 
     def newest(self) -> Mapping[str, float]:
-        """As `loop.Numbers.newest`: exact, since everything is in this process."""
+        """As `loop.Numbers.newest`: exact, since everything is in this process. Means are of the run that is learned
+        from, and of the one before where there is nothing yet."""
         part = self._recorder.drain()
         self._books.merge(part)
         if self._clerk is not None:
@@ -577,6 +579,7 @@ class _Run:
 
     def _after_update(self) -> None:
         numbers = self.newest()
+        self._books.take_interval()  # the next numbers are those of the next run
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
             self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -24,6 +24,7 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError, ModelError
+from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
@@ -663,6 +664,43 @@ def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
     assert starts[0]
     assert len(starts[1]) >= 4
     assert not set(starts[0]) & set(starts[1])
+
+
+class Summed(Kept):
+    """Adds up by itself what was recorded since `interval` was last replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.interval = Recorder()
+
+    def push(self, part: Any) -> None:
+        self.interval.merge(part)
+
+    def means(self) -> dict[str, float]:
+        names = ("loss", "entropy", "approx_kl", "update_seconds.p50")
+        return {name: value for name, value in self.interval.summary().items() if name in names}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {}), (ImpalaConfig(), TABLE)])
+def test_the_numbers_that_are_told_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
+    books, told, asked = Summed(tmp_path), [], []
+
+    def look(runs: int, steps: int, numbers: Mapping[str, float]) -> None:
+        assert {name: numbers[name] for name in books.means()} == books.means()
+        told.append(numbers.get("entropy"))
+        books.interval = Recorder()
+
+    def due(steps: int, numbers: Mapping[str, float]) -> bool:
+        assert {name: numbers[name] for name in books.means()} == books.means()
+        asked.append(numbers["entropy"])
+        return False
+
+    training = Training(total_steps=800, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options)
+    train_local("CartPole-v1", algorithm, training, clerk=books, on_update=look, due=due)
+    assert len(told) >= 50
+    assert len(set(told)) > 20
+    assert len(set(asked)) > 20
 
 
 def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:
