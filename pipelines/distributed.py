@@ -133,7 +133,7 @@ def train_distributed(
     }  # fmt: skip
     job = _job(plain, JobConfig)
     done = train(job, resume=resume, tracking=tracking, address=address, log_interval=log_interval)
-    return _result(job, done, given.evaluation_episodes), done.trial
+    return _result(job, done, given), done.trial
 
 
 def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
@@ -145,7 +145,7 @@ def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
         return config.load(file)
 
 
-def _result(job: JobConfig, done: Any, episodes: int) -> Result:
+def _result(job: JobConfig, done: Any, training: Training) -> Result:
     """What a job came to, in `train_local`'s words; the module is that of the newest checkpoint."""
     import torch
 
@@ -178,7 +178,9 @@ def _result(job: JobConfig, done: Any, episodes: int) -> Result:
         forward_args=forward_args,
         normaliser=normaliser,
         curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
-        evaluation=_evaluated(job, module, forward_args, normaliser, episodes) if episodes else None,
+        evaluation=_evaluated(job, module, forward_args, normaliser, training)
+        if training.evaluation_episodes
+        else None,
         dropped=round(sum(n for name, n in done.numbers.items() if name.startswith(_DROPPED))),
     )
 
@@ -202,7 +204,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
 
 def _evaluated(
-    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], episodes: int
+    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
 ) -> Evaluation:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
@@ -222,10 +224,11 @@ def _evaluated(
         return evaluate(
             envs,
             policy,
-            episodes,
+            training.evaluation_episodes,
             seed=job.seed + 10_000,
             scale_actions=config.scale_actions,
             normaliser=collector.obs_normaliser,
+            max_steps=training.evaluation_steps,
         )
     finally:
         envs.close()

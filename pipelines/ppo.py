@@ -339,6 +339,8 @@ def _told_of(result: Result, process_began: float) -> dict[str, Any]:
     }
     if result.evaluation is not None:
         summary["eval_return_mean"] = result.evaluation.mean
+        if result.evaluation.cut:
+            summary["eval_cut"] = result.evaluation.cut
     return summary
 
 

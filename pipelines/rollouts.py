@@ -153,6 +153,7 @@ def train_local(
 
     Raises:
         ConfigError: options that do not fit each other, the environment, or the demonstrations.
+        EnvironmentFailed: an environment raised.
         ModelError: the model does not give what the algorithm learns from.
         BadWeights: training diverged.
     """
@@ -264,6 +265,7 @@ def train_local(
                 seed=training.seed + 10_000,
                 scale_actions=training.scale_actions,
                 normaliser=collector.obs_normaliser,
+                max_steps=training.evaluation_steps,
                 stop=stop,
             )
             evaluation = None if stop.is_set() else played
@@ -287,7 +289,11 @@ def train_local(
 
 
 def observation_of(envs: Any) -> NestedArray:
-    """One observation of zeros as a model should take it: float64 is float32."""
+    """One observation of zeros as a model should take it: float64 is float32.
+
+    Raises:
+        ConfigError: observations are not arrays of one shape.
+    """
     return _zeros(envs.single_observation_space)
 
 
@@ -297,8 +303,18 @@ def ready_made(
     """Makes the networks that an algorithm learns, for an observation and an action space.
 
     An actor-critic; for SAC and MAPPO their own, whose critic does not act. Whole numbers are seen one-hot.
+
+    Raises:
+        ConfigError: there are none for what is observed.
     """
     space = envs.single_observation_space
+    if any(isinstance(part, gymnasium.spaces.Tuple) for part in _parts(space)):
+        raise ConfigError(
+            f"observation space is {space}: ready-made networks see an array, or a Dict of arrays by name. Expected a "
+            "Dict instead of the Tuple (gymnasium.wrappers.TransformObservation makes one), or a model of your own, "
+            "which gets each part of a Tuple as an argument",
+            key="observation_space",
+        )
     categories = _categories(space)
 
     def make(obs: NestedArray, spec: ActionSpec) -> Model:
@@ -315,6 +331,13 @@ def ready_made(
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
 
     return make
+
+
+def _parts(space: Any) -> list[Any]:
+    """A space, and all that it is made of."""
+    inner = getattr(space, "spaces", ())
+    members = inner.values() if isinstance(inner, Mapping) else inner
+    return [space, *(part for member in members for part in _parts(member))]
 
 
 def _categories(space: Any) -> Any:
@@ -635,5 +658,11 @@ def _zeros(space: Any) -> NestedArray:
         return {name: _zeros(part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_zeros(part) for part in space.spaces)
+    if space.shape is None:
+        raise ConfigError(
+            f"observation space is {space}, which has no one shape: expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict or Tuple of them",
+            key="observation_space",
+        )
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
     return np.zeros(space.shape, dtype)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from brayx.nets.policy import NetworkConfig
 from brayx.rollout.envs import Vectorization
+from brayx.rollout.evaluate import MAX_STEPS
 from brayx.rollout.policy import ActingEngine
 
 _Count = Annotated[int, Field(ge=1)]
@@ -81,5 +82,7 @@ class Training(BaseModel):
     """Learn on this machine's GPU."""
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
     """Played greedily when training is over."""
+    evaluation_steps: _Count = MAX_STEPS
+    """Of such an episode: one that takes longer is cut, and counts as far as it came (`Evaluation.cut`)."""
     checkpoint_interval: _Count | None = None
     """Updates between two checkpoints, beside those that the seconds ask for."""

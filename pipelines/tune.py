@@ -437,6 +437,7 @@ class _Player:
             training.evaluation_episodes,
             seed=self._seed,
             scale_actions=training.scale_actions,
+            max_steps=training.evaluation_steps,
         )
         if found.mean >= self._target:
             self.reached.set()

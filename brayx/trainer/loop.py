@@ -44,6 +44,8 @@ GAMES_METRIC = "games"
 WINDOW_METRIC = "games_in_window"
 """Games that the mean is of, `WINDOW_GAMES` at most. After a resume they are counted anew, as one lucky game is no
 mean of many."""
+_LARGE_REWARD = 1e9
+"""Float32 has no number for the square of what such rewards add up to, or soon none."""
 _LAST_RETURNS_S = 3.0
 """A training that is over before its games' returns have come in waits this long for them."""
 
@@ -308,8 +310,16 @@ def _refuse_divergence(measured: Mapping[str, float], ready: Ready, module: nn.M
     weights = [name for name, array in module_weights(module).items() if not np.isfinite(array).all()]
     also = [f"in the batch {', '.join(fields)}"] if fields else []
     also += [f"{len(weights)} weights, {weights[0]} first"] if weights else []
+    rewards = ready.batch.get("reward_heads", ready.batch["reward"])
+    largest = float(np.abs(rewards).max(initial=0.0, where=np.isfinite(rewards)))
+    why = (
+        f"; the batch's rewards reach {largest:.3g}, which losses square: expected small ones, as normalise_reward, "
+        "reward_clip or the environment's own unit make them"
+        if largest > _LARGE_REWARD
+        else ""
+    )
     raise Diverged(
-        f"training diverged at update {updates + 1}: {bad[0]} is {losses[bad[0]]}"
+        f"training diverged at update {updates + 1}: {bad[0]} is {losses[bad[0]]}{why}"
         + (f"; not finite either: {'; '.join(also)}" if also else ""),
         losses=bad,
         fields=fields,

@@ -23,7 +23,7 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
-from brayx.errors import ConfigError, ModelError
+from brayx.errors import ConfigError, Diverged, EnvironmentFailed, ModelError
 from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
@@ -213,7 +213,7 @@ def test_what_happens_in_the_collectors_thread_is_told():
                 raise RuntimeError("out of order")
             return super().step(action)
 
-    with pytest.raises(RuntimeError, match="out of order"):
+    with pytest.raises(EnvironmentFailed, match=r"^the environment raised RuntimeError in step: out of order$"):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 
 
@@ -660,7 +660,7 @@ def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
             Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=books, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
-        starts.append(Starts.seen[4:] if starts else list(Starts.seen))  # it resets once before it knows of the books
+        starts.append(Starts.seen[5:] if starts else list(Starts.seen))  # it resets before it knows of the books
     assert starts[0]
     assert len(starts[1]) >= 4
     assert not set(starts[0]) & set(starts[1])
@@ -701,6 +701,102 @@ def test_the_numbers_that_are_told_are_those_of_the_newest_run(algorithm, option
     assert len(told) >= 50
     assert len(set(told)) > 20
     assert len(set(asked)) > 20
+
+
+class Shown(gymnasium.Env):
+    """Shows whatever its space has, and gives the reward that it is told."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, space: Any = gymnasium.spaces.Box(-1, 1, (3,)), reward: float = 1.0) -> None:
+        self.observation_space, self._reward = space, reward
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._at = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self._at += 1
+        return self.observation_space.sample(), self._reward, self._at == 5, False, {}
+
+
+_BOX = gymnasium.spaces.Box(-1, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gymnasium.spaces.Tuple((_BOX, _BOX)), r"observation space is Tuple\(.*Expected a Dict instead of the Tuple"),
+        (gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple((_BOX, _BOX))), "Expected a Dict instead of the Tuple"),
+        (gymnasium.spaces.Text(5), r"observation space is Text\(.*, which has no one shape: expected Box"),
+        (gymnasium.spaces.Sequence(_BOX), r"observation space is Sequence\(.*, which has no one shape"),
+    ],
+)
+def test_observations_that_no_network_sees_are_refused_with_what_fits(space: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_local(lambda: Shown(space), training=Training(**QUICK))
+
+
+def test_a_model_of_ones_own_gets_the_parts_of_a_tuple() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+            self.log_std = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = self.layer(torch.cat([left, right], -1))
+            return {"mean": y[..., :2], "log_std": self.log_std.expand_as(y[..., :2]), "value": y[..., 2]}
+
+    zeros = np.zeros((2, 3), np.float32)
+    result = train_local(
+        lambda: Shown(gymnasium.spaces.Tuple((_BOX, _BOX))),
+        PPOConfig(epochs=1),
+        Training(**QUICK),
+        model=lambda obs, spec: (Both(), (zeros, zeros)),
+    )
+    assert result.updates > 0
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(epochs=1), ImpalaConfig(), SACConfig()])
+def test_rewards_beyond_what_can_be_learned_from_are_named(algorithm: Any) -> None:
+    options = QUICK | (TABLE if algorithm.name == "sac" else {})
+    with pytest.raises(
+        Diverged, match=r"diverged at update 1: .*; the batch's rewards reach 1e\+30, .* normalise_reward"
+    ):
+        train_local(lambda: Shown(reward=1e30), algorithm, Training(**options))
+    training = Training(**options, normalise_reward=True)
+    assert train_local(lambda: Shown(reward=1e30), algorithm, training).updates > 0
+
+
+class Endless(Counting):
+    """Its first environment never ends an episode, and gives 1 for each step."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, Endless.made = Endless.made, Endless.made + 1
+
+    def step(self, action: Any) -> Any:
+        if self.number:
+            return super().step(action)
+        return np.zeros(2), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_evaluation_that_never_ends_is_cut_and_counts_as_far_as_it_came(blocking, caplog) -> None:
+    Endless.made = 0
+    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=100)
+    result = train_local(Endless, PPOConfig(epochs=1), training)
+    found = result.evaluation
+    assert (result.reason, found.cut) == ("num_steps", 1)
+    assert [each.ret for each in found.episodes if each.env] == [6.0] * 6
+    (cut,) = [each for each in found.episodes if not each.env]
+    assert cut.ret == cut.length
+    assert 100 <= cut.length < 120
+    assert found.mean == (cut.ret + 36) / 7
+    assert "1 of 7 episodes had not ended after 100 steps" in caplog.text
 
 
 def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:
