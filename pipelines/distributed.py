@@ -80,11 +80,13 @@ def train_distributed(
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if not isinstance(env, str):
         raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
+    from brayx.algorithms.ppo import PPOConfig
     from deployments.job import JobConfig
     from pipelines.train import train
     from pipelines.training import Training
 
-    given = training or Training()
+    algorithm = algorithm or PPOConfig()
+    given = (training or Training()).of(algorithm)
     num_envs, num_steps = given.num_envs, given.total_steps
     if num_workers < 1 or num_envs % num_workers:
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
@@ -103,7 +105,7 @@ def train_distributed(
             **same("priority_exponent", "importance_exponent", "importance_batches"),
         }
         # The learner counts what it learns from: a sampled transition many times.
-        num_steps = round(num_steps * given.samples_per_insert)
+        num_steps = round(num_steps * (given.samples_per_insert or 1.0))
 
     # Without the defaults: what was not chosen is an algorithm's to choose.
     network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
@@ -128,7 +130,7 @@ def train_distributed(
             "num_workers": ranks, "where": where or ("process" if ranks == 1 else "train"),
             "checkpoint_interval_s": checkpoint_interval_s,
             **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
-            **({} if algorithm is None else {"algorithm": algorithm.model_dump(mode="json")}),
+            "algorithm": algorithm.model_dump(mode="json"),
         },
     }  # fmt: skip
     job = _job(plain, JobConfig)

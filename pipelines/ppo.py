@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,34 +35,10 @@ if TYPE_CHECKING:
     from pipelines.rollouts import Result
     from pipelines.training import Training
 
-DEFAULTS: dict[str, Any] = {
-    "num_workers": 4,
-    "timesteps": 1_000_000,
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "clip_param": 0.2,
-    "value_coef": 0.5,
-    "entropy_coef": 0.01,
-    "max_grad_norm": 0.5,
-    "num_envs": 8,
-    "unroll_length": 64,
-    "epochs": 10,
-    "minibatch_size": 512,
-    "anneal": False,
-    "normalise_obs": False,
-    "normalise_reward": False,
-    "reward_clip": None,
-    "blocking": True,
-    "hidden": [64, 64],
-    "activation": "tanh",
-    "convolutions": "nature",
-    "shared": None,
-    "distribution": "gaussian",
-    "sde_steps": 1,
-    "threads": 1,
-}
-"""Of the options that a preset may set."""
+_WORKERS = 4
+_OF_PPO = (
+    "gamma", "gae_lambda", "clip_param", "value_coef", "entropy_coef", "max_grad_norm", "epochs", "minibatch_size"
+)  # fmt: skip
 _OF_NETWORK = ("hidden", "activation", "convolutions", "shared", "distribution")
 _SAME = (
     "unroll_length", "target_return", "seed", "blocking", "normalise_obs", "normalise_reward", "reward_clip",
@@ -70,6 +47,27 @@ _SAME = (
 """Options that have the name they have in `pipelines.training.Training`."""
 _HERE = {"learning_rate": "lr", "total_steps": "timesteps"}
 """What is called otherwise on the command line."""
+
+
+@cache
+def defaults() -> Mapping[str, Any]:
+    """Of the options that a preset may set: what they are from Python, where they are there."""
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.nets.policy import NetworkConfig
+    from pipelines.training import Training
+
+    algorithm, network = PPOConfig(), NetworkConfig()
+    training = Training().of(algorithm)
+    return {
+        "num_workers": _WORKERS,
+        "num_envs": training.num_envs // _WORKERS,
+        "timesteps": 1_000_000,
+        "lr": training.learning_rate,
+        "anneal": False,
+        **{name: getattr(training, name) for name in _SAME},
+        **{name: getattr(algorithm, name) for name in _OF_PPO},
+        **{name: getattr(network, name) for name in _OF_NETWORK},
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -161,21 +159,18 @@ def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "course": None,
     }  # fmt: skip
     chosen = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
-    return {**DEFAULTS, **rest, **chosen, **given}
+    return {**defaults(), **rest, **chosen, **given}
 
 
 def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
     """PPO's options."""
     from brayx.algorithms.ppo import PPOConfig
 
-    names = (
-        "gamma", "gae_lambda", "clip_param", "value_coef", "entropy_coef", "max_grad_norm", "epochs", "minibatch_size"
-    )  # fmt: skip
     annealed = bool(chosen["anneal"])
     return PPOConfig(
-        **{name: chosen[name] for name in names},
+        **{name: chosen[name] for name in _OF_PPO},
         learning_rate_schedule="linear" if annealed else "constant",
-        clip_final=0.0 if annealed else 1.0,
+        clip_schedule="linear" if annealed else "constant",
     )
 
 
@@ -381,7 +376,7 @@ def _process_began() -> float:
 
 def _told(text: str, name: str) -> str:
     """The help of an option with a default."""
-    default = DEFAULTS[name]
+    default = defaults()[name]
     if isinstance(default, bool):
         default = str(default).lower()
     elif isinstance(default, list):

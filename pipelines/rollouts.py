@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import sys
 import threading
@@ -27,7 +28,7 @@ from torch import nn
 
 from brayx.actions import ActionSpec
 from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, check_fits
+from brayx.algorithms.build import AlgorithmConfig, check_enough, check_fits
 from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
@@ -56,7 +57,7 @@ from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks
 from pipelines.demonstrations import Demonstrations, check_imitates
-from pipelines.training import Training
+from pipelines.training import Settled, Training
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,8 @@ def train_local(
         ModelError: the model does not give what the algorithm learns from.
         BadWeights: training diverged.
     """
-    algorithm, training = algorithm or PPOConfig(), training or Training()
+    algorithm = algorithm or PPOConfig()
+    training = (training or Training()).of(algorithm)
     stop = stop or threading.Event()
     if demonstrations is not None:
         check_imitates(algorithm, training)
@@ -193,6 +195,7 @@ def train_local(
                 if at is None
                 else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
             )
+        check_updates(algorithm, training, recorded)
         collector = Collector(
             envs,
             Policy(module, forward_args, engine=training.engine),
@@ -621,7 +624,33 @@ def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
             pass
 
 
-def limiter_of(training: Training) -> RateLimiter:
+def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:
+    """Refuses a training that would learn next to nothing, or nothing at all.
+
+    Args:
+        algorithm: options.
+        training: of it.
+        recorded: what a clone learns from.
+
+    Raises:
+        ConfigError: names the option to change.
+    """
+    total, length = training.total_steps, training.unroll_length
+    if isinstance(algorithm, BCConfig) or training.sampler == "fifo":
+        cloning = recorded is not None and isinstance(algorithm, BCConfig)
+        steps = length * (recorded.batch_size if cloning and recorded is not None else training.num_envs)
+        batches = float(-(-total // steps))
+        change = f"more total_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"
+    else:
+        limiter_of(training)
+        steps = length * training.batch_size
+        per_column = (training.samples_per_insert or math.inf) / training.batch_size
+        batches = per_column * (total // length - training.min_columns)
+        change = "a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+    check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
+
+
+def limiter_of(training: Settled) -> RateLimiter:
     """How much of the table may be sampled.
 
     Raises:
@@ -646,7 +675,7 @@ def limiter_of(training: Training) -> RateLimiter:
         raise ConfigError(f"the table cannot be sampled so: {error}") from error
 
 
-def _table(training: Training) -> Table:
+def _table(training: Settled) -> Table:
     sizes, limiter = (training.capacity, training.batch_size), limiter_of(training)
     if training.sampler == "prioritised":
         return Table.prioritised(*sizes, limiter, exponent=training.priority_exponent, seed=training.seed)

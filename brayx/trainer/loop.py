@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from brayx.actor.agent import Services
-from brayx.algorithms.adam import Adam
+from brayx.algorithms.adam import EPS, Adam
 from brayx.algorithms.build import build
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
@@ -148,7 +148,7 @@ def learn(
     acting = functools.partial(checkpoint.acting_weights, module, normaliser, paths)
     torch.set_num_threads(config.threads)
     module.to(ranks.device)
-    optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+    optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=EPS, fused=True)
     folder = keeper.latest()
     restored = None if folder is None else checkpoint.restore(folder, module, optimizer, normaliser)
     counters = Counters() if restored is None else restored.counters

@@ -123,7 +123,7 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
 def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
     env: str, algorithm: str, message: str
 ) -> None:
-    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}")
+    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}", "rollout.mode=non_blocking")
     assert isinstance(error, ConfigError)
     assert error.message.startswith(str(TEMPLATE))
     assert re.search(message, error.message), error.message

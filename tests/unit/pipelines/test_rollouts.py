@@ -145,7 +145,7 @@ def test_columns_are_drawn_by_the_exponent_of_their_priorities():
         training = Training(
             sampler="prioritised", batch_size=100, capacity=200, min_columns=1, priority_exponent=exponent
         )
-        table = _table(training)
+        table = _table(training.of(ImpalaConfig()))
         table.insert({**columns(2).arrays, "priority": np.array([[1.0] * 5, [3.0] * 5])})
         drawn = table.sample()["index"] & 1
         assert np.bincount(drawn) == pytest.approx(100 * np.array(shares), abs=1)
@@ -155,10 +155,10 @@ def test_columns_are_drawn_by_the_exponent_of_their_priorities():
 def test_the_columns_of_all_environments_are_sampled_however_many_there_are(blocking):
     training = Training(
         num_envs=64, unroll_length=1, total_steps=640, sampler="uniform", min_columns=100, blocking=blocking,
-        engine="torch",
+        batch_size=256, samples_per_insert=32.0, engine="torch",
     )  # fmt: skip
     result = train_local("Pendulum-v1", ImpalaConfig(), training)
-    assert result.updates == pytest.approx((640 - 100) * training.samples_per_insert / training.batch_size, abs=3)
+    assert result.updates == pytest.approx((640 - 100) * 32 / 256, abs=3)
 
 
 class Flawed(Right):
@@ -224,7 +224,60 @@ def test_a_table_that_could_never_be_sampled_is_refused():
 
 def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
     with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 total_steps are 781 columns of unroll_"):
-        train_local(Counting, ImpalaConfig(), Training(sampler="uniform", vectorization="sync"))
+        train_local(Counting, ImpalaConfig(), Training(sampler="uniform", unroll_length=128, vectorization="sync"))
+
+
+def test_an_algorithm_brings_where_its_batches_come_from():
+    def settled(algorithm, **options):
+        found = Training(**options).of(algorithm)
+        return found.sampler, found.unroll_length, found.batch_size, found.samples_per_insert
+
+    assert settled(PPOConfig()) == ("fifo", 64, 32, 1)
+    assert settled(MixedConfig()) == settled(MAPPOConfig()) == settled(PPOConfig())
+    assert settled(ImpalaConfig(), sampler="prioritised") == ("prioritised", 20, 32, 8)
+    assert settled(BCConfig())[:3] == ("fifo", 32, 32)
+    assert settled(SACConfig()) == ("uniform", 1, 256, 256)
+    assert settled(SACConfig(n_step=4)) == ("uniform", 4, 64, 256)
+    assert settled(SACConfig(), batch_size=64) == ("uniform", 1, 64, 64), "a gradient a transition still"
+    given = {"sampler": "prioritised", "unroll_length": 8, "batch_size": 16, "samples_per_insert": 2.0}
+    assert settled(SACConfig(), **given) == tuple(given.values()), "what is given wins"
+
+
+def test_sac_takes_a_gradient_for_each_transition_where_nothing_is_said():
+    training = Training(total_steps=1_300, num_envs=4, network=NetworkConfig(hidden=[4]))
+    result = train_local("Pendulum-v1", SACConfig(), training)
+    assert result.updates == pytest.approx(1_300 - training.min_columns, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "message"),
+    [
+        (SACConfig(), {"sampler": "fifo"}, "sampler is 'fifo', .*'sac' learns .* expected uniform or prioritised"),
+        (
+            SACConfig(),
+            {"unroll_length": 128, "batch_size": 256, "samples_per_insert": 32.0, "min_columns": 100},
+            "20,000 transitions come to 7 gradients of algorithm 'sac', of 32,768 transitions each.*samples_per_insert",
+        ),
+        (
+            ImpalaConfig(),
+            {"unroll_length": 128, "total_steps": 100_000},
+            "100,000 transitions come to 25 gradients of algorithm 'impala', of 4,096 .*num_envs or unroll_length",
+        ),
+        (PPOConfig(epochs=1, minibatch_size=10_000), {"num_envs": 128}, "20,000 transitions come to 3 gradients"),
+    ],
+)
+def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, options, message):
+    with pytest.raises(ConfigError, match=message):
+        train_local("Pendulum-v1", algorithm, Training(**{"total_steps": 20_000, **options}))
+
+
+def test_clones_of_few_gradients_are_refused_by_the_data_that_there_are(tmp_path: Path):
+    data = written(tmp_path / "expert.npz", 4000)  # 625 columns of 32
+    training = Training(total_steps=100_000, batch_size=256)
+    with pytest.raises(ConfigError, match="100,000 transitions come to 13 gradients of algorithm 'bc', of 8,192 "):
+        train_local(Odd, BCConfig(), training, demonstrations=data)
+    data = written(tmp_path / "few.npz")  # 7 columns: no batch has more
+    assert train_local(Odd, BCConfig(), training, demonstrations=data).updates > 400
 
 
 def test_priorities_that_nobody_would_give_are_refused():
@@ -344,7 +397,7 @@ class Turning(Numbered):
 def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
     module = train_local(Numbered, MAPPOConfig(epochs=1), Training(**QUICK)).module
     assert (module.encoder.features, module.critic.encoder.features) == (5, 7)
-    quick = Training(**{**QUICK, "total_steps": 40})
+    quick = Training(**{**QUICK, "total_steps": 40, "min_columns": 2, "batch_size": 2})
     module = train_local(Turning, SACConfig(), quick).module
     assert (module.encoder.features, module.critic.encoder.features) == (6, 6)
 
@@ -439,12 +492,16 @@ TABLE = {"sampler": "uniform", "batch_size": 8, "min_columns": 16, "samples_per_
 @pytest.mark.parametrize(
     ("env", "algorithm", "options"),
     [
-        (Odd, PPOConfig(learning_rate_final=0.1, epochs=1), {}),
+        (Odd, PPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1), {}),
         (Odd, ImpalaConfig(learning_rate_final=0.1), {}),
         (Odd, ImpalaConfig(learning_rate_final=0.1), TABLE),
-        (Odd, MixedConfig(reinforcement=PPOConfig(learning_rate_final=0.1, epochs=1)), {}),
+        (
+            Odd,
+            MixedConfig(reinforcement=PPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1)),
+            {},
+        ),
         ("Pendulum-v1", SACConfig(learning_rate_schedule="linear", learning_rate_final=0.1), TABLE),
-        (Whole, MAPPOConfig(learning_rate_final=0.1, epochs=1), {}),
+        (Whole, MAPPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1), {}),
     ],
     ids=["ppo", "impala", "impala sampled", "mixed", "sac", "mappo"],
 )
