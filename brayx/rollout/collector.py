@@ -29,6 +29,7 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
+from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks
 from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
@@ -99,7 +100,7 @@ class Collector:
         greedy: bool = False,
     ) -> None:
         check_noise(sde_steps, policy.output_names)
-        if isinstance(envs, InfoMasks) and "obs" in policy.obs_keys:
+        if isinstance(envs, InfoMasks) and not any(MASK in key.split("/") for key in policy.obs_keys):
             logger.warning("the environments tell which actions are allowed, and the model takes no action_mask")
             envs = envs.env
         self.envs = envs

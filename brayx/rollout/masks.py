@@ -1,7 +1,8 @@
 """Masks of actions that environments tell in ``info``, as part of what is observed. Knows nothing of networks.
 
 An observation then is ``{"obs": the environment's own, "action_mask": ...}``, or, where it is a dict already, that with
-the mask beside its leaves. So acting, learning and evaluating have the same mask, and it is recorded with the rest.
+the mask beside its leaves; where a game's state is beside what an agent observes, so is the agent's part of it. So
+acting, learning and evaluating have the same mask, and it is recorded with the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from brayx.actions import ActionSpec
 from brayx.errors import ConfigError
+from brayx.nets.central import OWN, STATE
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import failed
 
@@ -33,14 +35,7 @@ class InfoMasks(VectorWrapper):
 
     def __init__(self, env: VectorEnv, actions: int) -> None:
         super().__init__(env)
-        own = env.single_observation_space
-        self._leaves = isinstance(own, spaces.Dict)
-        self.single_observation_space = spaces.Dict(
-            {
-                **(own.spaces if isinstance(own, spaces.Dict) else {"obs": own}),
-                MASK: spaces.Box(0, 1, (actions,), np.int8),
-            }
-        )
+        self.single_observation_space = _beside(env.single_observation_space, spaces.Box(0, 1, (actions,), np.int8))
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._masks = np.ones((self.num_envs, actions), np.int8)
 
@@ -48,7 +43,7 @@ class InfoMasks(VectorWrapper):
         """As the environment's; one that is not reset keeps its mask."""
         obs, info = self.env.reset(seed=seed, options=options)
         reset = None if options is None else options.get("reset_mask")
-        return self._beside(obs, info, reset), info
+        return self._with_masks(obs, info, reset), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's.
@@ -57,16 +52,16 @@ class InfoMasks(VectorWrapper):
             ConfigError: a mask has not one number for each action.
         """
         obs, reward, terminated, truncated, info = self.env.step(actions)
-        return self._beside(obs, info, None), reward, terminated, truncated, info
+        return self._with_masks(obs, info, None), reward, terminated, truncated, info
 
-    def _beside(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray | None) -> Any:
+    def _with_masks(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray | None) -> Any:
         """The observation with the masks of ``rows``, or of all, as ``info`` has them."""
         fresh = np.ones_like(self._masks)
         if MASK in info:
             told = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
             fresh[told] = self._rows(np.asarray(info[MASK])[told])
         self._masks = fresh if rows is None else np.where(rows[:, None], fresh, self._masks)
-        return {**(obs if self._leaves else {"obs": obs}), MASK: self._masks}
+        return _beside(obs, self._masks)
 
     def _rows(self, told: np.ndarray) -> np.ndarray:
         """Masks that environments told ``[n, A]``, whether as one array or as objects."""
@@ -81,6 +76,23 @@ class InfoMasks(VectorWrapper):
         return np.array(found).reshape(-1, expected) > 0
 
 
+def _beside(own: Any, mask: Any) -> Any:
+    """An observation with a mask beside it; or their spaces."""
+    if not isinstance(own, Mapping | spaces.Dict):
+        found = {OWN: own, MASK: mask}
+    elif {OWN, STATE} <= set(own):
+        found = {**own, OWN: _beside(own[OWN], mask)}
+    else:
+        found = {**own, MASK: mask}
+    return spaces.Dict(found) if isinstance(mask, spaces.Space) else found
+
+
+def _observed(space: Any) -> bool:
+    """Whether a mask is part of an observation already."""
+    inner = space if isinstance(space, spaces.Dict) else {}
+    return MASK in inner or (OWN in inner and _observed(inner[OWN]))
+
+
 def with_masks(envs: VectorEnv) -> VectorEnv:
     """``envs`` with `InfoMasks` if their actions are discrete and the first reset tells of a mask that is not observed
     already. Resets one environment, or all where they cannot be had one by one.
@@ -89,8 +101,8 @@ def with_masks(envs: VectorEnv) -> VectorEnv:
         ConfigError: the action space is none that a policy could act in.
         EnvironmentFailed: the reset raised.
     """
-    sizes, own = ActionSpec.of(envs.single_action_space).sizes, envs.single_observation_space
-    if not sizes or (isinstance(own, spaces.Dict) and MASK in own.spaces):
+    sizes = ActionSpec.of(envs.single_action_space).sizes
+    if not sizes or _observed(envs.single_observation_space):
         return envs
     first = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     try:

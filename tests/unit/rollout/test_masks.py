@@ -9,14 +9,17 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from brayx.actions import ActionSpec
+from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import make_envs
 from brayx.rollout.masks import with_masks
+from brayx.rollout.multi import AgentsAsRows
 from brayx.rollout.policy import Policy
 from pipelines.rollouts import observation_of, ready_made, train_local
 from pipelines.training import Training
+from tests.unit.rollout.test_multi import Count
 from tests.unit.rollout.worlds import Counting, Linear
 
 ACTIONS = 4
@@ -166,3 +169,29 @@ def test_what_raises_before_it_is_acted_in_is_named():
         make_envs(Broken, 2)
     with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display$"):
         make_envs(lambda: (_ for _ in ()).throw(OSError("no display")), 2)
+
+
+class Takes(Count):
+    """An agent may only do what the time says."""
+
+    def told(self):
+        return {agent: {"action_mask": np.arange(3) == self.time} for agent in "ab"}
+
+    def reset(self, seed=None, options=None):
+        seen, _ = super().reset(seed, options)
+        return seen, self.told()
+
+    def step(self, actions):
+        assert list(actions.values()) == [self.time] * 2
+        *rest, _ = super().step(actions)
+        return *rest, self.told()
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_agents_that_are_rows_have_a_mask_each(state):
+    """Where a game's state is beside it, the mask is part of what the agent observes itself."""
+    training = Training(total_steps=100, num_envs=4, unroll_length=5, engine="torch", evaluation_episodes=4)
+    algorithm = (MAPPOConfig if state else PPOConfig)(epochs=1)
+    result = train_local(lambda: AgentsAsRows(Takes, 2, state=state), algorithm, training)
+    assert result.evaluation.mean == 0 + 1 + 2
+    assert result.updates > 3
