@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from pipelines.training import Training
 
 
+_OWN: Any = object()
+
+
 class _Option(NamedTuple):
     """What the command line tells a config.
 
     Attributes:
         name: on the command line, with ``_`` for ``-``.
-        default: unless a preset has another.
+        default: unless a preset has another; `_OWN`: that of its config.
         parse: makes the value of what is given.
         text: says what it is.
         config: that it is of: ``algorithm``, ``network`` or ``training``; empty: of none by itself.
@@ -99,8 +103,8 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             "timesteps", 1_000_000, _count, "env steps to train for; schedules fall towards it", "training",
             "total_steps",
         ),
-        _Option("target_return", None, float, "stop when the last hundred episodes have this mean", "training"),
-        _Option("seed", 0, int, "of everything that is drawn", "training"),
+        _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
+        _Option("seed", _OWN, int, "of everything that is drawn", "training"),
         _Option("save_interval", 50, _count, "updates between two checkpoints", "training", "checkpoint_interval"),
         _Option(
             "eval_episodes", 0, int, "played greedily in the end: eval_return_mean", "training", "evaluation_episodes"
@@ -110,62 +114,79 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         _Option("num_workers", 4, _count, "rollout workers; in one process, groups of environments"),
         _Option("num_envs", 8, _count, "environments of a worker"),
         _Option(
-            "env_option", {}, _pair, "keyword argument of each environment; may be given again", "training",
+            "env_option", _OWN, _pair, "keyword argument of each environment; may be given again", "training",
             "env_options", {"metavar": "NAME=VALUE", "action": _Merge},
         ),
         _Option(
-            "vectorization", "auto", str, "native: the environment's own, sync: one after the other, async: a process "
+            "vectorization", _OWN, str, "native: the environment's own, sync: one after the other, async: a process "
             "each, auto: native where there is one, else sync", "training", "", {"choices": get_args(Vectorization)},
         ),
-        _Option("engine", "onnx", str, "of acting: onnx, or torch for what cannot be exported", "training"),
-        _Option("unroll_length", 64, _count, "steps of a run", "training"),
-        _Option("blocking", True, _bool, "collect with the newest weights only", "training", "", _BOOL),
-        _Option("normalise_obs", False, _bool, "observations by their running moments", "training", "", _BOOL),
+        _Option("engine", _OWN, str, "of acting: onnx, or torch for what cannot be exported", "training"),
+        _Option("unroll_length", _OWN, _count, "steps of a run", "training"),
+        _Option("blocking", _OWN, _bool, "collect with the newest weights only", "training", "", _BOOL),
+        _Option("normalise_obs", _OWN, _bool, "observations by their running moments", "training", "", _BOOL),
         _Option(
-            "normalise_reward", False, _bool, "rewards by the deviation of their discounted sums", "training", "", _BOOL
+            "normalise_reward", _OWN, _bool, "rewards by the deviation of their discounted sums", "training", "", _BOOL
         ),
-        _Option("reward_clip", None, float, "rewards are learned from within +- this", "training"),
+        _Option("reward_clip", _OWN, float, "rewards are learned from within +- this", "training"),
     ),
     "learning": (
-        _Option("lr", 3e-4, float, "learning rate", "training", "learning_rate"),
-        _Option("gamma", 0.99, float, "discount", "algorithm"),
-        _Option("gae_lambda", 0.95, float, "decay of the advantage's trace", "algorithm"),
-        _Option("clip_param", 0.2, float, "ratios beyond 1 +- this gain nothing", "algorithm"),
-        _Option("value_coef", 0.5, float, "weight of the value loss", "algorithm"),
-        _Option("clip_value", None, float, "values that moved further than this count as if they had not", "algorithm"),
+        _Option("lr", _OWN, float, "learning rate", "training", "learning_rate"),
+        _Option("gamma", _OWN, float, "discount", "algorithm"),
+        _Option("gae_lambda", _OWN, float, "decay of the advantage's trace", "algorithm"),
+        _Option("clip_param", _OWN, float, "ratios beyond 1 +- this gain nothing", "algorithm"),
+        _Option("value_coef", _OWN, float, "weight of the value loss", "algorithm"),
+        _Option("clip_value", _OWN, float, "values that moved further than this count as if they had not", "algorithm"),
         _Option(
-            "normalise_value", False, _bool, "values in units of the returns' running deviation", "algorithm", "", _BOOL
+            "normalise_value", _OWN, _bool, "values in units of the returns' running deviation", "algorithm", "", _BOOL
         ),
-        _Option("entropy_coef", 0.01, float, "weight of the entropy bonus", "algorithm"),
-        _Option("max_grad_norm", 0.5, float, "gradients are scaled down to this norm", "algorithm"),
-        _Option("epochs", 10, _count, "passes over a batch", "algorithm"),
-        _Option("minibatch_size", 512, _count, "transitions of a gradient", "algorithm"),
+        _Option("entropy_coef", _OWN, float, "weight of the entropy bonus", "algorithm"),
+        _Option("max_grad_norm", _OWN, float, "gradients are scaled down to this norm", "algorithm"),
+        _Option("epochs", _OWN, _count, "passes over a batch", "algorithm"),
+        _Option("minibatch_size", _OWN, _count, "transitions of a gradient", "algorithm"),
         _Option("anneal", False, _bool, "learning rate and clip fall to zero", more=_BOOL),
-        _Option("threads", 1, _count, "of torch", "training"),
+        _Option("threads", _OWN, _count, "of torch", "training"),
     ),
     "network": (
-        _Option("hidden", [64, 64], _count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
+        _Option("hidden", _OWN, _count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
         _Option(
-            "activation", "tanh", str, "between hidden layers", "network", "",
+            "activation", _OWN, str, "between hidden layers", "network", "",
             {"choices": ["tanh", "relu", "silu", "elu"]},
         ),
         _Option(
-            "convolutions", "nature", str, "what sees images", "network", "",
+            "convolutions", _OWN, str, "what sees images", "network", "",
             {"choices": ["small", "nature", "impala"]},
         ),
-        _Option("lstm", 0, int, "size of a memory after the hidden layers; 0: none", "network"),
+        _Option("lstm", _OWN, int, "size of a memory after the hidden layers; 0: none", "network"),
         _Option(
-            "shared", None, _bool, "policy and value share hidden layers; none: where there are images or memory",
+            "shared", _OWN, _bool, "policy and value share hidden layers; none: where there are images or memory",
             "network", "", _BOOL,
         ),
         _Option(
-            "distribution", "gaussian", str, "of continuous actions", "network", "", {"choices": ["gaussian", "sde"]}
+            "distribution", _OWN, str, "of continuous actions", "network", "", {"choices": ["gaussian", "sde"]}
         ),
-        _Option("sde_steps", 1, _count, "steps for which the noise of sde stays", "training"),
+        _Option("sde_steps", _OWN, _count, "steps for which the noise of sde stays", "training"),
     ),
 }  # fmt: skip
 """What is told to a config, by title. A preset may set any."""
 _ALL = [option for options in _OPTIONS.values() for option in options]
+
+
+@cache
+def defaults() -> Mapping[str, Any]:
+    """Of each option: what it is where neither the command line nor a preset says; from Python it is the same."""
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.nets.policy import NetworkConfig
+    from pipelines.training import Training
+
+    algorithm = PPOConfig()
+    own = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
+    return {
+        option.name: getattr(own[option.config], option.field or option.name)
+        if option.default is _OWN
+        else option.default
+        for option in _ALL
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -174,6 +195,7 @@ def parser() -> argparse.ArgumentParser:
         prog="brayx ppo",
         description="Train a policy for a Gymnasium environment by PPO.",
         argument_default=argparse.SUPPRESS,
+        formatter_class=_Help,
     )
     common = made.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
@@ -200,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     for title, members in _OPTIONS.items():
         group = made.add_argument_group(title)
         for option in members:
-            group.add_argument(_flag(option.name), type=option.parse, help=_told(option), **option.more)
+            group.add_argument(_flag(option.name), type=option.parse, help=option.text, **option.more)
     return made
 
 
@@ -212,7 +234,7 @@ def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "address": "", "log_interval": 10, "course": None,
     }  # fmt: skip
     chosen = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
-    return {**{option.name: option.default for option in _ALL}, **rest, **chosen, **given}
+    return {**defaults(), **rest, **chosen, **given}
 
 
 def _of(config: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +250,7 @@ def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
     return PPOConfig(
         **_of("algorithm", chosen),
         learning_rate_schedule="linear" if annealed else "constant",
-        clip_final=0.0 if annealed else 1.0,
+        clip_schedule="linear" if annealed else "constant",
     )
 
 
@@ -388,6 +410,8 @@ def _told_of(result: Result, process_began: float) -> dict[str, Any]:
     }
     if result.evaluation is not None:
         summary["eval_return_mean"] = result.evaluation.mean
+        if result.evaluation.cut:
+            summary["eval_cut"] = result.evaluation.cut
     return summary
 
 
@@ -430,14 +454,18 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _told(option: _Option) -> str:
-    """Its help."""
-    default = option.default
-    if isinstance(default, bool):
-        default = str(default).lower()
-    elif isinstance(default, list):
-        default = " ".join(map(str, default))
-    return f"{option.text} (default: {'none' if default in (None, {}) else default})"
+class _Help(argparse.HelpFormatter):
+    """Adds the defaults, which are those of the configs: only who asks for help waits for their imports."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.dest not in defaults():
+            return action.help
+        default = defaults()[action.dest]
+        if isinstance(default, bool):
+            default = str(default).lower()
+        elif isinstance(default, Sequence) and not isinstance(default, str):
+            default = " ".join(map(str, default))
+        return f"{action.help} (default: {'none' if default in (None, {}) else default})"
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def _fits(
     from brayx.trainer.fits import actions_of, check_model
     from brayx.types import DEMONSTRATION, flatten
     from pipelines.demonstrations import Demonstrations, check_imitates
-    from pipelines.rollouts import limiter_of, observation_of, ready_made
+    from pipelines.rollouts import check_updates, observation_of, ready_made
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
@@ -237,7 +237,8 @@ def _fits(
     observed = flatten(obs, "obs")
     fitting: set[str] = set()
 
-    def fits(algorithm: AlgorithmConfig, training: Training) -> None:
+    def fits(algorithm: AlgorithmConfig, drawn: Training) -> None:
+        training = drawn.model_copy(update={"total_steps": total_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
         check_fits(
@@ -252,8 +253,8 @@ def _fits(
                 "evaluation_episodes is 0, and trials of 'bc' are compared by those alone: expected 1 at least",
                 key="evaluation_episodes",
             )
-        if training.sampler != "fifo":
-            limiter_of(training.model_copy(update={"total_steps": total_steps}))
+        if not isinstance(algorithm, BCConfig):  # whose batches are known with its data
+            check_updates(algorithm, training)
         heads = getattr(algorithm, "reward_heads", None)
         # What a model may fit or not: most draws have the same.
         model = f"{training.network!r} {heads!r} {training.sde_steps > 1}"
@@ -437,6 +438,7 @@ class _Player:
             training.evaluation_episodes,
             seed=self._seed,
             scale_actions=training.scale_actions,
+            max_steps=training.evaluation_steps,
         )
         if found.mean >= self._target:
             self.reached.set()

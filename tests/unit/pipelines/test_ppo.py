@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
+from brayx.nets.policy import NetworkConfig
 from brayx.tracking import Trial
-from pipelines.ppo import _telling, algorithm_of, options, training_of
+from pipelines.ppo import _configs, _telling, algorithm_of, options, training_of
 from pipelines.presets import PRESETS
+from pipelines.training import Training
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -83,9 +86,19 @@ def test_an_option_of_the_environment_that_is_none_is_refused(text, capsys):
 
 def test_nothing_falls_unless_it_is_annealed():
     chosen = options(["--env", "CartPole-v1"])
-    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_final) == ("constant", 1.0)
+    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_schedule) == ("constant", "constant")
     annealed = algorithm_of({**chosen, "anneal": True})
-    assert (annealed.learning_rate_schedule, annealed.clip_final) == ("linear", 0.0)
+    assert (annealed.learning_rate_schedule, annealed.clip_schedule) == ("linear", "linear")
+    assert (annealed.learning_rate_final, annealed.clip_final) == (0.0, 0.0)
+
+
+def test_python_and_the_command_line_have_the_same_defaults():
+    algorithm, training = _configs(options(["--env", "CartPole-v1"]))
+    assert algorithm == PPOConfig()
+    plain = Training().of(algorithm)
+    told = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
+    # A command trains for longer, and says which checkpoints and network there are.
+    assert told == {"total_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
 
 
 def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
