@@ -813,7 +813,7 @@ async def _on_loopback(config: ActorConfig) -> bool:
     if not is_loopback(config.native_host) and not (config.native_port is None and config.tcp_port is None):
         return False
     try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+        async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
             return await asyncio.to_thread(serve_is)
     except Exception as error:
         logger.warning("Serve did not tell where it listens: %s: %s", type(error).__name__, error)
