@@ -120,6 +120,10 @@ def locate(session: str) -> Location | None:
     return location
 
 
+def serve_controller() -> Any:
+    return ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+
+
 def pid_of(address: str) -> int:
     """The replica that listens at a peer address."""
     port = int(address.rpartition(":")[2])
@@ -198,6 +202,37 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the
             await client.stop()
         assert where[clients[0]] == victim
     await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
+
+
+async def test_a_killed_controller_of_serve_costs_no_replica_and_no_session(echo: str) -> None:
+    def controller() -> int:
+        """Its process; 0 while there is none."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            return int(ray.get(serve_controller().get_pid.remote(), timeout=WAIT_S))
+        return 0
+
+    def taken_over() -> bool:
+        with contextlib.suppress(ray.exceptions.RayError):
+            states = serve.status().applications["echo"].deployments["echo"].replica_states
+            return controller() not in (0, killed) and dict(states) == {"RUNNING": 2}
+        return False
+
+    doors = native_doors(echo)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [AsyncClient(doors[door], timeout_s=WAIT_S, reconnect_s=WAIT_S) for door in (*doors, "tcp") * 5]
+        for client in clients:
+            stack.push_async_callback(client.close)
+            await client.start()
+        where = {str(client.session): locate(str(client.session)) for client in clients}
+        killed = controller()
+        os.kill(killed, signal.SIGKILL)
+        waiting = asyncio.create_task(asyncio.to_thread(until, taken_over, "another controller", WAIT_S))
+        assert await play_until(clients, waiting.done) > 0
+        await waiting
+        assert {session: locate(session) for session in where} == where, "each is where it was"
+        for client in clients:
+            assert await client.tick(b"on") == b"on"
+            await client.stop()
 
 
 async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:
