@@ -23,6 +23,7 @@ import psutil
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
 from brayx.ports import free_port
+from brayx.ray_start import join_ray, start_ray
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
 
@@ -139,13 +140,9 @@ class Cluster:
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         if self.address:
-            ray.init(address=self.address, **options)
+            join_ray(self.address, **options)
         else:
-            cpus = max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1)
-            try:
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
-            except Exception as error:  # Ray raises the bare class when its node is too slow to come up
-                raise StartupError(f"Ray did not start: {error}") from error
+            start_ray(num_cpus=max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1), include_dashboard=False, **options)
         self._node_id = ray.get_runtime_context().get_node_id()
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.ingress is None:
