@@ -88,7 +88,7 @@ def host(kind: str) -> None:
     if kind == "actor":
         import ray
 
-        from brayx.ray_start import start_ray
+        from brayx.ray_cluster import start_ray
 
         start_ray(include_dashboard=False, log_to_driver=False)
 

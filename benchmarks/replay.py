@@ -30,7 +30,7 @@ from ray.util.queue import Queue
 
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.errors import ReplayError
-from brayx.ray_start import start_ray
+from brayx.ray_cluster import start_ray
 from brayx.replay.config import STREAM_ENVIRONMENT, BufferConfig
 from brayx.replay.remote import RemoteBuffer
 from brayx.replay.source import batches_of, read_buffer, replay_dataset

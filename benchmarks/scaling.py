@@ -278,7 +278,7 @@ def _environment() -> None:
 def _start_ray() -> None:
     import logging
 
-    from brayx.ray_start import start_ray
+    from brayx.ray_cluster import start_ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     start_ray(num_cpus=4, namespace="scaling", **options)

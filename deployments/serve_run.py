@@ -18,7 +18,7 @@ import ray
 from ray.serve.config import HTTPOptions
 
 from brayx.errors import StartupError
-from brayx.ray_start import check_address
+from brayx.ray_cluster import check_address
 
 _TIMEOUT_S = 1.0
 

@@ -23,9 +23,11 @@ import psutil
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
 from brayx.ports import free_port
-from brayx.ray_start import join_ray, start_ray
+from brayx.ray_cluster import join_ray, start_ray, warn_if_open
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
+
+logger = logging.getLogger(__name__)
 
 Ingress = Literal["haproxy", "serve"]
 
@@ -147,6 +149,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.ingress is None:
             return
+        warn_if_open(logger)
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -26,7 +26,7 @@ from brayx.errors import (
     first_line,
 )
 from brayx.hub import get_hub
-from brayx.ray_start import answers
+from brayx.ray_cluster import answers
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial

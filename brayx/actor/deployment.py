@@ -74,6 +74,7 @@ from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
 from brayx.ports import free_port
 from brayx.prometheus import Exporter
+from brayx.ray_cluster import warn_if_open
 
 logger = logging.getLogger(__name__)
 
@@ -203,8 +204,9 @@ class ActorReplica(GrpcDoor):
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
         self._serve_name = here.app_name
-        # Serve's logger, which is shown to who runs `serve run`.
-        logging.getLogger("ray.serve").info("ready: acting with %s", self._runtime.versions() or "no model")
+        shown = logging.getLogger("ray.serve")  # to who runs `serve run`
+        warn_if_open(shown)
+        shown.info("ready: acting with %s", self._runtime.versions() or "no model")
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> DoorApp:

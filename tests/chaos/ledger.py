@@ -236,7 +236,7 @@ def main() -> None:
 
     from ray import serve
 
-    from brayx.ray_start import start_ray
+    from brayx.ray_cluster import start_ray
 
     start_ray(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     serve.start(

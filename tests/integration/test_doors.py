@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import ray
 from ray import serve
+from ray.serve.generated.serve_pb2 import ASGIRequest
+from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from brayx.actor.directory import NAMESPACE, Location, stop_directory
 from brayx.actor.memory import ClusterMemory
@@ -233,6 +237,34 @@ async def test_a_killed_controller_of_serve_costs_no_replica_and_no_session(echo
         for client in clients:
             assert await client.tick(b"on") == b"on"
             await client.stop()
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._file,)
+
+
+def test_serves_own_port_of_a_replica_takes_no_pickle_without_the_token(echo: str, tmp_path: Path) -> None:
+    with Client(echo, timeout_s=WAIT_S) as client:
+        client.start()
+        location = locate(str(client.session))
+        client.stop()
+    assert location is not None
+    listening = psutil.Process(pid_of(location.address)).net_connections("tcp")
+    ports = {c.laddr.port for c in listening if c.status == psutil.CONN_LISTEN and c.laddr.ip in ("::", "0.0.0.0")}
+    request = ASGIRequest(pickled_request_metadata=pickle.dumps(Touch(tmp_path / "touched")))
+    codes = []
+    for port in ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            ASGIServiceStub(channel).HandleRequest(request, timeout=WAIT_S)
+        codes.append(refused.value.code())
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+    assert not list(tmp_path.iterdir())
 
 
 async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:

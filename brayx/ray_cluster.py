@@ -1,4 +1,4 @@
-"""Ray's start, tried again where a busy machine is too slow for it, and the way into a Ray that runs.
+"""Ray's start, tried again where a busy machine is too slow for it; joining one that runs; and whether it is shut.
 
 Ray ends its own node when a process of it is not up within 15 s, which is no option of Ray's, and `ray.init` finds that
 out 15 s later. What it had started by then it leaves running. Knows nothing of jobs and applications.
@@ -86,7 +86,7 @@ def check_address(address: str | None) -> None:
     from ray._common.utils import get_ray_address_file
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)
+    found = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
     if found is None or answers(found):
         return
     file = Path(get_ray_address_file(None))
@@ -95,6 +95,18 @@ def check_address(address: str | None) -> None:
             f"nobody answers at {found}, where by {file} Ray was started last: remove that file, or start Ray again"
         )
     raise StartupError(f"nobody answers at {found}, where Ray is to be joined")
+
+
+def warn_if_open(log: logging.Logger) -> None:
+    """Warns if this process's Ray asks for no token: it and each replica of Serve listen on every interface and take
+    pickles, so whoever reaches them runs code here. It is no error, since a network may keep others out."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if not is_token_auth_enabled():
+        log.warning(
+            "Ray asks for no token here: whoever reaches its ports, or those of Serve's replicas, runs code on this "
+            "machine. Keep others out, or have RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
+        )
 
 
 def answers(address: str) -> bool:
@@ -111,7 +123,8 @@ def _last_words() -> str:
     """Why the node of this process's newest session ended, where its log tells that."""
     from ray._common.utils import get_default_ray_temp_dir
 
-    sessions = glob.glob(f"{glob.escape(get_default_ray_temp_dir())}/session_*_{os.getpid()}")
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    sessions = glob.glob(f"{glob.escape(folder)}/session_*_{os.getpid()}")
     for session in sorted(sessions)[-1:]:
         log = Path(session, "logs", "raylet.out")
         with contextlib.suppress(OSError):
