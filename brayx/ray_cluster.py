@@ -22,7 +22,7 @@ from brayx.errors import StartupError, first_line
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3
+_TRIES = 5
 _REACH_S = 3.0
 _END_S = 5.0
 
@@ -35,7 +35,7 @@ def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) ->
         options: of ``ray.init``, but for ``address``.
 
     Raises:
-        StartupError: it failed three times; the message says what happened the last time.
+        StartupError: it failed five times; the message says what happened the last time.
     """
     import ray
 
