@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ray.tune import Callback
 
-from brayx.errors import BrayxError, ConfigError, StartupError, first_line
+from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
 from pipelines.search import Domain, Space
@@ -700,16 +700,13 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
 def _start_ray(address: str) -> None:
     import logging
 
-    import ray
+    from brayx.ray_cluster import join_ray, start_ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address:
-            ray.init(address=address, **options)
-        else:
-            ray.init(address="local", num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
-    except Exception as error:  # Ray raises the bare class when its node is too slow to come up
-        raise StartupError(f"Ray did not start: {first_line(error)}") from error
+    if address:
+        join_ray(address, **options)
+    else:
+        start_ray(num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
 
 
 def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:

@@ -76,6 +76,7 @@ from brayx.logs import limit_others, limited
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
 from brayx.ports import free_port, is_loopback
 from brayx.prometheus import Exporter
+from brayx.ray_cluster import warn_if_open
 
 logger = limited(__name__)
 
@@ -207,8 +208,9 @@ class ActorReplica(GrpcDoor):
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
         self._serve_name = here.app_name
-        # Serve's logger, which is shown to who runs `serve run`.
-        logging.getLogger("ray.serve").info("ready: acting with %s", self._runtime.versions() or "no model")
+        shown = logging.getLogger("ray.serve")  # to who runs `serve run`
+        warn_if_open(shown)
+        shown.info("ready: acting with %s", self._runtime.versions() or "no model")
         limit_others()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 

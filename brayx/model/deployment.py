@@ -35,6 +35,7 @@ from brayx.model.local import LocalModel
 from brayx.model.pool import Aliases, PoolClient
 from brayx.model.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.prometheus import Exporter
+from brayx.ray_cluster import warn_if_open
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class _ServedModel(ModelReplica, ModelDoor):
         super().__init__(*args, **kwargs)
         self._export = self.recorder = Exporter(self.recorder, self._levels)
         await self.start(at)
+        warn_if_open(logging.getLogger("ray.serve"))
         limit_others()
         here = serve.get_replica_context()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)

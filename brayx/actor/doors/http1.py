@@ -84,7 +84,12 @@ class WebSockets:
 
     def __init__(self, app: DoorApp, limits: Limits) -> None:
         self._config = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", ws_max_size=limits.max_body_bytes + 65536
+            app,
+            log_config=None,  # uvicorn's own closes every handler of the process, also those of Serve
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws_max_size=limits.max_body_bytes + 65536,
         )
         self._config.load()
         limit_others()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
-import logging
+import logging.handlers
 import os
 import signal
 import socket
@@ -102,6 +102,20 @@ def native(*, uv: bool = True, table: type[TableService] = TableService, **limit
 def service() -> Iterator[Native]:
     with native() as made:
         yield made
+
+
+def test_a_door_leaves_the_log_of_its_process_alone(tmp_path: Path) -> None:
+    """Serve's replicas log through such a pair of handlers, and Serve ends one whose pair was closed."""
+    file = logging.FileHandler(tmp_path / "replica.log")
+    buffer = logging.handlers.MemoryHandler(1, target=file)
+    try:
+        WebSockets(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES), Limits(max_body_bytes=MAX_BODY_BYTES))
+        assert buffer.target is file
+        buffer.handle(logging.makeLogRecord({"msg": "still written"}))
+        assert (tmp_path / "replica.log").read_text() == "still written\n"
+    finally:
+        buffer.close()
+        file.close()
 
 
 class TestNativeDoors(DoorCompliance):
