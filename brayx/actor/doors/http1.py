@@ -355,7 +355,8 @@ class HttpConnection(Connection):
             if self._peers is not None and self._peers.closed and not self._proved:
                 self._fail(_not_a_peer())
             elif self._url.partition(b"?")[0] != SESSION_PATH.encode():
-                self._fail(ProtocolError(f"only {SESSION_PATH} is a WebSocket"), 426)
+                hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
+                self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
             elif self.in_flight or self._queue:
                 self._fail(ProtocolError("a WebSocket is asked for once all requests before it are answered"), 426)
             else:

@@ -310,6 +310,7 @@ def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() ->
         (b"POST /step HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
         (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "header_too_large"),
         (b"GET /step HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\r\n", 426, "bad_request"),
+        (post("start", "java", b"{}", "upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n"), 426, "bad_request"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_closed(service: Native, sent: bytes, status: int, code: str) -> None:
