@@ -90,7 +90,7 @@ def check_address(address: str | None) -> None:
     if found is None or answers(found):
         return
     file = Path(get_ray_address_file(None))
-    if file.is_file() and file.read_text().strip() == found:
+    if file.is_file() and canonicalize_bootstrap_address(file.read_text().strip()) == found:
         raise StartupError(
             f"nobody answers at {found}, where by {file} Ray was started last: remove that file, or start Ray again"
         )
