@@ -47,9 +47,7 @@ def test_only_serve_run_opens_that_port(taken: int) -> None:
 def test_a_ray_that_is_gone_is_told_at_once_with_the_file_that_names_it(last_started: Path) -> None:
     gone = free_port()
     last_started.write_text(f"127.0.0.1:{gone}")
-    with pytest.raises(
-        SystemExit, match=rf"nobody answers at \S+:{gone}, where by {last_started} Ray was started"
-    ):
+    with pytest.raises(SystemExit, match=rf"nobody answers at \S+:{gone}, where by {last_started} Ray was started"):
         check_door(SERVE_RUN, "127.0.0.1", free_port())
     check_door([*SERVE_RUN, "--address", "local"], "127.0.0.1", free_port())
     node = resolve_ip_for_localhost("127.0.0.1")  # where Ray looks for one that was started on this machine
