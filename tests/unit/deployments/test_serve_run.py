@@ -47,7 +47,8 @@ def test_a_ray_that_is_gone_is_told_at_once_with_the_file_that_names_it(last_sta
     gone = free_port()
     last_started.write_text(f"127.0.0.1:{gone}")
     with pytest.raises(
-        SystemExit, match=rf"nobody answers at 127.0.0.1:{gone}, where by {last_started} Ray was started"
+        SystemExit,
+        match=rf"nothing listens at 127.0.0.1:{gone}, where Ray was .* according to {last_started}: remove",
     ):
         check_door(SERVE_RUN, "127.0.0.1", free_port())
     check_door([*SERVE_RUN, "--address", "local"], "127.0.0.1", free_port())

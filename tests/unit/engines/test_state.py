@@ -136,5 +136,5 @@ async def test_a_session_keeps_its_own_state_between_forwards():
     sessions[0].reset()
     assert int(sessions[0].state["ticks"]) == 0
     await model.close()
-    with pytest.raises(ModelError, match="carries no state"):
+    with pytest.raises(ModelError, match="has no memory"):
         Recurrence(TorchEngine(*cartpole()).spec)

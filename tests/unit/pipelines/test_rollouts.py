@@ -139,7 +139,7 @@ def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine
 
 
 def test_an_image_that_is_too_small_is_told_what_fits():
-    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* 36 x 36 at least; these fit: small, impala"):
+    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* at least 36 x 36; these fit: small, impala"):
         train_local(lambda: Picture(20, 3), training=Training(**QUICK))
 
 

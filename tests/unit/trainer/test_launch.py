@@ -106,9 +106,9 @@ def test_an_argument_that_is_called_state_is_an_input_like_others(spec):
 @pytest.mark.parametrize(
     ("returns", "begin", "message"),
     [
-        (GOOD + ', "state": obs', STATE, "does not say whether that is its memory: expected is_recurrent = True"),
-        (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', it gives \['logits', 'value'\]"),
-        (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', it takes \['obs'\]"),
+        (GOOD + ', "state": obs', STATE, "does not declare whether that is a memory: expected is_recurrent = True"),
+        (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', got \['logits', 'value'\]"),
+        (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', got \['obs'\]"),
         (GOOD, "Model.is_recurrent = torch.nn.Identity()", r"is_recurrent is Identity\(\), expected True or False"),
     ],
 )
