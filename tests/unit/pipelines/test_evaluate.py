@@ -61,8 +61,8 @@ def test_what_has_ended_counts_though_the_rest_does_not_end() -> None:
     program = "import time; print('{\"return\": 3}', flush=True); print('{\"return\": 5}', flush=True); time.sleep(60)"
     assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
     cut = Evaluation([3.0, 5.0], 4)
-    assert str(cut).endswith("; 4 more had not ended and were given up")
-    with pytest.raises(ConfigError, match="4 games had not ended and were given up: the others make no rating"):
+    assert str(cut).endswith("; 4 more did not end and were given up")
+    with pytest.raises(ConfigError, match="4 games did not end and were given up: the others alone give no rating"):
         rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 
