@@ -145,8 +145,8 @@ def train_local(
             ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
-        on_update: called after each run's updates with the number of updates, env steps and the newest numbers: sums
-            since this process began, means over that run's updates.
+        on_update: called after each run's updates with the number of runs, env steps and the newest numbers: sums since
+            this process began, means over that run's updates.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
         stop: once set, training ends after the next update, and an evaluation is given up.
         due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a

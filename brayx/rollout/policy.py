@@ -39,7 +39,7 @@ class Policy:
 
     Args:
         module: takes ``forward_args``, gives the outputs that `brayx.actions` draws from; copied.
-        forward_args: example arguments, batch axis of at least 1; the argument of a memory is carried from step to step.
+        forward_args: example arguments, batch axis of at least 1; a memory's argument is carried from step to step.
         engine: ``onnx`` or, for what cannot be exported, ``torch``.
         threads: of one run, with ``onnx``.
 
