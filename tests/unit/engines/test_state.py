@@ -55,7 +55,7 @@ class Foreseeing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_state_that_is_no_memory_is_an_input_and_an_output_like_others(kind):
+def test_a_state_that_is_no_memory_is_a_normal_input_and_output(kind):
     engine = build_engine(kind, Foreseeing(), (np.ones((1, 2), np.float32),))
     assert engine.spec.state is None
     (after,) = engine.run(engine.bind(engine.initial), [np.ones((3, 2), np.float32)])

@@ -57,7 +57,7 @@ def test_a_game_that_does_not_end_is_told_and_ended(program: str) -> None:
         play([python(program)], timeout_s=0.3)
 
 
-def test_what_has_ended_counts_though_the_rest_does_not_end() -> None:
+def test_games_that_ended_count_even_if_the_others_never_end() -> None:
     program = "import time; print('{\"return\": 3}', flush=True); print('{\"return\": 5}', flush=True); time.sleep(60)"
     assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
     cut = Evaluation([3.0, 5.0], 4)

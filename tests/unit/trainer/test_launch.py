@@ -95,7 +95,7 @@ STATE = "forward = Model.forward; Model.forward = lambda self, state: forward(se
 """Names the argument."""
 
 
-def test_an_argument_that_is_called_state_is_an_input_like_others(spec):
+def test_an_argument_named_state_is_a_normal_input(spec):
     layout, memory = learned_from(spec(GOOD, STATE))
     assert list(layout.obs) == ["obs"]
     assert memory == set()
