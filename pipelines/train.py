@@ -103,7 +103,7 @@ class TrainResult:
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
         began: when ``seconds`` began, on the monotonic clock.
-        errors: what agents raised, a line for each of their methods.
+        errors: exceptions of agents, a line for each method that raised.
     """
 
     trial: Trial
@@ -391,7 +391,7 @@ def train_on(
         except BaseException:
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
-        served.close()  # before the books: replicas hand over what they have gathered when they end
+        served.close()  # before the books: replicas hand over their last metrics when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)

@@ -56,7 +56,7 @@ def test_all_taken_ports_of_a_job_are_told_at_once_with_what_frees_them(tmp_path
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for() -> None:
     port = free_port()
-    with pytest.raises(StartupError, match=rf"nobody answers at \S+:{port}, where Ray is to be joined"):
+    with pytest.raises(StartupError, match=rf"cannot join Ray at \S+:{port}: nothing listens there"):
         Cluster(address=f"127.0.0.1:{port}").__enter__()
 
 
