@@ -349,9 +349,9 @@ class ActorReplica(GrpcDoor):
         return Overloaded(f"the game of session {session!r} has gone to another replica; try again", layer=BETWEEN)
 
     async def _locate(self, request: StepRequest) -> Location | Snapshot | None:
-        """Where a request's session is; one that has lost its replica is taken, by this one.
+        """Where a request's session is; this replica takes a session whose replica is gone.
 
-        Unless this one takes none any more, or has just ended that session itself.
+        This replica does not take it if it takes no more sessions, or has just ended that session itself.
         """
         taker = "" if self._draining or self._table.is_ending(request.session) else self._owner
         found: Location | Snapshot | None = await self._ask("locate", request.session, taker, may_be_repeat(request))

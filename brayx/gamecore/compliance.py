@@ -885,7 +885,7 @@ class DoorCompliance:
 
     @contextmanager
     def http(self) -> Iterator[http.client.HTTPConnection]:
-        """A plain connection to the HTTP door."""
+        """A bare connection to the HTTP door."""
         endpoint = Endpoint.parse(self.url_of("http"))
         kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
         with closing(kind(endpoint.host, endpoint.port, timeout=self.timeout_s)) as connection:

@@ -67,9 +67,9 @@ class AgentsAsRows(VectorEnv):
         """Begins every game anew, each with a seed of its own."""
         rows, infos = [], []
         for index, game in enumerate(self._games):
-            found, told = game.reset(seed=None if seed is None else int(seed) + index, options=options)
+            found, info = game.reset(seed=None if seed is None else int(seed) + index, options=options)
             rows += self._rows(game, found)
-            infos += [told[agent] for agent in self.agents]
+            infos += [info[agent] for agent in self.agents]
         self._ended = [False] * len(self._games)
         return self._joined(rows), _masks(infos)
 
@@ -86,14 +86,14 @@ class AgentsAsRows(VectorEnv):
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         for index, game in enumerate(self._games):
             if self._ended[index]:
-                found, told = game.reset()
+                found, info = game.reset()
                 rows += self._rows(game, found)
-                infos += [told[agent] for agent in self.agents]
+                infos += [info[agent] for agent in self.agents]
                 self._ended[index] = False
                 continue
             own = {agent: actions[index * size + at] for at, agent in enumerate(self.agents)}
-            found, rewards, ends, cuts, told = game.step(own)
-            infos += [told[agent] for agent in self.agents]
+            found, rewards, ends, cuts, info = game.step(own)
+            infos += [info[agent] for agent in self.agents]
             for at, agent in enumerate(self.agents):
                 row = index * size + at
                 reward[row], terminated[row], truncated[row] = rewards[agent], ends[agent], cuts[agent]

@@ -140,12 +140,12 @@ class WebSocket(WebSocketsSansIOProtocol):
                     return event
         wrong = self.conn.handshake_exc
         reason = wrong.__cause__ if isinstance(wrong, InvalidMessage) else wrong
-        told = f"this is not the opening of a WebSocket: {reason}"
+        message = f"this is not the opening of a WebSocket: {reason}"
         if isinstance(wrong, SecurityError):
-            raise _Refused(HeaderTooLarge(told))
+            raise _Refused(HeaderTooLarge(message))
         if isinstance(wrong, InvalidHeaderValue) and wrong.name == "Sec-WebSocket-Version":
-            told, status = f"{told}, expected 13", 426
-        raise _Refused(ProtocolError(told), status)
+            message, status = f"{message}, expected 13", 426
+        raise _Refused(ProtocolError(message), status)
 
     def begin(self, transport: asyncio.Transport, request: Request, early: bytes) -> None:
         """Takes over a connection.
