@@ -21,7 +21,7 @@ from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError, first_line, raised_at
 from brayx.gamecore.protocol import game_of
-from brayx.logs import limited
+from brayx.logs import limited, one_line
 from brayx.metrics import Recorder, Sink
 
 logger = limited(__name__)
@@ -140,8 +140,7 @@ class Codec:
             if isinstance(output, Message):
                 return output.SerializeToString()
         except (TypeError, ValueError, RecursionError, EncodeError) as error:
-            what = f"state.output cannot be sent as {self.kind}"
-            raise AgentError(f"{what}: {type(error).__name__}: {error}") from error
+            raise AgentError(f"state.output cannot be sent as {self.kind}") from error
         raise AgentError(f"state.output is {type(output).__name__}, expected bytes with serialize: {self.kind}")
 
 
@@ -352,7 +351,8 @@ class AgentActor(Actor):
                 for agent, own in zip(self._agents, services, strict=True):
                     group.create_task(self._on_tick(agent, state, own))
         except* BrayxError as errors:
-            raise _first(errors) from None
+            first = _first(errors)
+            raise first from first.__cause__
 
     async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
         if services is self._services:  # which are in use
@@ -436,13 +436,14 @@ async def _on_tick(agent: Agent, state: State, recorder: Sink) -> None:
 
 def _agent_error(recorder: Sink, name: str, method: str, error: Exception, when: str = "") -> AgentError:
     _count(recorder, name, method, error)
-    return AgentError(f"agent {name!r} raised in {method}{when}: {type(error).__name__}: {error}", agent=name)
+    return AgentError(f"agent {name!r} raised in {method}{when}", agent=name)
 
 
 def _count(recorder: Sink, name: str, method: str, error: Exception) -> None:
     """Counts an agent's exception, with a note of its message and location, which the training's progress shows."""
     sample = Recorder()
-    note = f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})"
+    # In one line: an agent may quote what its client sent, and no client controls this terminal.
+    note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
     sample.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)
     recorder.merge(sample.drain())
 

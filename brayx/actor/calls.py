@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Callable
 
 from brayx.actor.actor import Actor
-from brayx.actor.faults import report
 from brayx.actor.service import Reply
 from brayx.errors import BrayxError, DeadlineExceeded, QueueFull
+from brayx.faults import report
 
 
 class Calls:

@@ -25,7 +25,6 @@ from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.calls import Calls
 from brayx.actor.eager import Rest, begin
 from brayx.actor.entry import Position, Session, Snapshot, Waiting
-from brayx.actor.faults import report
 from brayx.actor.lease import Lease
 from brayx.actor.service import Holder, Reply, Service
 from brayx.errors import (
@@ -43,6 +42,7 @@ from brayx.errors import (
     SessionResumed,
     SessionUnknown,
 )
+from brayx.faults import report
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limited
 from brayx.metrics import Recorder, Sink

@@ -33,7 +33,8 @@ def open_session(model: bytes | Path, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # warnings of the graph optimiser are not for users
+    # What a run fails with is raised, too; ONNX Runtime writes it past Python's log, and clients can cause it.
+    options.log_severity_level = 4
     source = model if isinstance(model, bytes) else str(model)
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -189,4 +189,4 @@ class ModelClient(Elsewhere):
                 cause = unwrap(error)
                 if isinstance(cause, BrayxError):
                     raise cause from None
-                raise ModelError(f"the model deployment failed: {error}") from error
+                raise ModelError(f"the model deployment failed: {type(cause).__name__}") from cause

@@ -6,16 +6,14 @@ call, never raised, see `brayx.gamecore.grpc_status`.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from brayx.errors import BrayxError
+from brayx.faults import report
 from brayx.gamecore.grpc_status import refuse
 from brayx.model.http import DEFAULT_MAX_BODY_BYTES, forward_packed, too_large
 from brayx.model.local import LocalModel
 from brayx.model.v1 import model_pb2 as pb
-
-_log = logging.getLogger(__name__)
 
 
 class ModelDoor:
@@ -49,9 +47,7 @@ class ModelDoor:
             version = request.version if request.HasField("version") else None
             deadline_s = request.deadline_s if request.HasField("deadline_s") else None
             return pb.ForwardReply(arrays=await forward_packed(self.model, request.arrays, version, deadline_s))
-        except BrayxError as error:
+        except Exception as failure:
+            error = report(failure, "the model failed", "a forward over gRPC", show_text=False, kind=BrayxError)
             refuse(grpc_context, error)
-        except Exception:
-            _log.exception("a forward over gRPC failed")
-            refuse(grpc_context, BrayxError("the model failed; the replica's log says how"))
         return pb.ForwardReply()

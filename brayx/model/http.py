@@ -8,7 +8,6 @@ outputs so, with the int64 array ``policy_version`` ``[N]`` beside them. Errors 
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -16,12 +15,11 @@ import numpy as np
 
 from brayx.engines.base import ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError
+from brayx.faults import report
 from brayx.model import encoding
 from brayx.model.columns import check_columns, to_columns
 from brayx.model.local import LocalModel
 from brayx.types import NestedArray
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 64 * 2**20
 
@@ -49,11 +47,9 @@ async def answer(
         if kind in (encoding.JSON, ""):
             return 200, encoding.JSON, await _json(model, body)
         raise ProtocolError(f"content-type {kind!r}, expected {encoding.JSON} or {encoding.SAFETENSORS}")
-    except BrayxError as error:
+    except Exception as failure:
+        error = report(failure, "the model failed", "a forward over HTTP", show_text=False, kind=BrayxError)
         return error.http_status, encoding.JSON, error.to_wire()
-    except Exception:
-        _log.exception("a forward over HTTP failed")
-        return 500, encoding.JSON, BrayxError("the model failed; the replica's log says how").to_wire()
 
 
 def too_large(max_body_bytes: int) -> BodyTooLarge:

@@ -7,7 +7,6 @@ that its tests need no cluster. Knows nothing of Ray Data, or of what the learne
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import time
@@ -19,12 +18,13 @@ import numpy as np
 
 from brayx.errors import BadFragment, BrayxError
 from brayx.hub import HubClient, get_hub
+from brayx.logs import limited
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, rows, transitions
 from brayx.types import Columns, Fragment
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 MAX_WAIT_S = 5.0
 """Longest that one call waits inside the actor."""

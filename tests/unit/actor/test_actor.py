@@ -104,8 +104,9 @@ async def test_one_agents_error_cancels_the_others_and_names_it() -> None:
 
     actor, _ = make(Waits, Raises)
     await actor.start("s", b"")
-    with pytest.raises(AgentError, match="'agent1' raised in on_tick at tick 0: ZeroDivisionError: in here"):
+    with pytest.raises(AgentError, match="'agent1' raised in on_tick at tick 0") as raised:
         await actor.tick(b"1")
+    assert repr(raised.value.__cause__) == "ZeroDivisionError('in here')"
     assert cancelled.is_set()
 
 
@@ -143,8 +144,9 @@ async def test_an_agent_that_cannot_be_built_is_named() -> None:
             raise KeyError("weights")
 
     actor, _ = make(Broken)
-    with pytest.raises(AgentError, match="'agent0' raised in the constructor: KeyError"):
+    with pytest.raises(AgentError, match="'agent0' raised in the constructor") as raised:
         await actor.start("s", b"")
+    assert repr(raised.value.__cause__) == "KeyError('weights')"
 
 
 def nested(depth: int) -> list[Any]:
@@ -230,7 +232,11 @@ async def test_exceptions_of_every_agent_method_are_counted_with_their_location(
                 int("five")
 
     actor, _ = make(Raises)
-    with contextlib.nullcontext() if method == "on_session_end" else pytest.raises(AgentError, match="five"):
+    with (
+        contextlib.nullcontext()
+        if method == "on_session_end"
+        else pytest.raises(AgentError, match=f"raised in (the )?{method}")
+    ):
         await play(actor, 1)
     recorder = actor._services.recorder
     assert isinstance(recorder, MetricsRecorder)

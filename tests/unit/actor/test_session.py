@@ -18,6 +18,7 @@ from brayx.errors import (
     BadBody,
     BrayxError,
     DeadlineExceeded,
+    ModelError,
     OutOfSequence,
     Overloaded,
     ProtocolError,
@@ -218,7 +219,7 @@ class _Agents(Script):
         try:
             await super()._do(body)
         except ValueError as error:
-            raise AgentError(f"agent 'a' raised in here: ValueError: {error}", agent="a") from error
+            raise AgentError("agent 'a' raised in here", agent="a") from error
 
 
 @pytest.mark.parametrize("actor", [Script, _Agents, _Unmade])
@@ -240,7 +241,7 @@ async def test_a_client_gets_an_exceptions_type_and_an_id_that_is_in_the_log(
         ids.add(failed.value.details["id"])
         assert failed.value.details["type"] == "ValueError"
         assert failed.value.details.get("agent") == ("a" if actor is _Agents else None)
-        assert "agent's own" not in str(failed.value.to_wire())
+        assert "agent's own" not in failed.value.to_wire().decode()
         assert "ValueError; the service's log has more" in failed.value.message
     (fault,) = ids  # the same each time, so the log has it even if it leaves out most repeats
     lines = [record.getMessage() for record in caplog.records]
@@ -248,6 +249,33 @@ async def test_a_client_gets_an_exceptions_type_and_an_id_that_is_in_the_log(
     for line in lines:
         assert line.startswith(f"fault {fault}: ")
         assert f"ValueError: agent's own [{__file__}:" in line
+
+
+class _Model(Script):
+    """Fails as a model does that wraps what its module raised."""
+
+    async def _do(self, body: bytes) -> None:
+        try:
+            await super()._do(body)
+        except ValueError as error:
+            raise ModelError(f"the model failed on a batch of 1: ValueError: {error}", layer="model") from error
+
+
+@pytest.mark.parametrize("show", [True, False])
+@pytest.mark.parametrize("kind", ["tick", ""])
+async def test_a_models_failure_hides_what_it_quotes_as_an_agents_does(
+    kind: str, show: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = SessionTable(_Model, show_errors=show)
+    if kind:
+        await table.step(StepRequest(StepKind.START, "s", b""))
+    with pytest.raises(ModelError) as failed:
+        await table.step(StepRequest(StepKind(kind), "s" if kind else "", b"raise"))
+    assert failed.value.details["type"] == "ModelError"
+    assert ("agent's own" in failed.value.to_wire().decode()) is show
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"fault {failed.value.details['id']}: ")
+    assert "batch of 1: ValueError: agent's own" in line
 
 
 async def test_a_bad_body_costs_the_tick_not_the_session() -> None:

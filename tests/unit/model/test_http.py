@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BadBody, BodyTooLarge, ProtocolError, QueueFull, ShapeMismatch, VersionUnknown, from_wire
+from brayx.errors import (
+    BadBody,
+    BodyTooLarge,
+    ModelError,
+    ProtocolError,
+    QueueFull,
+    ShapeMismatch,
+    VersionUnknown,
+    from_wire,
+)
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
 from brayx.model.http import answer
 from brayx.model.local import LocalModel
@@ -160,12 +169,13 @@ async def test_a_large_batch_is_few_calls_of_the_engine(count, kind):
     await model.close()
 
 
-async def test_an_error_nobody_expected_is_one_line(model, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [KeyError("secret"), ModelError("the model failed: KeyError: secret")])
+async def test_an_error_nobody_expected_is_one_line(model, monkeypatch, caplog, error):
     async def broken(*_, **__):
-        raise KeyError("secret")
+        raise error
 
     monkeypatch.setattr(model, "forward", broken)
     status, _, body = await post(model, {"args": GOOD})
-    assert (status, from_wire(body).code) == (500, "internal")
+    assert (status, from_wire(body).code) == (500, error.code if isinstance(error, ModelError) else "internal")
     assert "secret" not in body.decode()
     assert "secret" in caplog.text

@@ -16,36 +16,37 @@ logger = limited(__name__)
 _FRAMES = 5
 
 
-def report(error: BaseException, what: str, whose: str, *, show_text: bool) -> BrayxError:
-    """The error that a client gets for an exception of its actor; logs the whole exception.
+def report(
+    error: BaseException, what: str, whose: str, *, show_text: bool, kind: type[BrayxError] = AgentError
+) -> BrayxError:
+    """The error that a client gets for an exception of an actor or a model; logs the whole exception.
 
-    Typed errors other than `AgentError` are meant for clients: they pass unchanged and are not logged.
+    Typed errors pass unchanged and are not logged, but for those of status 500: their messages quote whatever failed.
 
     Args:
-        error: the exception; the message of an `AgentError` with a cause ends with the cause's type and text.
+        error: the exception. The message of an `AgentError` says what failed, its cause why.
         what: says what failed, for any other exception.
         whose: says whose request failed, for the log.
         show_text: the client gets the exception's text too.
+        kind: class of the error for an exception that is not typed.
     """
-    if isinstance(error, BrayxError) and (not isinstance(error, AgentError) or "id" in error.details):
-        return error
+    typed = error if isinstance(error, BrayxError) else None
+    if typed is not None and (typed.http_status != AgentError.http_status or "id" in typed.details):
+        return typed
     if not isinstance(error, Exception):
-        return AgentError(f"{what}: {type(error).__name__}")  # it was cancelled
+        return kind(f"{what}: {type(error).__name__}")  # it was cancelled
     cause: BaseException | None = error
+    kind = type(typed) if typed is not None else kind
     details = {}
     if isinstance(error, AgentError):
-        cause = error.__cause__
-        details = error.details
-        what = error.message
+        what, details, cause = error.message, error.details, error.__cause__
     fault = fault_id(cause or error)
-    if cause is not None:
-        kind = type(cause).__name__
-        what = what.removesuffix(f": {cause}").removesuffix(f": {kind}")
-        details = {**details, "type": kind}
     logger.error("fault %s: %s: %s", fault, whose, what, exc_info=cause, extra={"fault": fault})
     if cause is not None:
-        what += f": {kind}: {cause}" if show_text else f": {kind}; the service's log has more under fault {fault}"
-    return AgentError(what, **details, id=fault)
+        name = type(cause).__name__
+        details = {**details, "type": name}
+        what += f": {name}: {cause}" if show_text else f": {name}; the service's log has more under fault {fault}"
+    return kind(what, **details, id=fault)
 
 
 def fault_id(error: BaseException) -> str:
