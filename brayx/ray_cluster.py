@@ -138,8 +138,11 @@ def _node_failure() -> str:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """Ends the processes that a failed start has left, so that they do not slow down the next."""
+    """Ends those of Ray among ``processes``, which a failed start has left, so that they do not slow down the next."""
+    killed = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(processes, timeout=_END_S)
+            if any("/ray/" in word for word in process.cmdline()):  # another thread may have started others meanwhile
+                process.kill()
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=_END_S)
