@@ -26,8 +26,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+from brayx.books import Drained
 from brayx.errors import BrayxError, TrackingError, first_line
-from brayx.hub import Drained
 from brayx.metrics import Recorder
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path

@@ -403,7 +403,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
     from deployments.options import documented
-    from pipelines.train import check_learning
+    from pipelines.checks import check_learning
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")

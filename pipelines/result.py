@@ -1,0 +1,145 @@
+"""What a training job came to: its numbers, what is said of it at the end, and the version that it registered.
+
+The same for every host. Knows nothing of where a job ran.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from brayx.errors import ModelError, ModelNotFound
+from brayx.model.build import build_model
+from brayx.tracking import PoolEntry, Trial, find, register
+from brayx.trainer.config import TrainerConfig
+from deployments.job import JobConfig, pool_name
+from pipelines.progress import milliseconds, number
+
+CURVE_METRIC = "episode_return.last100"
+CURVE_FILE = "curve.png"
+STEPS_THIS_RUN = "rollout_steps_this_run"
+"""Transitions that rollout workers have collected since this command started."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training job came to.
+
+    Attributes:
+        trial: its books.
+        numbers: the last snapshot of every metric.
+        finished: False when it was interrupted; it can be resumed.
+        pool_name, version: what was registered; version None if no checkpoint was good enough to register.
+        seconds: while games were played and learned from, without what starting and ending took.
+        curve: ``(env steps, mean return of the last 100 games)``.
+        outcome: whether that is the champion, and why not, for people; empty when interrupted.
+        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
+        began: when ``seconds`` began, on the monotonic clock.
+        errors: what agents raised, a line for each of their methods.
+    """
+
+    trial: Trial
+    numbers: dict[str, float]
+    finished: bool
+    pool_name: str
+    version: int | None
+    seconds: float
+    curve: list[tuple[int, float]]
+    outcome: str
+    reason: str = ""
+    began: float = 0.0
+    errors: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """What there is to say, for people."""
+        get = self.numbers.get
+        state = "finished" if self.finished else "interrupted (the same command resumes it)"
+        took = f"{self.seconds:.0f} s of training, its start not counted"
+        lines = [
+            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
+            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
+            f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
+            f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
+        ]
+        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines())]
+        return "\n".join(lines)
+
+    def _rates(self) -> str:
+        get, seconds = self.numbers.get, max(self.seconds, 1e-9)
+        ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
+        rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
+        door = (
+            f"{ticks / seconds:,.0f} ticks/s through the door; "
+            f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
+            f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
+        )
+        return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
+
+
+def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
+    if isinstance(error, KeyboardInterrupt) and learned:
+        error.add_note("after training, while what came of it was written")
+    if error is not None:
+        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+
+def promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[str], None]) -> tuple[int | None, str]:
+    """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
+
+    A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+
+    Returns:
+        Its version, None when no checkpoint saw enough games; and what to tell people of it.
+    """
+    from brayx.engines.base import load_weights
+    from brayx.engines.export import to_onnx
+    from brayx.engines.torch import with_weights
+    from brayx.trainer.saving import BEST_METRIC
+
+    model, best = config.model, trial.best_checkpoint(BEST_METRIC)
+    if best is None:
+        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
+        return None, f"no champion: {few} were seen when its checkpoints were saved"
+    module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
+    module = with_weights(module, load_weights(trial.local(best) / "weights.npz"))
+    onnx = None
+    try:
+        onnx = to_onnx(module, example, weights_as_inputs=False).proto
+    except ModelError as error:
+        say(f"the best checkpoint is registered without an ONNX file: {error.message}")
+    mean = f"{best.metrics[BEST_METRIC]:.1f}"
+    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": job.project}
+    name = pool_name(job, model)
+    champion = _champion(name, trial.uri)
+    # As the tags have them, rounded: what is registered again must not lose against itself.
+    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
+    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
+    if champion is None or not stays:
+        return new, f"champion: {name} version {new}"
+    return new, (
+        f"registered as {name} version {new} with return {tags['return']}; "
+        f"version {champion.version} with {champion.tags['return']} stays champion\n"
+        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
+    )
+
+
+def _champion(name: str, uri: str) -> PoolEntry | None:
+    try:
+        return find(f"models:/{name}@champion", uri)
+    except ModelNotFound:
+        return None
+
+
+def _return_of(tags: Mapping[str, str]) -> float:
+    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
+    try:
+        return float(tags["return"])
+    except (KeyError, ValueError):
+        return float("nan")
+
+
+def _promotion(name: str, version: int, uri: str) -> str:
+    """The command line that does it, from any folder."""
+    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])
