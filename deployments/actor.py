@@ -44,7 +44,7 @@ from brayx.tracking import Trial, find, local_files, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig, only, pool_name
-from deployments.render import EpisodeRenderer
+from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import check_door
 
 logger = logging.getLogger("ray.serve")
@@ -285,7 +285,8 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
 def _keeper(spec: ActorSpec) -> EpisodeRenderer | None:
     if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
         return None
-    return EpisodeRenderer(spec.renders, spec.folder, spec.trial, every=spec.actor.episode_save_interval)
+    draw = drawing_in_ray(spec.renders, spec.folder, spec.trial)
+    return EpisodeRenderer(draw, every=spec.actor.episode_save_interval)
 
 
 def _no_actor() -> Any:

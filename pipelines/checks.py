@@ -59,3 +59,14 @@ def check_learning(job: JobConfig) -> Layout:
 def actor_of(job: JobConfig) -> str:
     """Name of the job's one actor; empty for a job whose data come from rollouts or sources alone."""
     return "" if not job.actors and (job.rollouts or job.sources) else only("actor", job.actors)
+
+
+def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
+    """Host and number of each port that a job's actor opens, by the option that chooses it; of 0 any free one."""
+    config = job.actors[actor]
+    doors = [
+        ("port", config.host, config.port),
+        ("native_port", config.native_host, config.native_port),
+        ("tcp_port", config.native_host, config.tcp_port),
+    ]
+    return {f"{actor}.{option}": (host, port) for option, host, port in doors if port}

@@ -24,7 +24,7 @@ from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
 from deployments.actor import WeightSource, actor_spec, application, pooled
 from deployments.job import JobConfig, only, pool_name
-from pipelines.checks import actor_of, check_job
+from pipelines.checks import actor_of, check_job, ports_of
 from pipelines.cluster import Cluster, Ingress
 from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
@@ -34,7 +34,7 @@ from pipelines.progress import Progress, error_lines
 from pipelines.result import CURVE_FILE, CURVE_METRIC, STEPS_THIS_RUN, TrainResult, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources
-from pipelines.watching import STALLED_TIMEOUT_S, Pace, Patience
+from pipelines.watching import Pace, Patience, last_of
 
 if TYPE_CHECKING:
     from ray import serve
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from brayx.replay.packing import Layout
     from brayx.replay.remote import RemoteBuffer
     from brayx.trainer.launch import Learner
-    from brayx.trainer.loop import Summary
 
 _READY_TIMEOUT_S = 180.0
 _END_S = 20.0
@@ -103,14 +102,7 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     if not name:
         return Cluster(ingress=None, address=address)
     actor = job.actors[name]
-    doors = [
-        ("port", actor.host, actor.port),
-        ("native_port", actor.native_host, actor.native_port),
-        ("tcp_port", actor.native_host, actor.tcp_port),
-    ]
-    # Of 0 a free one is taken, and null opens none.
-    ports = {f"{name}.{option}": (host, port) for option, host, port in doors if port}
-    return Cluster(actor.host, actor.port, ingress, address, ports)
+    return Cluster(actor.host, actor.port, ingress, address, ports_of(job, name))
 
 
 def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
@@ -263,7 +255,7 @@ def train_on(
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
-                reason = _last_of(learner).reason
+                reason = last_of(learner).reason
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or (time.monotonic() - began if learning else 0.0)
@@ -446,20 +438,6 @@ def _watch(
             if hint := pace.hint(numbers):
                 progress.say(f"{hint}; the learner {learner.state()}")
         time.sleep(0.25)
-
-
-def _last_of(learner: Learner) -> Summary:
-    """Waits for a learner whose stream is over to save its last checkpoint and end.
-
-    Raises:
-        BrayxError: what it failed with.
-        DeadlineExceeded: it hangs.
-    """
-    summary = learner.result(STALLED_TIMEOUT_S)
-    if summary is None:
-        late = f"the learner has not ended within {STALLED_TIMEOUT_S:g} s after the last batch"
-        raise DeadlineExceeded(f"{late}; it {learner.state()}")
-    return summary
 
 
 def _end(learner: Learner, learning: bool, end: Deadline) -> None:

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from brayx.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from brayx.trainer.loop import Summary
 
 FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
@@ -110,3 +116,27 @@ class Pace:
             f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
             f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
         )
+
+
+class Learner(Protocol):
+    """A learner at work in the background, on whatever host."""
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """Its summary; None if it is not done within ``timeout_s``. Raises what it failed with."""
+
+    def state(self) -> str:
+        """What it is at, in a few words."""
+
+
+def last_of(learner: Learner) -> Summary:
+    """Waits for a learner whose stream is over to save its last checkpoint and end.
+
+    Raises:
+        BrayxError: what it failed with.
+        DeadlineExceeded: it hangs.
+    """
+    summary = learner.result(STALLED_TIMEOUT_S)
+    if summary is None:
+        late = f"the learner has not ended within {STALLED_TIMEOUT_S:g} s after the last batch"
+        raise DeadlineExceeded(f"{late}; it {learner.state()}")
+    return summary

@@ -23,8 +23,8 @@ from pipelines import train as train_module
 from pipelines.cluster import free_port
 from pipelines.progress import Progress
 from pipelines.result import TrainResult, promote
-from pipelines.train import _last_of, _undeploy, _wait_for_weights, check_books
-from pipelines.watching import FIRST_STEP_TIMEOUT_S, NEXT_STEP_TIMEOUT_S, STALLED_TIMEOUT_S, Pace, Patience
+from pipelines.train import _undeploy, _wait_for_weights, check_books
+from pipelines.watching import FIRST_STEP_TIMEOUT_S, NEXT_STEP_TIMEOUT_S, STALLED_TIMEOUT_S, Pace, Patience, last_of
 
 
 class Clock:
@@ -304,7 +304,7 @@ class Hanging:
 
 def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
     with pytest.raises(DeadlineExceeded, match="not ended within 600 s after the last batch; it has published weights"):
-        _last_of(Hanging())
+        last_of(Hanging())
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////home/me/mlflow.db", "file:///home/me/mlruns"])
