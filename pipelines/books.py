@@ -166,18 +166,22 @@ class Clerk:
             return self._opened.exception(timeout_s) is None
         return False
 
-    def do(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What ``function(trial, *args)`` gives in the clerk's process; it is a module's own, so that it pickles.
+    def begin(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Has the clerk's process call ``function(trial, *args)``, which is a module's own, so that it pickles."""
+        self._begun()
+        return self._ask("do", function, args)
+
+    def result(self, begun: Future[Any]) -> Any:
+        """What came of what `begin` began.
 
         Raises:
             TrackingError: it failed.
         """
-        self._begun()
-        return self._result(self._ask("do", function, args), _ANSWER_S)
+        return self._result(begun, _ANSWER_S)
 
     def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """As `do`, without waiting: in a thread of the process, one at a time. What comes meanwhile is let go, and so
-        is what comes while the process has too much to do. The future is that of the request."""
+        """As `begin`, in a thread of the process, one at a time. What comes meanwhile is let go, and so is what comes
+        while the process has too much to do; whatever it gives is. The future is that of the request."""
         future: Future[Any] = Future()
         try:
             self._requests.put_nowait((("aside", pickle.dumps((function, args))), future))

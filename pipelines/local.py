@@ -20,7 +20,7 @@ from brayx.tracking import tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import END_S, Deadline
+from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.logs import once_per_place
 from pipelines.progress import Progress, error_lines
@@ -85,6 +85,7 @@ def train_local(
     config = job.trainers[only("trainer", job.trainers)]
     name, uri = trial_name or job.trial, tracking_uri(tracking or job.tracking)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_files())
         # First, since MLflow takes longest to import, in a process of its own.
         clerk = Clerk(
             job.project,
@@ -228,8 +229,11 @@ class _Training:
         errors = tuple(error_lines(numbers, self.numbers.notes()))
         clerk.settle()
         trial = clerk.trial()
-        version, outcome = promote(job, trial, config, self.progress.say) if self.finished else (None, "")
-        curve = clerk.do(drawn_curve, job.project, config.target_return, config.x_axis)
+        version, outcome, curve = None, "", []
+        if self.finished:  # who interrupts does not wait for a picture
+            drawn = clerk.begin(drawn_curve, job.project, config.target_return, config.x_axis)
+            version, outcome = promote(job, trial, config, self.progress.say)
+            curve = clerk.result(drawn)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
         return TrainResult(trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors)
