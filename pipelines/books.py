@@ -32,6 +32,7 @@ from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.metrics import Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path
+from pipelines.ending import leave
 
 log = logging.getLogger(__name__)
 
@@ -489,4 +490,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

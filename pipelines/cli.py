@@ -115,11 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run a job's training")
     train.add_argument("config", help="the job's YAML")
-    _training_options(train)
-    train.add_argument(
-        "--local", action="store_true",
-        help="in this one process, without Ray: starts in seconds; a job that needs more is told so",
-    )  # fmt: skip
+    _train_options(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
@@ -236,6 +232,14 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ingress", choices=["haproxy", "serve"], default="haproxy",
         help="Serve's ingress when Ray is started here (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    _training_options(parser)
+    parser.add_argument(
+        "--local", action="store_true",
+        help="in this one process, without Ray: starts in seconds; a job that needs more is told so",
     )  # fmt: skip
 
 

@@ -55,11 +55,11 @@ def check_local(job: JobConfig) -> None:
     Raises:
         ConfigError: names all of it.
     """
-    models = [f"{name}.placement is remote" for name, model in job.models.items() if model.placement == "remote"]
-    counted = {**job.actors, **job.buffers, **job.trainers}
-    several = [f"{name}.num_workers is {part.num_workers}" for name, part in counted.items() if part.num_workers > 1]
-    parts = [f"{name} is a {part.kind}" for name, part in {**job.rollouts, **job.sources}.items()]
-    found = [*parts, *models, *several]
+    found = [f"{name} is a rollout" for name in job.rollouts] + [f"{name} is a source" for name in job.sources]
+    found += [f"{name}.placement is remote" for name, model in job.models.items() if model.placement == "remote"]
+    for group in (job.actors, job.buffers, job.trainers):
+        workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
+        found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
     if len(job.models) > 1:
         found.append(f"there are {len(job.models)} models ({', '.join(job.models)}) and one may be")
     if found:

@@ -131,7 +131,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
     try:
         with _quiet():
             # What depends on a value is recorded as one branch, which the values of a comparison may not tell.
-            warnings.simplefilter("error", torch.jit.TracerWarning)
+            warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
             torch.onnx.export(
                 flat,
                 leaves,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,7 +18,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
-from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.session import SessionTable
 from brayx.errors import DeadlineExceeded
@@ -106,7 +107,7 @@ class LocalHost:
         close: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         self._config = config
-        self._make_service = lambda: LocalService(make_actor, config, recorder, name=name, describe=describe)
+        self._make_service = functools.partial(LocalService, make_actor, config, recorder, name=name, describe=describe)
         self._close = close
         self._limits = Limits(
             max_body_bytes=config.max_body_bytes,
@@ -172,7 +173,7 @@ class LocalHost:
         def http(listener: Listener) -> HttpConnection:
             return HttpConnection(listener, websockets)
 
-        async def listen(make: Any, host: str, port: int) -> str:
+        async def listen(make: Callable[[Listener], Connection], host: str, port: int) -> str:
             listener = Listener(service, make, self._limits)
             await listener.open(host, port)
             self._listeners.append(listener)
