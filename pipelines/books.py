@@ -299,7 +299,7 @@ class Clerk:
     def _flush(self) -> None:
         with self._lock:
             part = self._recorder.drain()
-        self._result(self._ask("push", part), _ANSWER_S)
+        self._result(self._ask("write", part), _ANSWER_S)
 
     def _ask(self, *request: Any) -> Future[Any]:
         future: Future[Any] = Future()
