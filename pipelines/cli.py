@@ -269,9 +269,9 @@ def _train(arguments: argparse.Namespace) -> int:
             "tracking": arguments.tracking,
         }
         if arguments.local:
-            from pipelines.local import train_local
+            from pipelines.local import train_in_process
 
-            result = train_local(job, **books)
+            result = train_in_process(job, **books)
         else:
             from pipelines.train import train
 

@@ -68,7 +68,7 @@ def check_local(job: JobConfig) -> None:
         )
 
 
-def train_local(
+def train_in_process(
     job: JobConfig,
     *,
     trial_name: str | None = None,
@@ -97,9 +97,8 @@ def train_local(
             x_axis=config.x_axis,
         )
         stack.callback(clerk.end)
-        training = _Training(job, name, clerk, log_interval, stack)
-        stack.push(training.mark_unfinished)
-        return training.run()
+        stack.push(lambda _, error, __: _mark_unfinished(clerk, error))
+        return _Training(job, name, clerk, log_interval, stack).run()
 
 
 class _Training:
@@ -204,7 +203,8 @@ class _Training:
                 self.end.shorten(_INTERRUPTED_S)
                 seconds = seconds or (time.monotonic() - began if self.learning else 0.0)
                 what = ": the learner saves a last checkpoint" if self.learning else " before training began"
-                say(f"interrupted{what}; the same command resumes this trial")
+                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still coming up"
+                say(f"interrupted{what}; {then}")
                 self._stop_learner()
                 if not self.clerk.opened(self.end.left(_OPENED_S)):
                     error.add_note("before MLflow had come up: nothing is kept")
@@ -212,16 +212,11 @@ class _Training:
             except BaseException:
                 self._stop_learner()
                 raise
-        return self._result(began, seconds, reason)
-
-    def mark_unfinished(self, _: object, error: BaseException | None, __: object) -> None:
-        """Writes down how a trial ended that an error or Ctrl-C broke off."""
-        if error is None or not self.clerk.opened():
-            return
-        if isinstance(error, KeyboardInterrupt) and self.finished:
+        try:
+            return self._result(began, seconds, reason)
+        except KeyboardInterrupt as error:
             error.add_note("after training, while what came of it was written")
-        with contextlib.suppress(BrayxError):  # the error itself says more
-            self.clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
 
     def _result(self, began: float, seconds: float, reason: str) -> TrainResult:
         job, config, clerk = self.job, self.config, self.clerk
@@ -304,6 +299,13 @@ class _Training:
             return self.clerk.aside(draw_pickled, pickle.dumps(episode), renders, self.job.folder)
 
         return EpisodeRenderer(draw, every=every)
+
+
+def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off, if there is one by now."""
+    if error is not None and clerk.opened():
+        with contextlib.suppress(BrayxError):  # the error itself says more
+            clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
 def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:

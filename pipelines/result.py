@@ -94,7 +94,7 @@ def promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[
         Its version, None when no checkpoint saw enough games; and what to tell people of it.
     """
     from brayx.engines.base import load_weights
-    from brayx.engines.export import to_onnx
+    from brayx.engines.onnx import standalone
     from brayx.engines.torch import with_weights
     from brayx.trainer.saving import BEST_METRIC
 
@@ -106,7 +106,7 @@ def promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[
     module = with_weights(module, load_weights(trial.local(best) / "weights.npz"))
     onnx = None
     try:
-        onnx = to_onnx(module, example, weights_as_inputs=False).proto
+        onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")
     mean = f"{best.metrics[BEST_METRIC]:.1f}"
