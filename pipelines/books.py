@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 from brayx.books import Drained
 from brayx.errors import BrayxError, TrackingError, first_line
-from brayx.metrics import Recorder, XAxis
+from brayx.metrics import BEST_METRIC, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path
 from pipelines.ending import leave
@@ -47,7 +47,6 @@ _WAITING = 8
 """Requests that may wait for the process."""
 _BESIDE_S = 2.0
 """What is done beside the books may take so long after them."""
-_BEST_METRIC = "episode_return"
 _NICE = 5
 """Training goes first; the books must not starve either."""
 
@@ -167,21 +166,17 @@ class Clerk:
             return self._opened.exception(timeout_s) is None
         return False
 
-    def begin(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Has the clerk's process call ``function(trial, *args)``, which is a module's own, so that it pickles."""
-        self._begun()
-        return self._ask("do", function, args)
-
-    def result(self, begun: Future[Any]) -> Any:
-        """What came of what `begin` began.
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What ``function(trial, *args)`` gives in the clerk's process; it is a module's own, so that it pickles.
 
         Raises:
             TrackingError: it failed.
         """
-        return self._result(begun, _ANSWER_S)
+        self._begun()
+        return self._result(self._ask("call", function, args), _OPEN_S)
 
     def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """As `begin`, in a thread of the process, one at a time. What comes meanwhile is let go, and so is what comes
+        """As `call`, in a thread of the process, one at a time. What comes meanwhile is let go, and so is what comes
         while the process has too much to do; whatever it gives is. The future is that of the request."""
         future: Future[Any] = Future()
         try:
@@ -234,7 +229,7 @@ class Clerk:
             return
         with self._lock:
             saves = [*self._early_saves, made]
-            best = max(saves, key=lambda save: save.metrics.get(_BEST_METRIC, -math.inf))
+            best = max(saves, key=lambda save: save.metrics.get(BEST_METRIC, -math.inf))
             self._early_saves = [save for save in saves if save is best or save in saves[-self._kept :]]
             dropped = [save for save in saves if save not in self._early_saves]
         for save in dropped:
@@ -429,7 +424,7 @@ class _Desk:
         assert self._trial is not None
         try:
             self._trial.save_checkpoint(folder, step, metrics)
-            self._trial.prune_checkpoints(kept, best_by=_BEST_METRIC)
+            self._trial.prune_checkpoints(kept, best_by=BEST_METRIC)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
 
@@ -438,7 +433,7 @@ class _Desk:
 
         return totals_of(self._trial)
 
-    def _do(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(self._trial, *args)
 
     def _aside(self, pickled: bytes) -> None:

@@ -19,17 +19,17 @@ from brayx.ports import check_ports
 from brayx.tracking import tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
+from pipelines.champion import drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.logs import once_per_place
 from pipelines.progress import Progress, error_lines
-from pipelines.result import CURVE_FILE, CURVE_METRIC, TrainResult, promote
+from pipelines.result import TrainResult, promote
 from pipelines.watching import Pace, Patience, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
-    from brayx.tracking import Trial
     from deployments.render import EpisodeRenderer
 
 _READY_TIMEOUT_S = 180.0
@@ -226,9 +226,8 @@ class _Training:
         trial = clerk.trial()
         version, outcome, curve = None, "", []
         if self.finished:  # who interrupts does not wait for a picture
-            drawn = clerk.begin(drawn_curve, job.project, config.target_return, config.x_axis)
-            version, outcome = promote(job, trial, config, self.progress.say)
-            curve = clerk.result(drawn)
+            version, outcome = promote(job, config, self.progress.say, clerk.call)
+            curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
         return TrainResult(trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors)
@@ -306,13 +305,3 @@ def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:
     if error is not None and clerk.opened():
         with contextlib.suppress(BrayxError):  # the error itself says more
             clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-
-
-def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:
-    """Draws the trial's curve into its artifacts, if there is one; gives its points."""
-    from pipelines.evaluate import draw_curve
-
-    curve = trial.history(CURVE_METRIC)
-    if curve:
-        trial.log_figure(draw_curve(curve, title=title, target=target, x_axis=x_axis), CURVE_FILE)
-    return curve

@@ -5,19 +5,18 @@ The same for every host. Knows nothing of where a job ran.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from brayx.errors import ModelError, ModelNotFound
+from brayx.errors import ModelError
 from brayx.model.build import build_model
-from brayx.tracking import PoolEntry, Trial, find, register
+from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig, pool_name
+from pipelines.champion import CURVE_METRIC, best_of, register_best
 from pipelines.progress import milliseconds, number
 
-CURVE_METRIC = "episode_return.last100"
-CURVE_FILE = "curve.png"
 STEPS_THIS_RUN = "rollout_steps_this_run"
 """Transitions that rollout workers have collected since this command started."""
 
@@ -85,10 +84,18 @@ def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) ->
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
-def promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[str], None]) -> tuple[int | None, str]:
+def promote(
+    job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any]
+) -> tuple[int | None, str]:
     """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
 
     A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+
+    Args:
+        job: that was trained.
+        config: of its trainer.
+        say: is told of a model that cannot be exported.
+        call: gives ``function(trial, *args)`` for a function and its further arguments, wherever the trial's books are.
 
     Returns:
         Its version, None when no checkpoint saw enough games; and what to tell people of it.
@@ -96,50 +103,18 @@ def promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[
     from brayx.engines.base import load_weights
     from brayx.engines.onnx import standalone
     from brayx.engines.torch import with_weights
-    from brayx.trainer.saving import BEST_METRIC
 
-    model, best = config.model, trial.best_checkpoint(BEST_METRIC)
-    if best is None:
+    model, found = config.model, call(best_of)
+    if found is None:
         few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
         return None, f"no champion: {few} were seen when its checkpoints were saved"
+    best, folder = found
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
-    module = with_weights(module, load_weights(trial.local(best) / "weights.npz"))
+    module = with_weights(module, load_weights(folder / "weights.npz"))
     onnx = None
     try:
         onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")
-    mean = f"{best.metrics[BEST_METRIC]:.1f}"
-    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": job.project}
-    name = pool_name(job, model)
-    champion = _champion(name, trial.uri)
-    # As the tags have them, rounded: what is registered again must not lose against itself.
-    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
-    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
-    if champion is None or not stays:
-        return new, f"champion: {name} version {new}"
-    return new, (
-        f"registered as {name} version {new} with return {tags['return']}; "
-        f"version {champion.version} with {champion.tags['return']} stays champion\n"
-        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
-    )
-
-
-def _champion(name: str, uri: str) -> PoolEntry | None:
-    try:
-        return find(f"models:/{name}@champion", uri)
-    except ModelNotFound:
-        return None
-
-
-def _return_of(tags: Mapping[str, str]) -> float:
-    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
-    try:
-        return float(tags["return"])
-    except (KeyError, ValueError):
-        return float("nan")
-
-
-def _promotion(name: str, version: int, uri: str) -> str:
-    """The command line that does it, from any folder."""
-    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])
+    version, outcome = call(register_best, best, pool_name(job, model), onnx)
+    return version, outcome

@@ -24,14 +24,14 @@ from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
 from deployments.actor import WeightSource, actor_spec, application, pooled
 from deployments.job import JobConfig, only, pool_name
+from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
 from pipelines.cluster import Cluster, Ingress
 from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
-from pipelines.evaluate import draw_curve
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import CURVE_FILE, CURVE_METRIC, STEPS_THIS_RUN, TrainResult, mark_unfinished, promote
+from pipelines.result import STEPS_THIS_RUN, TrainResult, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources
 from pipelines.watching import Pace, Patience, last_of
@@ -270,15 +270,18 @@ def train_on(
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)
-        version, outcome = promote(job, trial, config, progress.say) if finished else (None, "")
-        curve = trial.history(CURVE_METRIC)
-        if curve:
-            figure = draw_curve(curve, title=job.project, target=config.target_return, x_axis=config.x_axis)
-            trial.log_figure(figure, CURVE_FILE)
+        version, outcome = None, ""
+        if finished:
+            version, outcome = promote(job, config, progress.say, functools.partial(_call, trial))
+        curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
     name = pool_name(job, config.model)
     errors = tuple(error_lines(numbers, notes))
     return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began, errors)
+
+
+def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:
+    return function(trial, *args)
 
 
 class _Part(Protocol):

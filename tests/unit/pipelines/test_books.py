@@ -106,13 +106,13 @@ def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
 def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
-        clerk.result(clerk.begin(Trial.set_tag, "begun", "yes"))
-        with pytest.raises(TrackingError, match=r"the books cannot do: .*Trial"):
-            clerk.result(clerk.begin(len))
+        clerk.call(Trial.set_tag, "called", "yes")
+        with pytest.raises(TrackingError, match=r"the books cannot call: .*Trial"):
+            clerk.call(len)
         assert clerk.aside(lambda trial: None).exception() is not None, "what does not pickle is told"
         clerk.aside(Trial.set_tag, "beside", "yes").result(60)
         tags = clerk.close("FINISHED").tags()
-        assert (tags["begun"], tags["beside"]) == ("yes", "yes")
+        assert (tags["called"], tags["beside"]) == ("yes", "yes")
     finally:
         clerk.end()
 

@@ -209,7 +209,7 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
     def train(episode_return, say=lambda line: None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
         trial.save_checkpoint(folder, 100, {} if episode_return is None else {"episode_return": episode_return})
-        return promote(job, trial, TRAINER, say)
+        return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
 
     return train
 
