@@ -88,7 +88,9 @@ def host(kind: str) -> None:
     if kind == "actor":
         import ray
 
-        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        from brayx.ray_cluster import start_ray
+
+        start_ray(include_dashboard=False, log_to_driver=False)
 
         class Actor:
             async def open(self) -> int:

@@ -30,6 +30,7 @@ from ray.util.queue import Queue
 
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.errors import ReplayError
+from brayx.ray_cluster import start_ray
 from brayx.replay.config import STREAM_ENVIRONMENT, BufferConfig
 from brayx.replay.remote import RemoteBuffer
 from brayx.replay.source import batches_of, read_buffer, replay_dataset
@@ -231,8 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     torch.set_num_threads(1)
     namespace = "brayx-bench"
-    ray.init(
-        address="local",
+    start_ray(
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,

@@ -278,10 +278,10 @@ def _environment() -> None:
 def _start_ray() -> None:
     import logging
 
-    import ray
+    from brayx.ray_cluster import start_ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init(address="local", num_cpus=4, namespace="scaling", **options)
+    start_ray(num_cpus=4, namespace="scaling", **options)
 
 
 def run(*words: str) -> dict[str, Any] | None:

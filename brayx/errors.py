@@ -316,7 +316,7 @@ class BadFragment(ReplayError):
 
 
 class EnvironmentFailed(BrayxError):
-    """An environment that rollout workers step raised; names the environment and the worker."""
+    """An environment in Python raised; names what was called, and on a cluster the environment and the worker."""
 
     code = "environment_failed"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import random
 import socket
 from collections.abc import Mapping
@@ -10,6 +11,16 @@ from collections.abc import Mapping
 from brayx.errors import StartupError
 
 _PORTS = range(20_000, 32_000)
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine reaches what listens at an address; a name is taken for any other, but localhost."""
+    if not host or host == "localhost":
+        return host == "localhost"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -38,6 +38,18 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
 _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
+def value_of(text: str) -> Any:
+    """What a value on a command line is, read as in a file.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value is not YAML: {getattr(error, 'problem', error)}") from None
+
+
 class Document:
     """The parsed file, with where each value came from."""
 
@@ -72,9 +84,9 @@ class Document:
         if not equals or "" in loc:
             raise ConfigError(f"--set {text}: expected NAME.KEY=VALUE, such as trainer.learning_rate=1e-3")
         try:
-            parsed = yaml.load(value, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {text}: the value is not YAML: {getattr(error, 'problem', error)}") from None
+            parsed = value_of(value)
+        except ConfigError as error:
+            raise ConfigError(f"--set {text}: {error.message}") from None
         if len(loc) > 1 and loc[0] not in self.values:
             raise ConfigError(f"--set {text}: there is no component {loc[0]!r}{nearest(str(loc[0]), self.values)}")
         target: Any = self.values

@@ -18,10 +18,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.algorithms.base import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.model.config import ModelConfig
-from brayx.replay.config import BufferConfig
+from brayx.replay.config import BufferConfig, buffer_options
 from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
 from deployments import bray
@@ -210,13 +211,14 @@ class _Validation:
         top: dict[str, Any] = {}
         values = dict(self.document.values)
         notes = self._otherwise(values)
+        sampling = self._sampling(values)
         for name, what in bray.translate("", values, set(TOP_OPTIONS)):
             self._add((name,), what)
         for name, value in values.items():
             if name in TOP_OPTIONS:
                 top[name] = value
             else:
-                self._component(name, value, groups)
+                self._component(name, value, groups, sampling.get(name))
         self._references(groups)
         place = {"file": str(self.path), "folder": self.folder}
         job = self._validate(JobConfig, {**top, **place}, ())
@@ -238,7 +240,23 @@ class _Validation:
         found = [(name, *each) for name, part in parts.items() for each in bray.otherwise(part["kind"], part)]
         return [f"{self.document.where((name, key))}: {name}.{key}: {what}" for name, key, what in found]
 
-    def _component(self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]]) -> None:
+    def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
+        """Where the batches of buffers come from that one valid trainer learns from, by name: its algorithm's own."""
+        found: dict[str, Sampling] = {}
+        trainers = [part for part in values.values() if isinstance(part, dict) and part.get("kind") == "trainer"]
+        if len(trainers) == 1:
+            part = copy.deepcopy(trainers[0])
+            list(bray.translate("trainer", part, set(_walk(TrainerConfig, ())[1])))  # renames them in place
+            try:
+                trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True)
+            except (TypeError, ValidationError):  # told in its turn
+                return found
+            found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
+        return found
+
+    def _component(
+        self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]], sampling: Sampling | None
+    ) -> None:
         if not isinstance(value, dict):
             self._add((name,), f"unknown key{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`")
             return
@@ -252,6 +270,8 @@ class _Validation:
         value = copy.deepcopy(value)
         for key, what in bray.translate(kind, value, set(_walk(KINDS[kind], ())[1])):
             self._add((name, key), what)
+        if sampling is not None and kind == "buffer":
+            value = {**buffer_options(sampling, value), **value}
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
             # A replica runs elsewhere: its working directory is not where whoever wrote the file thinks of.

@@ -1,7 +1,9 @@
-"""What ``serve run MODULE:app`` can tell its user before it starts Ray: that its door's port is taken.
+"""What ``serve run MODULE:app`` can tell its user before it starts Ray: that its door's port is taken, or that the Ray
+which it would join is gone.
 
-Without it the user waits for Ray to start, and then reads the traceback of a proxy. The command builds the application
-first, in its own process; with a Serve config it does not, and builds nothing there. Knows nothing of applications.
+Without it the user waits for Ray, in the latter case for minutes, and then reads a traceback. The command builds the
+application first, in its own process; with a Serve config it does not, and builds nothing there. Knows nothing of
+applications.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import ray
 from ray.serve.config import HTTPOptions
 
 from brayx.errors import StartupError
+from brayx.ray_cluster import check_address
 
 _TIMEOUT_S = 1.0
 
 
 def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) -> None:
-    """Ends ``serve run`` with one line if something else than Serve listens where Serve is to; else does nothing.
+    """Ends ``serve run`` with one line if something else than Serve listens where Serve is to, or nobody where it would
+    join a Ray; else does nothing.
 
     Args:
         argv: what this process was started with.
@@ -29,7 +34,10 @@ def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) ->
     if Path(argv[0]).name != "serve" or "run" not in argv:
         return
     options = HTTPOptions()
+    elsewhere = any(word.startswith(("--address", "-a")) for word in argv)
     try:
+        if not elsewhere and not ray.is_initialized():
+            check_address(None)
         check_port(host or str(options.host), port or options.port)
     except StartupError as error:
         raise SystemExit(f"{error.code}: {error}") from None  # a traceback would say no more

@@ -326,7 +326,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"while the games went on sessions got {', '.join(sorted(seen))}: none is rated")
         rate(rated.name, rated.version, arguments.env_id, result, uri)
         print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
-    return 0
+    return 1 if result.missing else 0
 
 
 def _export(arguments: argparse.Namespace) -> int:

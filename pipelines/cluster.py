@@ -22,8 +22,11 @@ import psutil
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
 from brayx.ports import check_ports, free_port
+from brayx.ray_cluster import join_ray, start_ray, warn_if_open
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
+
+logger = logging.getLogger(__name__)
 
 Ingress = Literal["haproxy", "serve"]
 
@@ -104,17 +107,14 @@ class Cluster:
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         if self.address:
-            ray.init(address=self.address, **options)
+            join_ray(self.address, **options)
         else:
-            cpus = max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1)
-            try:
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
-            except Exception as error:  # Ray raises the bare class when its node is too slow to come up
-                raise StartupError(f"Ray did not start: {error}") from error
+            start_ray(num_cpus=max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1), include_dashboard=False, **options)
         self._node_id = ray.get_runtime_context().get_node_id()
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.ingress is None:
             return
+        warn_if_open(logger)
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)

@@ -67,6 +67,7 @@ class Demonstrations:
         initial: what a recurrent model's memory holds where an episode begins, by path, ``state/...``.
 
     Attributes:
+        batch_size: columns of a batch.
         rounds: batches that are as many columns as there are, or just more.
 
     Raises:
@@ -115,8 +116,8 @@ class Demonstrations:
         self._block = {key: np.concatenate([columns[at][key] for at in order]) for key in columns[0]}
         self._block["policy_version"][:] = 0  # another's say nothing here
         self._block[DEMONSTRATION] = np.ones(self._block["mask"].shape, np.bool_)
-        self._size = min(batch_size, len(columns))
-        self.rounds = -(-len(columns) // self._size)
+        self.batch_size = min(batch_size, len(columns))
+        self.rounds = -(-len(columns) // self.batch_size)
         self._next: list[int] = []
         self._first = True
 
@@ -128,8 +129,8 @@ class Demonstrations:
         if not self._next:
             columns = len(self._block["mask"])
             # Each pass cuts the columns elsewhere, so that others are together.
-            shift = 0 if self._first else int(self._rng.integers(self._size))
-            starts = np.clip(np.arange(-shift, columns, self._size), 0, columns - self._size)
+            shift = 0 if self._first else int(self._rng.integers(self.batch_size))
+            starts = np.clip(np.arange(-shift, columns, self.batch_size), 0, columns - self.batch_size)
             self._next, self._first = self._rng.permutation(np.unique(starts)).tolist(), False
         start = self._next.pop()
-        return {key: array[start : start + self._size] for key, array in self._block.items()}
+        return {key: array[start : start + self.batch_size] for key, array in self._block.items()}

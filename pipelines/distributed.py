@@ -80,11 +80,13 @@ def train_distributed(
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if not isinstance(env, str):
         raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
+    from brayx.algorithms.ppo import PPOConfig
     from deployments.job import JobConfig
     from pipelines.train import train
     from pipelines.training import Training
 
-    given = training or Training()
+    algorithm = algorithm or PPOConfig()
+    given = (training or Training()).of(algorithm)
     num_envs, num_steps = given.num_envs, given.total_steps
     if num_workers < 1 or num_envs % num_workers:
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
@@ -103,7 +105,7 @@ def train_distributed(
             **same("priority_exponent", "importance_exponent", "importance_batches"),
         }
         # The learner counts what it learns from: a sampled transition many times.
-        num_steps = round(num_steps * given.samples_per_insert)
+        num_steps = round(num_steps * (given.samples_per_insert or 1.0))
 
     # Without the defaults: what was not chosen is an algorithm's to choose.
     network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
@@ -128,12 +130,12 @@ def train_distributed(
             "num_workers": ranks, "where": where or ("process" if ranks == 1 else "train"),
             "checkpoint_interval_s": checkpoint_interval_s,
             **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
-            **({} if algorithm is None else {"algorithm": algorithm.model_dump(mode="json")}),
+            "algorithm": algorithm.model_dump(mode="json"),
         },
     }  # fmt: skip
     job = _job(plain, JobConfig)
     done = train(job, resume=resume, tracking=tracking, address=address, log_interval=log_interval)
-    return _result(job, done, given.evaluation_episodes), done.trial
+    return _result(job, done, given), done.trial
 
 
 def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
@@ -145,7 +147,7 @@ def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
         return config.load(file)
 
 
-def _result(job: JobConfig, done: Any, episodes: int) -> Result:
+def _result(job: JobConfig, done: Any, training: Training) -> Result:
     """What a job came to, in `train_local`'s words; the module is that of the newest checkpoint."""
     import torch
 
@@ -178,7 +180,9 @@ def _result(job: JobConfig, done: Any, episodes: int) -> Result:
         forward_args=forward_args,
         normaliser=normaliser,
         curve=_curve(done.trial, time.time() - time.monotonic() + done.began),
-        evaluation=_evaluated(job, module, forward_args, normaliser, episodes) if episodes else None,
+        evaluation=_evaluated(job, module, forward_args, normaliser, training)
+        if training.evaluation_episodes
+        else None,
         dropped=round(sum(n for name, n in done.numbers.items() if name.startswith(_DROPPED))),
     )
 
@@ -202,7 +206,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
 
 def _evaluated(
-    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], episodes: int
+    job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
 ) -> Evaluation:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
@@ -222,10 +226,11 @@ def _evaluated(
         return evaluate(
             envs,
             policy,
-            episodes,
+            training.evaluation_episodes,
             seed=job.seed + 10_000,
             scale_actions=config.scale_actions,
             normaliser=collector.obs_normaliser,
+            max_steps=training.evaluation_steps,
         )
     finally:
         envs.close()

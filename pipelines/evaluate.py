@@ -34,9 +34,11 @@ class Evaluation:
 
     Attributes:
         returns: undiscounted return of each game, in no order.
+        missing: games that were asked for as well, and given up.
     """
 
     returns: Sequence[float]
+    missing: int = 0
 
     @property
     def mean(self) -> float:
@@ -48,6 +50,7 @@ class Evaluation:
         return (
             f"{self.mean:.1f} ± {spread:.1f} over {len(self.returns)} games "
             f"(lowest {min(self.returns):g}, highest {max(self.returns):g})"
+            + (f"; {self.missing} more had not ended and were given up" if self.missing else "")
         )
 
 
@@ -80,8 +83,8 @@ def evaluate(
 
     Raises:
         ConfigError: there is no such key, or the URL cannot be used.
-        StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
-            game ended in time.
+        StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or not
+            one game ended in time. Where some did, these are the result.
     """
     credentials(keys_file, key)
     _check_listening(url)
@@ -99,7 +102,8 @@ def evaluate(
         ]
         for index, share in enumerate(shares)
     ]
-    return Evaluation(play(commands, timeout_s=timeout_s, on_game=on_game))
+    returns = play(commands, timeout_s=timeout_s, on_game=on_game)
+    return Evaluation(returns, games - len(returns))
 
 
 def _check_listening(url: str) -> None:
@@ -122,7 +126,8 @@ def play(
     clock: Callable[[], float] = time.monotonic,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> list[float]:
-    """Runs gamecores side by side to their ends, and gives the returns of their games in the order of their ends.
+    """Runs gamecores side by side to their ends, and gives the returns of their games in the order of their ends; of
+    those that ended before the deadline, if any did.
 
     Args:
         commands: that write a line of JSON with a ``return`` when a game has ended.
@@ -156,8 +161,8 @@ def play(
                 if selector.get_map() and clock() > deadline:
                     raise subprocess.TimeoutExpired("", timeout_s)
         except subprocess.TimeoutExpired:
-            said = f"no game of the evaluation has ended for {timeout_s:g} s"
-            raise StartupError(f"{said}; {len(returns)} had ended before") from None
+            if not returns:
+                raise StartupError(f"no game of the evaluation has ended for {timeout_s:g} s") from None
         finally:
             for player in running:
                 player.close()

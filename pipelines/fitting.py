@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, check_fits
+from brayx.algorithms.build import AlgorithmConfig, check_enough, check_fits
 from brayx.algorithms.mixed import MixedConfig
 from brayx.errors import ConfigError
 from brayx.types import DEMONSTRATION
@@ -49,8 +49,18 @@ def check_algorithm(
         for name in trainer.buffers:
             buffer = job.buffers[name]
             imitated = algorithm.name == "mixed" and any(source.buffer == name for source in feeding.values())
-            sampler = None if imitated else buffer.sampler  # cloning weighs columns
+            played_into = bool(job.actors) or any(rollout.buffer == name for rollout in job.rollouts.values())
+            # Cloning weighs columns, and what was recorded may be read as often as one likes.
+            sampler = None if imitated or not (played_into or buffer.sampler != "fifo") else buffer.sampler
             check_fits(algorithm, unroll_length=buffer.unroll_length, sampler=sampler)
+            steps = buffer.batch_size * buffer.unroll_length * trainer.num_workers
+            check_enough(
+                algorithm,
+                total_steps=trainer.num_steps,
+                batches=trainer.num_steps / steps,
+                batch_steps=steps,
+                change=f"more num_steps, or a smaller batch_size or unroll_length of {name}",
+            )
     except ConfigError as error:
         raise ConfigError(f"{job.file}: {trainer_name}.algorithm: {error.message}", **error.details) from error
 

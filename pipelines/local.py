@@ -23,7 +23,6 @@ from pipelines.champion import drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
-from pipelines.logs import once_per_place
 from pipelines.progress import Progress, error_lines
 from pipelines.result import TrainResult, promote
 from pipelines.watching import Pace, Patience, last_of
@@ -135,7 +134,6 @@ class _Training:
             log_interval=log_interval,
         )
         stack.enter_context(self.progress)
-        stack.enter_context(once_per_place())
         self.numbers = LocalNumbers(clerk.totals(), clerk.push, config.x_axis)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)

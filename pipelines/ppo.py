@@ -21,11 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from brayx.errors import BrayxError, ConfigError
-from brayx.rollout.envs import check_env
+from brayx.rollout.envs import Vectorization, check_env
 from pipelines.ending import end_within, temporary_files
 from pipelines.presets import PRESETS, preset_for
 
@@ -34,42 +35,158 @@ if TYPE_CHECKING:
     from pipelines.rollouts import Result
     from pipelines.training import Training
 
-DEFAULTS: dict[str, Any] = {
-    "num_workers": 4,
-    "timesteps": 1_000_000,
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "clip_param": 0.2,
-    "value_coef": 0.5,
-    "entropy_coef": 0.01,
-    "max_grad_norm": 0.5,
-    "num_envs": 8,
-    "unroll_length": 64,
-    "epochs": 10,
-    "minibatch_size": 512,
-    "anneal": False,
-    "normalise_obs": False,
-    "normalise_reward": False,
-    "reward_clip": None,
-    "blocking": True,
-    "hidden": [64, 64],
-    "activation": "tanh",
-    "convolutions": "nature",
-    "shared": None,
-    "distribution": "gaussian",
-    "sde_steps": 1,
-    "threads": 1,
-}
-"""Of the options that a preset may set."""
-_OF_NETWORK = ("hidden", "activation", "convolutions", "shared", "distribution")
-_SAME = (
-    "unroll_length", "target_return", "seed", "blocking", "normalise_obs", "normalise_reward", "reward_clip",
-    "sde_steps", "threads",
-)  # fmt: skip
-"""Options that have the name they have in `pipelines.training.Training`."""
-_HERE = {"learning_rate": "lr", "total_steps": "timesteps"}
-"""What is called otherwise on the command line."""
+
+_OWN: Any = object()
+
+
+class _Option(NamedTuple):
+    """What the command line tells a config.
+
+    Attributes:
+        name: on the command line, with ``_`` for ``-``.
+        default: unless a preset has another; `_OWN`: that of its config.
+        parse: makes the value of what is given.
+        text: says what it is.
+        config: that it is of: ``algorithm``, ``network`` or ``training``; empty: of none by itself.
+        field: its name there, where that is another.
+        more: what `argparse` is told beside.
+    """
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    text: str
+    config: str = ""
+    field: str = ""
+    more: Mapping[str, Any] = {}
+
+
+def _bool(text: str) -> bool:
+    if text.lower() in ("true", "yes", "1"):
+        return True
+    if text.lower() in ("false", "no", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"is {text!r}, expected true or false")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
+    return value
+
+
+def _pair(text: str) -> dict[str, Any]:
+    """``NAME=VALUE``, the value as in a job's YAML."""
+    from deployments.document import value_of
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"is {text!r}, expected NAME=VALUE, such as continuous=false")
+    try:
+        return {name: value_of(value)}
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"is {text!r}: {error.message}") from None
+
+
+class _Merge(argparse.Action):
+    """Of an option that is given again and again: one dict."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
+
+
+_BOOL = {"metavar": "BOOL"}
+_OPTIONS: dict[str, tuple[_Option, ...]] = {
+    "training": (
+        _Option(
+            "timesteps", 1_000_000, _count, "env steps to train for; schedules fall towards it", "training",
+            "total_steps",
+        ),
+        _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
+        _Option("seed", _OWN, int, "of everything that is drawn", "training"),
+        _Option("save_interval", 50, _count, "updates between two checkpoints", "training", "checkpoint_interval"),
+        _Option(
+            "eval_episodes", 0, int, "played greedily in the end: eval_return_mean", "training", "evaluation_episodes"
+        ),
+    ),
+    "collecting": (
+        _Option("num_workers", 4, _count, "rollout workers; in one process, groups of environments"),
+        _Option("num_envs", 8, _count, "environments of a worker"),
+        _Option(
+            "env_option", _OWN, _pair, "keyword argument of each environment; may be given again", "training",
+            "env_options", {"metavar": "NAME=VALUE", "action": _Merge},
+        ),
+        _Option(
+            "vectorization", _OWN, str, "native: the environment's own, sync: one after the other, async: a process "
+            "each, auto: native where there is one, else sync", "training", "", {"choices": get_args(Vectorization)},
+        ),
+        _Option("engine", _OWN, str, "of acting: onnx, or torch for what cannot be exported", "training"),
+        _Option("unroll_length", _OWN, _count, "steps of a run", "training"),
+        _Option("blocking", _OWN, _bool, "collect with the newest weights only", "training", "", _BOOL),
+        _Option("normalise_obs", _OWN, _bool, "observations by their running moments", "training", "", _BOOL),
+        _Option(
+            "normalise_reward", _OWN, _bool, "rewards by the deviation of their discounted sums", "training", "", _BOOL
+        ),
+        _Option("reward_clip", _OWN, float, "rewards are learned from within +- this", "training"),
+    ),
+    "learning": (
+        _Option("lr", _OWN, float, "learning rate", "training", "learning_rate"),
+        _Option("gamma", _OWN, float, "discount", "algorithm"),
+        _Option("gae_lambda", _OWN, float, "decay of the advantage's trace", "algorithm"),
+        _Option("clip_param", _OWN, float, "ratios beyond 1 +- this gain nothing", "algorithm"),
+        _Option("value_coef", _OWN, float, "weight of the value loss", "algorithm"),
+        _Option("clip_value", _OWN, float, "values that moved further than this count as if they had not", "algorithm"),
+        _Option(
+            "normalise_value", _OWN, _bool, "values in units of the returns' running deviation", "algorithm", "", _BOOL
+        ),
+        _Option("entropy_coef", _OWN, float, "weight of the entropy bonus", "algorithm"),
+        _Option("max_grad_norm", _OWN, float, "gradients are scaled down to this norm", "algorithm"),
+        _Option("epochs", _OWN, _count, "passes over a batch", "algorithm"),
+        _Option("minibatch_size", _OWN, _count, "transitions of a gradient", "algorithm"),
+        _Option("anneal", False, _bool, "learning rate and clip fall to zero", more=_BOOL),
+        _Option("threads", _OWN, _count, "of torch", "training"),
+    ),
+    "network": (
+        _Option("hidden", _OWN, _count, "sizes of the hidden layers", "network", "", {"nargs": "*"}),
+        _Option(
+            "activation", _OWN, str, "between hidden layers", "network", "",
+            {"choices": ["tanh", "relu", "silu", "elu"]},
+        ),
+        _Option(
+            "convolutions", _OWN, str, "what sees images", "network", "",
+            {"choices": ["small", "nature", "impala"]},
+        ),
+        _Option("lstm", _OWN, int, "size of a memory after the hidden layers; 0: none", "network"),
+        _Option(
+            "shared", _OWN, _bool, "policy and value share hidden layers; none: where there are images or memory",
+            "network", "", _BOOL,
+        ),
+        _Option(
+            "distribution", _OWN, str, "of continuous actions", "network", "", {"choices": ["gaussian", "sde"]}
+        ),
+        _Option("sde_steps", _OWN, _count, "steps for which the noise of sde stays", "training"),
+    ),
+}  # fmt: skip
+"""What is told to a config, by title. A preset may set any."""
+_ALL = [option for options in _OPTIONS.values() for option in options]
+
+
+@cache
+def defaults() -> Mapping[str, Any]:
+    """Of each option: what it is where neither the command line nor a preset says; from Python it is the same."""
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.nets.policy import NetworkConfig
+    from pipelines.training import Training
+
+    algorithm = PPOConfig()
+    own = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
+    return {
+        option.name: getattr(own[option.config], option.field or option.name)
+        if option.default is _OWN
+        else option.default
+        for option in _ALL
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +195,7 @@ def parser() -> argparse.ArgumentParser:
         prog="brayx ppo",
         description="Train a policy for a Gymnasium environment by PPO.",
         argument_default=argparse.SUPPRESS,
+        formatter_class=_Help,
     )
     common = made.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
@@ -90,65 +208,21 @@ def parser() -> argparse.ArgumentParser:
         help="tuned: what is not given is as it was found best for the environment; there are ones for "
         f"{', '.join(PRESETS)} (default: plain)",
     )
-    common("--timesteps", type=_count, help=_told("env steps to train for; schedules fall towards it", "timesteps"))
-    common("--target-return", type=float, help="stop when the last hundred episodes have this mean (default: never)")
-    common("--seed", type=int, help="of everything that is drawn (default: 0)")
     common("--device", choices=["cpu", "cuda"], help="where it learns (default: cpu)")
     common("--trial", help="its name; an interrupted one goes on (default: of the environment and the seed)")
     common("--new", action="store_true", help="start a new trial even if there is one to go on with")
     common("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     common("--address", help="of a running Ray cluster, with --distributed true (default: start one)")
-    common("--save-interval", type=_count, help="updates between two checkpoints (default: 50)")
     common(
         "--log-interval", type=_count,
         help="updates between two lines of progress; in one process there is one at the end of --timesteps, too "
         "(default: 10)",
     )  # fmt: skip
     common("--course", help="file to write the course of the training to, as JSON: [time, env steps, episodes, return]")
-    common("--eval-episodes", type=int, help="played greedily in the end: eval_return_mean (default: 0)")
-    groups: dict[str, list[tuple[str, Any, str]]] = {
-        "collecting": [
-            ("num_workers", _count, "rollout workers; in one process, groups of environments"),
-            ("num_envs", _count, "environments of a worker"),
-            ("unroll_length", _count, "steps of a run"),
-            ("blocking", _bool, "collect with the newest weights only"),
-            ("normalise_obs", _bool, "observations by their running moments"),
-            ("normalise_reward", _bool, "rewards by the deviation of their discounted sums"),
-            ("reward_clip", float, "rewards are learned from within +- this"),
-        ],
-        "learning": [
-            ("lr", float, "learning rate"),
-            ("gamma", float, "discount"),
-            ("gae_lambda", float, "decay of the advantage's trace"),
-            ("clip_param", float, "ratios beyond 1 +- this gain nothing"),
-            ("value_coef", float, "weight of the value loss"),
-            ("entropy_coef", float, "weight of the entropy bonus"),
-            ("max_grad_norm", float, "gradients are scaled down to this norm"),
-            ("epochs", _count, "passes over a batch"),
-            ("minibatch_size", _count, "transitions of a gradient"),
-            ("anneal", _bool, "learning rate and clip fall to zero"),
-            ("threads", _count, "of torch"),
-        ],
-        "network": [
-            ("shared", _bool, "policy and value share hidden layers; none: where there are images"),
-            ("sde_steps", _count, "steps for which the noise of sde stays"),
-        ],
-    }
-    for title, members in groups.items():
+    for title, members in _OPTIONS.items():
         group = made.add_argument_group(title)
-        for name, kind, text in members:
-            metavar = "BOOL" if kind is _bool else None
-            group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=_told(text, name))
-    group.add_argument("--hidden", type=_count, nargs="*", help=_told("sizes of the hidden layers", "hidden"))
-    group.add_argument(
-        "--activation", choices=["tanh", "relu", "silu", "elu"], help=_told("between hidden layers", "activation")
-    )
-    group.add_argument(
-        "--convolutions", choices=["small", "nature", "impala"], help=_told("what sees images", "convolutions")
-    )
-    group.add_argument(
-        "--distribution", choices=["gaussian", "sde"], help=_told("of continuous actions", "distribution")
-    )
+        for option in members:
+            group.add_argument(_flag(option.name), type=option.parse, help=option.text, **option.more)
     return made
 
 
@@ -156,26 +230,40 @@ def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Every option by name: as given, else of the preset, else the default."""
     given = vars(parser().parse_args(argv))
     rest = {
-        "distributed": True, "preset": "plain", "target_return": None, "seed": 0, "device": "cpu", "trial": None,
-        "new": False, "tracking": None, "address": "", "save_interval": 50, "log_interval": 10, "eval_episodes": 0,
-        "course": None,
+        "distributed": True, "preset": "plain", "device": "cpu", "trial": None, "new": False, "tracking": None,
+        "address": "", "log_interval": 10, "course": None,
     }  # fmt: skip
     chosen = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
-    return {**DEFAULTS, **rest, **chosen, **given}
+    return {**defaults(), **rest, **chosen, **given}
+
+
+def _of(config: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config is told, by its own names."""
+    return {option.field or option.name: chosen[option.name] for option in _ALL if option.config == config}
 
 
 def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
     """PPO's options."""
     from brayx.algorithms.ppo import PPOConfig
 
-    names = (
-        "gamma", "gae_lambda", "clip_param", "value_coef", "entropy_coef", "max_grad_norm", "epochs", "minibatch_size"
-    )  # fmt: skip
     annealed = bool(chosen["anneal"])
     return PPOConfig(
-        **{name: chosen[name] for name in names},
+        **_of("algorithm", chosen),
         learning_rate_schedule="linear" if annealed else "constant",
-        clip_final=0.0 if annealed else 1.0,
+        clip_schedule="linear" if annealed else "constant",
+    )
+
+
+def training_of(chosen: Mapping[str, Any]) -> Training:
+    """Everything that is not the algorithm's."""
+    from brayx.nets.policy import NetworkConfig
+    from pipelines.training import Training
+
+    return Training(
+        **_of("training", chosen),
+        num_envs=chosen["num_workers"] * chosen["num_envs"],
+        network=NetworkConfig(**_of("network", chosen)),
+        use_gpu=chosen["device"] == "cuda",
     )
 
 
@@ -261,29 +349,12 @@ def _configs(chosen: Mapping[str, Any]) -> tuple[PPOConfig, Training]:
     from pydantic import ValidationError
 
     try:
-        return algorithm_of(chosen), _training(chosen)
+        return algorithm_of(chosen), training_of(chosen)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = str(first["loc"][-1]) if first["loc"] else ""
-        option = f"--{_HERE.get(name, name).replace('_', '-')}"
-        raise ConfigError(f"{option} {first['input']}: {first['msg']}", key=option) from None
-
-
-def _training(chosen: Mapping[str, Any]) -> Training:
-    """Everything that is not the algorithm's."""
-    from brayx.nets.policy import NetworkConfig
-    from pipelines.training import Training
-
-    return Training(
-        total_steps=chosen["timesteps"],
-        num_envs=chosen["num_workers"] * chosen["num_envs"],
-        learning_rate=chosen["lr"],
-        network=NetworkConfig(**{name: chosen[name] for name in _OF_NETWORK}),
-        use_gpu=chosen["device"] == "cuda",
-        evaluation_episodes=chosen["eval_episodes"],
-        checkpoint_interval=chosen["save_interval"],
-        **{name: chosen[name] for name in _SAME},
-    )
+        field = str(first["loc"][0]) if first["loc"] else ""
+        name = next((option.name for option in _ALL if field in (option.field, option.name)), field)
+        raise ConfigError(f"{_flag(name)} {first['input']}: {first['msg']}", key=_flag(name)) from None
 
 
 def _names(chosen: Mapping[str, Any]) -> tuple[str, str]:
@@ -339,6 +410,8 @@ def _told_of(result: Result, process_began: float) -> dict[str, Any]:
     }
     if result.evaluation is not None:
         summary["eval_return_mean"] = result.evaluation.mean
+        if result.evaluation.cut:
+            summary["eval_cut"] = result.evaluation.cut
     return summary
 
 
@@ -377,29 +450,22 @@ def _process_began() -> float:
     return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
-def _told(text: str, name: str) -> str:
-    """The help of an option with a default."""
-    default = DEFAULTS[name]
-    if isinstance(default, bool):
-        default = str(default).lower()
-    elif isinstance(default, list):
-        default = " ".join(map(str, default))
-    return f"{text} (default: {'none' if default is None else default})"
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _bool(text: str) -> bool:
-    if text.lower() in ("true", "yes", "1"):
-        return True
-    if text.lower() in ("false", "no", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"is {text!r}, expected true or false")
+class _Help(argparse.HelpFormatter):
+    """Adds the defaults, which are those of the configs: only who asks for help waits for their imports."""
 
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
-    return value
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.dest not in defaults():
+            return action.help
+        default = defaults()[action.dest]
+        if isinstance(default, bool):
+            default = str(default).lower()
+        elif isinstance(default, Sequence) and not isinstance(default, str):
+            default = " ".join(map(str, default))
+        return f"{action.help} (default: {'none' if default in (None, {}) else default})"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,10 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
     (``rating_games``, ``rating_env``).
 
     Raises:
+        ConfigError: games were given up: those that ended are the short ones.
         TrackingError: the registry failed.
     """
+    if result.missing:
+        raise ConfigError(f"{result.missing} games had not ended and were given up: the others make no rating")
     games = str(len(result.returns))
     tag(name, version, {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id}, uri)

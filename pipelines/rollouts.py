@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import sys
 import threading
@@ -27,7 +28,7 @@ from torch import nn
 
 from brayx.actions import ActionSpec
 from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, check_fits
+from brayx.algorithms.build import AlgorithmConfig, check_enough, check_fits
 from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
@@ -38,6 +39,7 @@ from brayx.errors import BadFragment, ConfigError
 from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.nets.recurrent import state_argument
 from brayx.nets.soft import NETWORK, soft_policy_for
 from brayx.replay.files import Dataset
 from brayx.replay.importance import Importance
@@ -51,12 +53,11 @@ from brayx.rollout.policy import Policy
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import actions_of, check_model
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC, learn
-from brayx.trainer.prefetch import state_argument
 from brayx.trainer.ranks import Alone
 from brayx.types import DEMONSTRATION, Columns, NestedArray, Weights, flatten
 from pipelines.books import Books as TrialBooks
 from pipelines.demonstrations import Demonstrations, check_imitates
-from pipelines.training import Training
+from pipelines.training import Settled, Training
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,8 @@ def train_local(
             ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
-        on_update: called after each run's updates with their number, env steps and the newest numbers.
+        on_update: called after each run's updates with their number, env steps and the newest numbers: sums since this
+            process began, means over that run's updates.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
         stop: once set, training ends after the next update, and an evaluation is given up.
         due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
@@ -152,10 +154,12 @@ def train_local(
 
     Raises:
         ConfigError: options that do not fit each other, the environment, or the demonstrations.
+        EnvironmentFailed: an environment raised.
         ModelError: the model does not give what the algorithm learns from.
         BadWeights: training diverged.
     """
-    algorithm, training = algorithm or PPOConfig(), training or Training()
+    algorithm = algorithm or PPOConfig()
+    training = (training or Training()).of(algorithm)
     stop = stop or threading.Event()
     if demonstrations is not None:
         check_imitates(algorithm, training)
@@ -191,6 +195,7 @@ def train_local(
                 if at is None
                 else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
             )
+        check_updates(algorithm, training, recorded)
         collector = Collector(
             envs,
             Policy(module, forward_args, engine=training.engine),
@@ -263,6 +268,7 @@ def train_local(
                 seed=training.seed + 10_000,
                 scale_actions=training.scale_actions,
                 normaliser=collector.obs_normaliser,
+                max_steps=training.evaluation_steps,
                 stop=stop,
             )
             evaluation = None if stop.is_set() else played
@@ -286,7 +292,11 @@ def train_local(
 
 
 def observation_of(envs: Any) -> NestedArray:
-    """One observation of zeros as a model should take it: float64 is float32."""
+    """One observation of zeros as a model should take it: float64 is float32.
+
+    Raises:
+        ConfigError: observations are not arrays of one shape.
+    """
     return _zeros(envs.single_observation_space)
 
 
@@ -296,8 +306,18 @@ def ready_made(
     """Makes the networks that an algorithm learns, for an observation and an action space.
 
     An actor-critic; for SAC and MAPPO their own, whose critic does not act. Whole numbers are seen one-hot.
+
+    Raises:
+        ConfigError: there are none for what is observed.
     """
     space = envs.single_observation_space
+    if any(isinstance(part, gymnasium.spaces.Tuple) for part in _parts(space)):
+        raise ConfigError(
+            f"observation space is {space}: ready-made networks see an array, or a Dict of arrays by name. Expected a "
+            "Dict instead of the Tuple (gymnasium.wrappers.TransformObservation makes one), or a model of your own, "
+            "which gets each part of a Tuple as an argument",
+            key="observation_space",
+        )
     categories = _categories(space)
 
     def make(obs: NestedArray, spec: ActionSpec) -> Model:
@@ -314,6 +334,13 @@ def ready_made(
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
 
     return make
+
+
+def _parts(space: Any) -> list[Any]:
+    """A space, and all that it is made of."""
+    inner = getattr(space, "spaces", ())
+    members = inner.values() if isinstance(inner, Mapping) else inner
+    return [space, *(part for member in members for part in _parts(member))]
 
 
 def _categories(space: Any) -> Any:
@@ -417,7 +444,8 @@ class _Run:
         self._batches_before = learned
 
     def newest(self) -> Mapping[str, float]:
-        """As `loop.Numbers.newest`: exact, since everything is in this process."""
+        """As `loop.Numbers.newest`: exact, since everything is in this process. Means are of the run that is learned
+        from, and of the one before where there is nothing yet."""
         part = self._recorder.drain()
         self._books.merge(part)
         if self._clerk is not None:
@@ -577,6 +605,7 @@ class _Run:
 
     def _after_update(self) -> None:
         numbers = self.newest()
+        self._books.take_interval()  # the next numbers are those of the next run
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
             self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
@@ -595,7 +624,33 @@ def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
             pass
 
 
-def limiter_of(training: Training) -> RateLimiter:
+def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:
+    """Refuses a training that would learn next to nothing, or nothing at all.
+
+    Args:
+        algorithm: options.
+        training: of it.
+        recorded: what a clone learns from.
+
+    Raises:
+        ConfigError: names the option to change.
+    """
+    total, length = training.total_steps, training.unroll_length
+    if isinstance(algorithm, BCConfig) or training.sampler == "fifo":
+        cloning = recorded is not None and isinstance(algorithm, BCConfig)
+        steps = length * (recorded.batch_size if cloning and recorded is not None else training.num_envs)
+        batches = float(-(-total // steps))
+        change = f"more total_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"
+    else:
+        limiter_of(training)
+        steps = length * training.batch_size
+        per_column = (training.samples_per_insert or math.inf) / training.batch_size
+        batches = per_column * (total // length - training.min_columns)
+        change = "a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+    check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
+
+
+def limiter_of(training: Settled) -> RateLimiter:
     """How much of the table may be sampled.
 
     Raises:
@@ -620,7 +675,7 @@ def limiter_of(training: Training) -> RateLimiter:
         raise ConfigError(f"the table cannot be sampled so: {error}") from error
 
 
-def _table(training: Training) -> Table:
+def _table(training: Settled) -> Table:
     sizes, limiter = (training.capacity, training.batch_size), limiter_of(training)
     if training.sampler == "prioritised":
         return Table.prioritised(*sizes, limiter, exponent=training.priority_exponent, seed=training.seed)
@@ -632,5 +687,11 @@ def _zeros(space: Any) -> NestedArray:
         return {name: _zeros(part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_zeros(part) for part in space.spaces)
+    if space.shape is None:
+        raise ConfigError(
+            f"observation space is {space}, which has no one shape: expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict or Tuple of them",
+            key="observation_space",
+        )
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
     return np.zeros(space.shape, dtype)

@@ -26,13 +26,13 @@ from brayx.errors import (
     first_line,
 )
 from brayx.hub import get_hub
+from brayx.ray_cluster import answers
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial
 
 _RAY_TAG = "brayx.ray"
 """Of a trial: where the Ray is that it runs on, as JSON."""
-_REACH_S = 3.0
 _LOOK_S = 0.1
 _ANSWER_S = 5.0
 """Beyond the time in which a request must be taken: for what was asked for to be done."""
@@ -113,7 +113,7 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, Any]]:
     if not runs:
         raise _not_running(newest, f"its books say {newest.status}")
     places = {run.info.run_id: json.loads(run.data.tags.get(_RAY_TAG, "{}")) for run in runs}
-    reached = [run_id for run_id, where in places.items() if where and _answers(where["address"])]
+    reached = [run_id for run_id, where in places.items() if where and answers(where["address"])]
     if len(reached) > 1:
         named = ", ".join(f"{run_id} of project {Trial.attach(uri, run_id).project!r}" for run_id in reached)
         raise ConfigError(
@@ -137,16 +137,6 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, Any]]:
 def _not_running(trial: Trial, why: str) -> JobNotRunning:
     said = f"trial {trial.name!r} of project {trial.project!r} does not run here: {why}"
     return JobNotRunning(said, trial=trial.name, run_id=trial.run_id)
-
-
-def _answers(address: str) -> bool:
-    """Whether somebody listens at ``host:port``."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S):
-            return True
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

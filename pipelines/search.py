@@ -24,7 +24,6 @@ from brayx.algorithms.build import AlgorithmConfig, algorithm_options
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
-from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
@@ -34,8 +33,8 @@ _NETWORK = "network."
 _INNER = "reinforcement."
 _OWN = {"sac": NETWORK.model_dump()}
 """Networks that differ from `NetworkConfig`'s defaults."""
-_CLONING = {"unroll_length": 32, "batch_size": 32, "evaluation_episodes": 20}
-"""What suits cloning: batches of a thousand transitions, and games to be compared by."""
+_CLONING = {"evaluation_episodes": 20}
+"""Games for clones to be compared by."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
 
 
@@ -125,8 +124,8 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
     """What `pipelines.rollouts.train_local` is told, from options by name.
 
-    What is not given is what suits the algorithm: networks of its own, for SAC a table, of which a batch is sampled for
-    each transition that comes, and for cloning smaller batches and games that are played with the clone.
+    What is not given is what suits the algorithm: networks of its own, the batches that `Training.of` gives it, and for
+    cloning games that are played with the clone.
 
     Args:
         algorithm: its name, such as ``ppo``.
@@ -158,13 +157,8 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     try:
         config: Any = model(**chosen["algorithm"])
         network = NetworkConfig(**{**_OWN.get(algorithm, {}), **chosen["network"]}) if chosen["network"] else None
-        training = Training(**chosen["run"], network=network)
-        if isinstance(config, SACConfig) and chosen["run"].get("sampler") != "fifo":
-            table = {"sampler": "uniform", "unroll_length": config.n_step, "samples_per_insert": training.batch_size}
-            training = Training(**{**table, **chosen["run"]}, network=network)
-        if isinstance(config, BCConfig):
-            training = Training(**{**_CLONING, **chosen["run"]}, network=network)
-        return config, training
+        own = _CLONING if isinstance(config, BCConfig) else {}
+        return config, Training(**{**own, **chosen["run"]}, network=network)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))

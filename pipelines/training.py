@@ -11,27 +11,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from brayx.algorithms.build import AlgorithmConfig
 from brayx.nets.policy import NetworkConfig
 from brayx.rollout.envs import Vectorization
+from brayx.rollout.evaluate import MAX_STEPS
 from brayx.rollout.policy import ActingEngine
 
 _Count = Annotated[int, Field(ge=1)]
 
 
 class Training(BaseModel):
-    """Options of a training, beside those of its algorithm."""
+    """Options of a training, beside those of its algorithm, which says what those are that are left None: `of`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     total_steps: _Count = 100_000
     """Transitions to collect, or, where only demonstrations are learned from, those of their batches; schedules fall
     towards it."""
-    num_envs: Annotated[int, Field(ge=1, le=65_536)] = 16
+    num_envs: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Environments stepped together; over a cluster those of all workers, shared out evenly."""
-    unroll_length: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Steps of a run. With ``fifo``, a batch is a run of all: ``num_envs * unroll_length`` transitions."""
+    unroll_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Steps of a run; None: the algorithm's. With ``fifo``, a batch is a run of all: ``num_envs * unroll_length``
+    transitions."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """Adam's, at the start."""
+    """Adam's, at the start; its epsilon is 1e-5."""
     target_return: float | None = None
     """Training ends when the mean return of the last episodes reaches this."""
     target_games: _Count = 100
@@ -40,20 +43,22 @@ class Training(BaseModel):
     """Of environments, actions, weights and minibatches."""
     network: NetworkConfig | None = None
     """Options of the ready-made networks; None: what suits the algorithm."""
-    sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
-    """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled."""
+    sampler: Literal["fifo", "uniform", "prioritised"] | None = None
+    """``fifo``: each run is learned from once. Else runs go into a table whose columns are sampled. None: the
+    algorithm's."""
     priority_exponent: Annotated[float, Field(ge=0, le=10)] = 0.6
     """Of ``prioritised``, alpha: 0 draws uniformly."""
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
     importance_batches: _Count | None = None
     """Batches until ``importance_exponent`` has grown to 1; None: it stays."""
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Columns of a sample, and of a batch of demonstrations."""
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Columns of a sample, and of a batch of demonstrations; None: the algorithm's."""
     capacity: _Count = 100_000
     """Columns of the table."""
-    samples_per_insert: Annotated[float, Field(gt=0)] = 32.0
-    """How often a column is sampled on average."""
+    samples_per_insert: Annotated[float, Field(gt=0)] | None = None
+    """How often a column is sampled on average; None: so that there are as many updates for each transition as the
+    algorithm asks for."""
     min_columns: _Count = 1_000
     """That must be there before the first is sampled."""
     blocking: bool = True
@@ -81,5 +86,28 @@ class Training(BaseModel):
     """Learn on this machine's GPU."""
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
     """Played greedily when training is over."""
+    evaluation_steps: _Count = MAX_STEPS
+    """Of such an episode: one that takes longer is cut, and counts as far as it came (`Evaluation.cut`)."""
     checkpoint_interval: _Count | None = None
     """Updates between two checkpoints, beside those that the seconds ask for."""
+
+    def of(self, algorithm: AlgorithmConfig) -> Settled:
+        """The same, with the algorithm's own where an option is None that it has a say in."""
+        own = algorithm.sampling
+        length = self.unroll_length or own.unroll_length
+        size = self.batch_size or own.batch_size(length)
+        found = {
+            "sampler": self.sampler or own.sampler,
+            "unroll_length": length,
+            "batch_size": size,
+            "samples_per_insert": self.samples_per_insert or own.samples_per_insert(length, size) or None,
+        }
+        return Settled.model_construct(**{**dict(self), **found})
+
+
+class Settled(Training):
+    """A training of one algorithm, in which nothing is left to say: what `Training.of` gives."""
+
+    sampler: Literal["fifo", "uniform", "prioritised"]
+    unroll_length: int
+    batch_size: int

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ray.tune import Callback
 
-from brayx.errors import BrayxError, ConfigError, StartupError, first_line
+from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
 from pipelines.search import Domain, Space
@@ -219,14 +219,14 @@ def _fits(
     from brayx.algorithms.bc import BCConfig
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
+    from brayx.nets.recurrent import state_argument
     from brayx.replay.packing import Layout
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
     from brayx.trainer.fits import actions_of, check_model
-    from brayx.trainer.prefetch import state_argument
     from brayx.types import DEMONSTRATION, flatten
     from pipelines.demonstrations import Demonstrations, check_imitates
-    from pipelines.rollouts import limiter_of, observation_of, ready_made
+    from pipelines.rollouts import check_updates, observation_of, ready_made
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
@@ -237,7 +237,8 @@ def _fits(
     observed = flatten(obs, "obs")
     fitting: set[str] = set()
 
-    def fits(algorithm: AlgorithmConfig, training: Training) -> None:
+    def fits(algorithm: AlgorithmConfig, drawn: Training) -> None:
+        training = drawn.model_copy(update={"total_steps": total_steps}).of(algorithm)
         if demonstrations is not None:
             check_imitates(algorithm, training)
         check_fits(
@@ -252,8 +253,8 @@ def _fits(
                 "evaluation_episodes is 0, and trials of 'bc' are compared by those alone: expected 1 at least",
                 key="evaluation_episodes",
             )
-        if training.sampler != "fifo":
-            limiter_of(training.model_copy(update={"total_steps": total_steps}))
+        if not isinstance(algorithm, BCConfig):  # whose batches are known with its data
+            check_updates(algorithm, training)
         heads = getattr(algorithm, "reward_heads", None)
         # What a model may fit or not: most draws have the same.
         model = f"{training.network!r} {heads!r} {training.sde_steps > 1}"
@@ -437,6 +438,7 @@ class _Player:
             training.evaluation_episodes,
             seed=self._seed,
             scale_actions=training.scale_actions,
+            max_steps=training.evaluation_steps,
         )
         if found.mean >= self._target:
             self.reached.set()
@@ -698,16 +700,13 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
 def _start_ray(address: str) -> None:
     import logging
 
-    import ray
+    from brayx.ray_cluster import join_ray, start_ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        if address:
-            ray.init(address=address, **options)
-        else:
-            ray.init(address="local", num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
-    except Exception as error:  # Ray raises the bare class when its node is too slow to come up
-        raise StartupError(f"Ray did not start: {first_line(error)}") from error
+    if address:
+        join_ray(address, **options)
+    else:
+        start_ray(num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
 
 
 def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:

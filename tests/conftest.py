@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
 from tests.processes import SESSION_MARK, ours
@@ -40,6 +41,8 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 _leftovers: list[str] = []
+_ray_trouble: list[str] = []
+"""Starts of Ray that failed before one did not."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +54,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stack.close)
 
 
+@pytest.fixture(autouse=True)
+def _lines_of_one_test() -> None:
+    """What one test has logged leaves the next one all its lines."""
+    limit.forget()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """One local Ray that all tests of the session share; the value is its namespace.
@@ -59,8 +68,10 @@ def ray_cluster() -> Iterator[str]:
     """
     import ray
 
-    ray.init(
-        address="local",  # never another cluster of this machine
+    from brayx.ray_cluster import start_ray
+
+    start_ray(
+        _ray_trouble.append,
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
@@ -132,16 +143,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _leftovers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["leftovers"] = _leftovers
+        session.config.workeroutput |= {"leftovers": _leftovers, "ray_trouble": _ray_trouble}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes over what a worker of pytest-xdist says was left."""
-    _leftovers.extend(getattr(node, "workeroutput", {}).get("leftovers", []))
+    """Takes over what a worker of pytest-xdist has to say."""
+    output = getattr(node, "workeroutput", {})
+    _leftovers.extend(output.get("leftovers", []))
+    _ray_trouble.extend(output.get("ray_trouble", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _ray_trouble:
+        terminalreporter.section("Ray was started again", yellow=True)
+        terminalreporter.write_line("\n".join(_ray_trouble))
     if _leftovers:
         terminalreporter.section("processes left by the tests (killed now)", red=True)
         terminalreporter.write_line("\n".join(_leftovers))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,10 @@ from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError, first_line, raised_at
 from brayx.gamecore.protocol import game_of
+from brayx.logs import limited
 from brayx.metrics import Recorder, Sink
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _MOST_KEPT = 10_000
 _LAST_WORD_S = 1.0
@@ -140,7 +140,8 @@ class Codec:
             if isinstance(output, Message):
                 return output.SerializeToString()
         except (TypeError, ValueError, RecursionError, EncodeError) as error:
-            raise AgentError(f"state.output cannot be sent as {self.kind}: {error}") from error
+            what = f"state.output cannot be sent as {self.kind}"
+            raise AgentError(f"{what}: {type(error).__name__}: {error}") from error
         raise AgentError(f"state.output is {type(output).__name__}, expected bytes with serialize: {self.kind}")
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 
 from brayx.actor.actor import Actor
+from brayx.actor.faults import report
 from brayx.actor.service import Reply
-from brayx.errors import AgentError, BrayxError, DeadlineExceeded, QueueFull
-
-logger = logging.getLogger(__name__)
+from brayx.errors import BrayxError, DeadlineExceeded, QueueFull
 
 
 class Calls:
@@ -25,6 +23,7 @@ class Calls:
         most: as many run at once; further ones get `QueueFull`.
         timeout_s: deadline of each.
         refuse: counts a refusal and replies with it.
+        show_errors: clients are told the text of what the actor raised.
 
     Attributes:
         tasks: those under way.
@@ -36,12 +35,14 @@ class Calls:
         most: int,
         timeout_s: float,
         refuse: Callable[[Reply, BrayxError], None],
+        show_errors: bool,
     ) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._make_actor = make_actor
         self._most = most
         self._timeout_s = timeout_s
         self._refuse = refuse
+        self._show_errors = show_errors
         self._actor: Actor | None = None
 
     def submit(self, body: bytes, reply: Reply) -> None:
@@ -63,13 +64,9 @@ class Calls:
         except TimeoutError:
             told = f"the actor took longer than {self._timeout_s} s for a stateless call"
             self._refuse(reply, DeadlineExceeded(told, layer="actor"))
-        except BrayxError as error:
-            if isinstance(error, AgentError):
-                logger.error("stateless call: %s", error, exc_info=error.__cause__)
-            self._refuse(reply, error)
         except Exception as error:
-            logger.exception("stateless call: the actor raised")
-            self._refuse(reply, AgentError(f"the actor raised in call: {type(error).__name__}: {error}"))
+            what = "the actor raised in call"
+            self._refuse(reply, report(error, what, "stateless call", show_text=self._show_errors))
 
     async def close(self, reason: str, timeout_s: float) -> None:
         """Tells the actor, after the last call."""

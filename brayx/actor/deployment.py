@@ -42,6 +42,7 @@ from brayx.actor.directory import (
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.http1 import (
+    ENDED_PREFIX,
     FORWARDED_PREFIX,
     LEFT_PREFIX,
     PEER,
@@ -54,8 +55,8 @@ from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_po
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.entry import Snapshot
 from brayx.actor.lease import Lease
-from brayx.actor.service import Reply
-from brayx.actor.session import BETWEEN, SessionTable, ending, may_be_repeat
+from brayx.actor.service import Holder, Reply
+from brayx.actor.session import BETWEEN, HOLDER_MARK, SessionTable, ending, may_be_repeat
 from brayx.errors import (
     BrayxError,
     ConnectFailed,
@@ -71,11 +72,13 @@ from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest, game_of
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
+from brayx.logs import limit_others, limited
 from brayx.metrics import Kind, Metric, Part, Recorder, Sink
-from brayx.ports import free_port
+from brayx.ports import free_port, is_loopback
 from brayx.prometheus import Exporter
+from brayx.ray_cluster import warn_if_open
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _DIRECTORY_TIMEOUT_S = 5.0
 _DIRECTORY_RETRY_S = 0.05
@@ -185,6 +188,8 @@ class ActorReplica(GrpcDoor):
             keep=self._keep,
             lease=self._lease,
             elsewhere=self._hand_on,
+            tell=self._tell,
+            show_errors=config.show_errors if config.show_errors is not None else await _on_loopback(config),
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._secret = secrets.token_hex(32)
@@ -192,19 +197,21 @@ class ActorReplica(GrpcDoor):
         await self._agree_on_secret(fresh=True)
         self._native = NativePorts(self, self._app, config, directory)
         try:
+            self._address = await self._native.open_to_peers()  # first: connections are named after it
             await self._native.open()
         except BaseException:
             await self._native.close()  # Serve may try again in this process
             raise
-        self._address = await self._native.open_to_peers()
         asked = time.monotonic()
         self._renewed(await self._ask("renew", self._owner, self._address, []), asked)
         self._renewal = asyncio.create_task(self._renew())
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
         self._serve_name = here.app_name
-        # Serve's logger, which is shown to who runs `serve run`.
-        logging.getLogger("ray.serve").info("ready: acting with %s", self._runtime.versions() or "no model")
+        shown = logging.getLogger("ray.serve")  # to who runs `serve run`
+        warn_if_open(shown)
+        shown.info("ready: acting with %s", self._runtime.versions() or "no model")
+        limit_others()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
@@ -248,7 +255,10 @@ class ActorReplica(GrpcDoor):
         if len(self._routing) >= _MAX_ROUTING:
             self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
             return
-        task = asyncio.get_running_loop().create_task(how(request, reply, *args))
+        self._run(how(request, reply, *args))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._routing.add(task)
         task.add_done_callback(self._routing.discard)
 
@@ -347,26 +357,45 @@ class ActorReplica(GrpcDoor):
         found: Location | Snapshot | None = await self._ask("locate", request.session, taker, may_be_repeat(request))
         return found
 
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """See `Service.watch`. Of a session that runs on another replica nothing is heard; its next request is told."""
-        if session in self._table:
-            self._table.watch(session, on_end)
+    def holder(self, on_end: Callable[[str], None]) -> Holder:
+        """See `Service.holder`; its name says where a peer that runs the session tells of its end."""
+        return self._table.holder(on_end, self._address)
 
-    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
+    def _tell(self, holder: str, reason: str) -> None:
+        """Has the connection of another replica told; one that is not hears it with its next request."""
+        address = holder.partition(HOLDER_MARK)[0]
+        # After a move it goes on: its next request is passed on to where the session is.
+        if reason not in ("moved", "error") and address != self._address and len(self._routing) < _MAX_ROUTING:
+            self._run(self._tell_peer(address, holder, reason))
+
+    async def _tell_peer(self, address: str, holder: str, reason: str) -> None:
+        try:
+            await self._peers.tell(
+                address, ENDED_PREFIX, StepRequest(StepKind.CALL, "", reason.encode(), holder=holder)
+            )
+        except BrayxError as error:
+            logger.info("a connection was not told that its session is not its own any more: %s", error)
+
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         """Tells the session's owner that its connection is gone."""
         if session in self._table:
-            await self._table.disconnect(session, for_good=for_good)
+            await self._table.disconnect(session, holder, for_good=for_good)
             return
         try:
             found = await self._ask("locate", session, "", True)
             if isinstance(found, Location) and found.owner != self._owner:
-                await self._peers.leave(found.address, session, for_good=for_good)
+                left = StepRequest(StepKind.STOP, session, b"1" if for_good else b"", holder=holder)
+                await self._peers.tell(found.address, LEFT_PREFIX, left)
         except BrayxError as error:
             logger.info("session %s: its owner was not told that the connection broke: %s", session, error)
 
-    async def left(self, session: str, for_good: bool) -> None:
+    async def left(self, request: StepRequest) -> None:
         """A peer tells that the connection of a session is gone that runs here."""
-        await self._table.disconnect(session, for_good=for_good)
+        await self._table.disconnect(request.session, request.holder, for_good=bool(request.body))
+
+    async def ended(self, request: StepRequest) -> None:
+        """A peer tells why the session of a connection is its own no more that is open here."""
+        self._table.tell(request.holder, request.body.decode())
 
     def secret(self) -> str:
         """What the application's replicas prove to each other with that they are replicas."""
@@ -641,11 +670,11 @@ class Peers:
         else:
             await transport.close()
 
-    async def leave(self, address: str, session: str, *, for_good: bool) -> None:
-        """Tells a replica that the connection of a session of its own is gone."""
-        transport = self._open(f"{address}{LEFT_PREFIX}")
+    async def tell(self, address: str, prefix: str, message: StepRequest) -> None:
+        """Tells a replica something, `LEFT_PREFIX` or `ENDED_PREFIX`, over a connection of its own."""
+        transport = self._open(f"{address}{prefix}")
         try:
-            await transport.step(StepRequest(StepKind.CALL, session, b"1" if for_good else b""), _PROBE_TIMEOUT_S)
+            await transport.step(message, _PROBE_TIMEOUT_S)
         finally:
             await transport.close()
 
@@ -739,7 +768,8 @@ class NativePorts:
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         if host not in self._peers:
             # On loopback it is one more door beside the native ports; elsewhere it would be open where none should be.
-            peers = ForPeers(self._replica.left, self._replica.secret, closed=host != "127.0.0.1")
+            replica = self._replica
+            peers = ForPeers(replica.left, replica.ended, replica.secret, closed=host != "127.0.0.1")
             listener = self._http(peers)
             await listener.open(host, 0)
             self._peers[host] = listener
@@ -768,6 +798,28 @@ def _is_told_to_end() -> bool:
         if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
             return True
     return False
+
+
+async def _on_loopback(config: ActorConfig) -> bool:
+    """Whether no other machine can reach a door of this application; if Serve does not say so, one can.
+
+    What counts is where the doors listen: behind Serve's proxy every client has an address of this machine.
+    """
+
+    def serve_is() -> bool:
+        client: Any = serve.context._get_global_client()
+        # Serve's gRPC proxy listens on every address, whatever it is told.
+        grpc = ray.get(client._controller.get_grpc_config.remote())
+        return is_loopback(client.http_config.host) and not grpc.grpc_servicer_functions
+
+    if not is_loopback(config.native_host) and not (config.native_port is None and config.tcp_port is None):
+        return False
+    try:
+        async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
+            return await asyncio.to_thread(serve_is)
+    except Exception as error:
+        logger.warning("Serve did not tell where it listens: %s: %s", type(error).__name__, error)
+        return False
 
 
 async def _is_going(application: str) -> bool:

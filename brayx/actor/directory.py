@@ -12,7 +12,6 @@ Which sessions are one game's is in their ids; the owner of a game is the living
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections import OrderedDict
@@ -24,6 +23,7 @@ from brayx.actor.entry import Snapshot
 from brayx.actor.memory import ClusterMemory, Memory, NoMemory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 from brayx.gamecore.protocol import game_of
+from brayx.logs import limited
 
 LEASE_S = 6.0
 RENEW_S = 1.5
@@ -31,7 +31,7 @@ RECOVERY_S = 2 * RENEW_S
 GRACE_S = 600.0
 
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024

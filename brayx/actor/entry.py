@@ -64,7 +64,14 @@ class Waiting:
 
 
 class Session:
-    """One session. The table makes and ends it; doors see only `on_end`."""
+    """One session. The table makes and ends it; no door sees it.
+
+    Args:
+        session: its id.
+        context: of its task.
+        announced: its client has said that it numbers its ticks.
+        holder: name of the connection that holds it; empty: none does.
+    """
 
     __slots__ = (
         "actor",
@@ -74,6 +81,7 @@ class Session:
         "eager",
         "eager_turn",
         "ended",
+        "holder",
         "id",
         "inbox",
         "kept",
@@ -81,7 +89,6 @@ class Session:
         "last_seen",
         "left_at",
         "moving",
-        "on_end",
         "park",
         "rest",
         "seq",
@@ -98,8 +105,9 @@ class Session:
     actor: Actor
     task: asyncio.Task[None]
 
-    def __init__(self, session: str, context: contextvars.Context, announced: bool) -> None:
+    def __init__(self, session: str, context: contextvars.Context, announced: bool, holder: str) -> None:
         self.id = session
+        self.holder = holder
         self.announced = announced
         self.inbox: deque[Waiting] = deque()
         self.wake: asyncio.Future[None] | None = None
@@ -122,7 +130,6 @@ class Session:
         self.skipped = 0
         self.skipped_to: Position | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.on_end: list[Callable[[str], None]] = []
 
     @property
     def numbered(self) -> bool:

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from brayx.errors import BrayxError
+from brayx.errors import BadBody, BrayxError
 from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.transports.base import SESSION_KEEPING
+from brayx.logs import limited
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 Reply = Callable[[bytes | BrayxError], None]
 """Told once what a request came to, in the loop's thread. Must not raise."""
+
+
+class Holder:
+    """A connection that holds a session, of the doors where one connection is one session.
+
+    Attributes:
+        name: unique among the connections of all replicas.
+        attached: the session has been this connection's; its door sets it.
+        ended: why it is not any more; empty: it is, as far as is known here.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
+        self.name = name
+        self.attached = False
+        self.ended = ""
+        self._on_end = on_end
+
+    def end(self, reason: str) -> None:
+        """Tells the connection that the session is its own no more: it has ended, or another has ``taken`` it."""
+        self.ended = reason
+        self._on_end(reason)
 
 
 class Service:
@@ -41,15 +63,19 @@ class Service:
         self.submit(request, into(waiter), forwarded=forwarded, let_in=let_in)
         return await waiter
 
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """Calls ``on_end(reason)`` when the session ends here; at once if it has ended."""
+    def holder(self, on_end: Callable[[str], None]) -> Holder:
+        """A connection that is going to hold a session; its requests carry the holder's name.
+
+        Args:
+            on_end: see `Holder.end`.
+        """
         raise NotImplementedError
 
-    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
-        """The connection that was ``session`` is gone: ends it with reason ``disconnect``.
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
+        """The connection that held ``session`` is gone: ends it with reason ``disconnect``.
 
         One whose ticks are numbered has some seconds to come back over another connection, unless its client has
-        closed the connection in order (``for_good``).
+        closed the connection in order (``for_good``). Nothing happens if ``holder`` does not hold the session any more.
         """
         raise NotImplementedError
 
@@ -81,6 +107,11 @@ def told(error: Exception) -> BrayxError:
         return error
     logger.error("a request failed", exc_info=error)
     return BrayxError(f"the service failed with {type(error).__name__}; its log says more")
+
+
+def leaves_running(error: BrayxError) -> bool:
+    """Whether an error that the service gave for a tick or a stop says that the session runs, and goes on."""
+    return isinstance(error, (*SESSION_KEEPING, BadBody))
 
 
 def _result(task: asyncio.Task[bytes]) -> bytes | BrayxError:

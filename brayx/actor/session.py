@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import time
+import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeVar
@@ -24,8 +25,9 @@ from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.calls import Calls
 from brayx.actor.eager import Rest, begin
 from brayx.actor.entry import Position, Session, Snapshot, Waiting
+from brayx.actor.faults import report
 from brayx.actor.lease import Lease
-from brayx.actor.service import Reply, Service
+from brayx.actor.service import Holder, Reply, Service
 from brayx.errors import (
     AgentError,
     BadBody,
@@ -42,9 +44,10 @@ from brayx.errors import (
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
 from brayx.metrics import Recorder, Sink
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _REMEMBERED_ENDS = 4096
 _LEAST_SWEEP_S = 0.01
@@ -61,6 +64,9 @@ _TICK, _STOP, _START, _CALL = StepKind.TICK, StepKind.STOP, StepKind.START, Step
 BETWEEN = "between"
 """Layer of the error for a request that came while its session was moved: it was not applied."""
 
+HOLDER_MARK = "#"
+"""Stands in a connection's name between the address of its replica and what is its own."""
+
 T = TypeVar("T")
 
 
@@ -74,6 +80,10 @@ async def _take(session: str) -> None:
 
 async def _free(session: str, reason: str) -> None:
     """The release of a table that stands alone."""
+
+
+def _tell_nobody(holder: str, reason: str) -> None:
+    """The telling of a table that stands alone."""
 
 
 class SessionTable(Service):
@@ -98,6 +108,8 @@ class SessionTable(Service):
         keep: is given each snapshot.
         lease: nothing is answered while it is over, see `lose`.
         elsewhere: is given the ticks and stops of sessions that another replica has taken over.
+        tell: tells a connection of another replica, by name, why the session is its own no more.
+        show_errors: clients are told the text of what an actor raised, else its type, and an id that the log has.
     """
 
     def __init__(
@@ -119,6 +131,8 @@ class SessionTable(Service):
         keep: Callable[[str, Snapshot], None] | None = None,
         lease: Lease | None = None,
         elsewhere: Callable[[StepRequest, Reply], None] | None = None,
+        tell: Callable[[str, str], None] = _tell_nobody,
+        show_errors: bool = False,
     ) -> None:
         self.recorder: Sink = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
@@ -137,10 +151,13 @@ class SessionTable(Service):
         self._keep = keep
         self._lease = lease if lease is not None else Lease()
         self._elsewhere = elsewhere
+        self._tell_elsewhere = tell
+        self._holders: weakref.WeakValueDictionary[str, Holder] = weakref.WeakValueDictionary()
         self._sessions: dict[str, Session] = {}
         self._tasks: dict[asyncio.Task[None], Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._calls = Calls(make_actor, max_sessions, tick_timeout_s, self._refuse)
+        self._show_errors = show_errors
+        self._calls = Calls(make_actor, max_sessions, tick_timeout_s, self._refuse, show_errors)
         self._sweeper: asyncio.Task[None] | None = None
         self._closed = False
         self._turn = 0
@@ -166,19 +183,26 @@ class SessionTable(Service):
         """Ids of the running sessions."""
         return list(self._sessions)
 
-    def watch(self, session: str, on_end: Callable[[str], None]) -> None:
-        """See `Service.watch`."""
-        entry = self._sessions.get(session)
-        if entry is not None:
-            entry.on_end.append(on_end)
-        else:
-            on_end(self._ended.get(session, "lost"))
+    def holder(self, on_end: Callable[[str], None], at: str = "") -> Holder:
+        """See `Service.holder`; ``at`` begins its name."""
+        holder = Holder(f"{at}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
+        self._holders[holder.name] = holder
+        return holder
 
-    async def disconnect(self, session: str, *, for_good: bool = False) -> None:
+    def tell(self, holder: str, reason: str) -> bool:
+        """Tells a connection why the session is its own no more; False: it is not here, or gone."""
+        connection = self._holders.get(holder)
+        if connection is None:
+            return False
+        connection.end(reason)
+        return True
+
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         """See `Service.disconnect`."""
         entry = self._sessions.get(session)
-        if entry is None:
+        if entry is None or entry.holder != holder:
             return
+        entry.holder = ""
         if entry.numbered and not for_good and self._reconnect_timeout_s > 0:
             entry.left_at = _now()
         else:
@@ -204,7 +228,9 @@ class SessionTable(Service):
         session = self._sessions.get(request.session)
         if session is None:
             return False
-        if (
+        if request.holder != session.holder and (refusal := self._take_over(session, request)) is not None:
+            self._refuse(reply, refusal)
+        elif (
             session.wake is not None
             and request.kind is _TICK
             and asyncio.current_task(session.task.get_loop()) is None  # without asking for the loop: it would be felt
@@ -221,6 +247,30 @@ class SessionTable(Service):
             waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
             self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
         return True
+
+    def _take_over(self, session: Session, request: StepRequest) -> BrayxError | None:
+        """What a request is told that may not touch the session, which another connection holds; None: it may.
+
+        A connection that comes later is the holder from then on, and so is nobody after a numbered tick without one:
+        its client has gone over to a door whose connections hold no sessions.
+        """
+        if request.attached:
+            told = f"session {session.id!r} is not this connection's any more: it was taken over"
+            return SessionLost(told, reason="taken")
+        if request.seq is None and request.holder and request.kind is _TICK:
+            told = "a tick without a number over a connection that has no session"
+            return SessionUnknown(f"{told}: send a start first, or the tick's number")
+        if request.seq is not None or request.holder:
+            holder, session.holder = session.holder, request.holder
+            self._tell_holder(session, holder, "taken")
+        return None
+
+    def _tell_holder(self, session: Session, holder: str, reason: str) -> None:
+        try:
+            if holder and not self.tell(holder, reason):
+                self._tell_elsewhere(holder, reason)
+        except Exception:
+            logger.exception("session %s: its connection could not be told of its end", session.id)
 
     def _put(self, session: Session, request: StepRequest, reply: Reply) -> None:
         session.put(request, reply)
@@ -266,13 +316,12 @@ class SessionTable(Service):
             request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`.
             reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
-        if session in self._sessions:
-            self._put(self._sessions[session], request, reply)
+        if self.take(request, reply):
             return
         if self._closed:
             self._refuse(reply, _over(session, request.kind.value, "moved"))
             return
-        entered = Session(session, self._context.copy(), snapshot.announced)
+        entered = Session(session, self._context.copy(), snapshot.announced, request.holder)
         self._enter(entered, lambda entry: self._restore(entry, snapshot, request, reply))
 
     def _start(self, request: StepRequest, reply: Reply) -> None:
@@ -289,7 +338,7 @@ class SessionTable(Service):
             late = len(self._tasks) - len(self._sessions)
             error = ServiceFull(f"{late} sessions of this replica are ending, at most {self._max_sessions} may")
         else:
-            entered = Session(name, self._context.copy(), request.seq is not None)
+            entered = Session(name, self._context.copy(), request.seq is not None, request.holder)
             self._enter(entered, lambda entry: self._open(entry, request, reply))
             return
         self._refuse(reply, error)
@@ -331,7 +380,7 @@ class SessionTable(Service):
             await self._claim(session.id)
         except BaseException as error:
             self._forget(session)
-            self._refuse(reply, _typed(error, "its id could not be claimed"))
+            self._refuse(reply, self._told(session.id, error, "its id could not be claimed"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -341,7 +390,7 @@ class SessionTable(Service):
         except BaseException as error:
             self._forget(session)
             await self._give_back(session.id, "stop")
-            self._refuse(reply, _typed(error, "the actor could not be made"))
+            self._refuse(reply, self._told(session.id, error, "the actor could not be made"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -362,7 +411,8 @@ class SessionTable(Service):
             if not session.ended:
                 self.recorder.add("sessions_ended", 1.0, label="lost")
             await self._give_back(session.id, "owner_died" if may_be_repeat(request) else "stop")
-            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {error}", reason="owner_died"))
+            why = self._told(session.id, error, "the actor could not be restored")
+            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -698,12 +748,11 @@ class SessionTable(Service):
                 late = f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}"
                 return DeadlineExceeded(late, layer="actor")
             return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
-        if isinstance(error, AgentError):
-            logger.error("session %s: %s", session.id, error, exc_info=error.__cause__)
-        elif isinstance(error, Exception) and not isinstance(error, BrayxError):
-            logger.error("session %s: the actor raised in %s", session.id, kind, exc_info=error)
-            return AgentError(f"the actor raised in {kind}: {type(error).__name__}: {error}")
-        return error
+        return self._told(session.id, error, f"the actor raised in {kind}")
+
+    def _told(self, session: str, error: BaseException, what: str) -> BrayxError:
+        """What a client is told of what was raised while its session did ``what``."""
+        return report(error, what, f"session {session}", show_text=self._show_errors)
 
     async def _snapshot(self, session: Session, at: Position) -> None:
         """Has the actor's state after the tick before ``at`` kept; an actor that cannot give one goes on without."""
@@ -784,18 +833,14 @@ class SessionTable(Service):
             self._refuse(entry.reply, _over(session.id, request.kind.value, session.ended))
 
     async def _finish(self, session: Session) -> None:
-        """The end of a session that had begun: frees its id, tells who watches, then the actor."""
+        """The end of a session that had begun: frees its id, tells its connection, then the actor."""
         moved = session.ended == "moved"
         if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
             # Who asks next is told why only if nobody has been told yet.
             await self._give_back(session.id, session.ended if session.id in self._ended else "stop")
         # Of what was taken over the doors know nothing: their clients are to ask again, as after a move.
         told = "moved" if session.ended == "lost" else session.ended
-        for callback in session.on_end:
-            try:
-                callback(told)
-            except Exception:
-                logger.exception("session %s: a watcher of its end raised", session.id)
+        self._tell_holder(session, session.holder, told)
         if moved:
             session.actor.on_moved()
             return
@@ -917,7 +962,3 @@ def _over(session: str, kind: str, reason: str) -> BrayxError:
 def ending() -> ServiceFull:
     """What a start is told that comes to a replica that ends."""
     return ServiceFull("this replica is ending and takes no new sessions; try again")
-
-
-def _typed(error: BaseException, what: str) -> BrayxError:
-    return error if isinstance(error, BrayxError) else AgentError(f"{what}: {type(error).__name__}: {error}")

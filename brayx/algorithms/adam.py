@@ -13,6 +13,10 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
+EPS = 1e-5
+"""Adam's epsilon of every model, whatever the algorithm: PPO's usual, where torch has 1e-8. A parameter whose gradients
+are much smaller than it takes smaller steps. SAC's temperature has torch's."""
+
 
 def _plain(name: str) -> Any:
     """The method as it is without the wrapper; the method itself should torch have none one day."""

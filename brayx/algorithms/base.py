@@ -6,10 +6,36 @@ Knows nothing of any algorithm, nor of how ranks are started.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Where an algorithm's batches come from, unless whoever sets up a training says otherwise.
+
+    Attributes:
+        unroll_length: transitions of a column.
+        batch_steps: transitions of a batch.
+        sampler: ``fifo``: what was collected is learned from once, in order. Else batches are drawn from a table.
+        updates_per_step: batches drawn from a table for each transition that comes into it.
+    """
+
+    unroll_length: int
+    batch_steps: int
+    sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
+    updates_per_step: float = 0.0
+
+    def batch_size(self, unroll_length: int) -> int:
+        """Columns of a batch."""
+        return max(1, self.batch_steps // unroll_length)
+
+    def samples_per_insert(self, unroll_length: int, batch_size: int) -> float:
+        """How often a column is drawn from a table on average."""
+        return self.updates_per_step * unroll_length * batch_size
 
 
 class Algorithm(Protocol):

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from brayx.algorithms import columns
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Sampling
 from brayx.algorithms.forward import Forward
 from brayx.algorithms.optimise import Optimise, OptimiseConfig
 from brayx.nets.distributions import log_prob_entropy, mode
@@ -42,6 +42,11 @@ class BCConfig(OptimiseConfig):
     """Share of the steps that are measured and not learned from."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 10.0
     """Gradients are scaled down to this norm; null: never."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """A thousand recorded transitions a gradient."""
+        return Sampling(unroll_length=32, batch_steps=1024)
 
 
 def clone_loss(log_prob: Tensor, weight: Tensor) -> Tensor:

@@ -67,6 +67,11 @@ _PRIORITIES = ("impala", "sac")
 """Those that say what priority a sampled column has, and weigh it by how often it comes."""
 _UNWEIGHED = ("ppo", "mappo")
 """Those that do neither; cloning weighs columns, whose priorities may be pushed with them."""
+_SAMPLES = ("sac",)
+"""Those that learn from each transition many times, of one gradient a batch."""
+_LEAST_GRADIENTS = 50
+"""That a training leads to, or one for each `_MOST_STEPS` transitions: what comes to fewer learns next to nothing."""
+_MOST_STEPS = 1_000
 _CRITICS = {"sac": sac.CRITIC, "mappo": mappo.CRITIC}
 _OUTPUTS = {
     "categorical": ("logits",),
@@ -169,6 +174,12 @@ def check_fits(
             key="n_step",
         )
     plays = getattr(config, "reinforcement", config)
+    if sampler == "fifo" and plays.name in _SAMPLES:
+        raise ConfigError(
+            f"sampler is 'fifo', which gives each transition once, and {plays.name!r} learns from each many times: "
+            f"expected uniform or prioritised, or none, which is {plays.sampling.sampler}",
+            key="sampler",
+        )
     if sampler == "prioritised" and plays.name in _UNWEIGHED:
         fits = [name for name in _PRIORITIES if kind is None or set(_SPACES[kind]) & set(_LEARNS[name])]
         raise ConfigError(
@@ -197,6 +208,28 @@ def check_fits(
         )
 
 
+def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, batch_steps: int, change: str) -> None:
+    """Refuses a training of so few gradients that it would come to next to nothing, however long it takes.
+
+    Args:
+        config: options of the algorithm.
+        total_steps: transitions of the training.
+        batches: that they come to.
+        batch_steps: transitions of each.
+        change: what leads to more, for the message.
+
+    Raises:
+        ConfigError: says how many gradients there would be, and what to change.
+    """
+    gradients = batches * config.gradients(batch_steps)
+    if gradients < min(_LEAST_GRADIENTS, total_steps / _MOST_STEPS):
+        raise ConfigError(
+            f"{total_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
+            f"{batch_steps:,} transitions each: next to nothing would be learned; expected {change}",
+            key="batch_size",
+        )
+
+
 def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
     """Refuses an algorithm for a model beside whose observation nothing else can be recorded, if it learns from that.
 
@@ -215,12 +248,13 @@ def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
         )
 
 
-def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
+def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurrent: bool = False) -> None:
     """Refuses an algorithm for a model that does not give what it learns from.
 
     Args:
         config: its options.
         outputs: names of what the model gives.
+        recurrent: it has a memory.
 
     Raises:
         ConfigError: names what is missing, or the algorithms that fit.
@@ -242,7 +276,7 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str]) -> None:
             key="algorithm",
             fits=fits,
         )
-    if "state" in given and config.name in ("sac", "mappo"):
+    if recurrent and config.name in ("sac", "mappo"):
         others = "ppo, impala, mixed and bc"
         raise ConfigError(
             f"algorithm {config.name!r} does not learn models with a memory; {others} do", key="algorithm"

@@ -1,8 +1,8 @@
 """Calls a module on learner data, so that a memory replayed is the memory that acted. Torch only.
 
-A module without memory sees steps in any order, ``[N, ...]``. One with memory (an argument and an output ``state``)
-sees sequences, time-major ``[T, N, ...]``, beside the state that acting stored before every step. Learning goes on
-from its own state where acting did, and takes the stored one where an episode or a piece of one begins.
+A module without memory sees steps in any order, ``[N, ...]``. One with memory (`brayx.nets.recurrent`) sees sequences,
+time-major ``[T, N, ...]``, beside the state that acting stored before every step. Learning goes on from its own state
+where acting did, and takes the stored one where an episode or a piece of one begins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from brayx.nets.recurrent import state_argument
+
 Outputs = Mapping[str, Any]
 """What a module gives, ``[N, ...]``; of sequences ``[T * N, ...]``, time-major."""
 
@@ -24,17 +26,16 @@ class Forward:
     """Calls ``module``.
 
     Args:
-        module: called with the observation (with its leaves, if that is a tuple), and with ``state`` at the place its
-            signature has it. One that takes ``carry`` as well, see `brayx.nets.lstm`, gets whole sequences in one
-            call; another is called once a step.
+        module: called with the observation (with its leaves, if that is a tuple), and, if it has a memory, with
+            ``state`` at the place its signature has it. One that takes ``carry`` as well, see `brayx.nets.lstm`, gets
+            whole sequences in one call; another is called once a step.
     """
 
     def __init__(self, module: nn.Module) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        names = list(inspect.signature(inner.forward).parameters)
         self._module = module
-        self._state_at = names.index("state") if "state" in names else None
-        self._takes_carry = "carry" in names
+        self._state_at = state_argument(inner)
+        self._takes_carry = "carry" in inspect.signature(inner.forward).parameters
 
     @property
     def recurrent(self) -> bool:

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Sampling
 from brayx.algorithms.forward import Forward
 from brayx.algorithms.optimise import Optimise, OptimiseConfig
 from brayx.nets.distributions import log_prob_entropy
@@ -52,6 +52,11 @@ class ImpalaConfig(OptimiseConfig):
     """Weight of the entropy bonus."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 40.0
     """Gradients are scaled down to this norm; null: never."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """The paper's batch; of a table, each transition is learned from eight times."""
+        return Sampling(unroll_length=20, batch_steps=640, updates_per_step=8 / 640)
 
 
 def impala_loss(

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Sampling
 from brayx.algorithms.bc import BC, BCConfig, clone_loss
 from brayx.algorithms.forward import Forward
 from brayx.algorithms.impala import Impala, ImpalaConfig
@@ -87,6 +87,15 @@ class MixedConfig(BaseModel):
     def gamma(self) -> float:
         """Discount of the reinforcement."""
         return self.reinforcement.gamma
+
+    @property
+    def sampling(self) -> Sampling:
+        """The reinforcement's."""
+        return self.reinforcement.sampling
+
+    def gradients(self, batch_steps: int) -> int:
+        """Gradient steps that a batch of so many transitions leads to."""
+        return self.reinforcement.gradients(batch_steps)
 
 
 def fit_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:

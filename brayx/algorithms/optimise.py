@@ -40,6 +40,10 @@ class OptimiseConfig(BaseModel):
     accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
     """Parts that a minibatch is computed in one after the other, for the same gradient in less memory."""
 
+    def gradients(self, batch_steps: int) -> int:
+        """Gradient steps that a batch of so many transitions leads to."""
+        return 1
+
 
 def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0, warmup: float = 0.0) -> float:
     """Share of a starting value that is left.

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Sampling
 from brayx.algorithms.forward import Forward, carries, state_of
 from brayx.algorithms.moments import Moments
 from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule, share
@@ -52,9 +52,9 @@ class RewardHead(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.98
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Discount per transition."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.8
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Decay of the advantage trace."""
     weight: float = 1.0
     """Of this head's advantage in the policy's."""
@@ -64,23 +64,25 @@ class PPOConfig(OptimiseConfig):
     """Options of PPO."""
 
     name: Literal["ppo"] = "ppo"
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.98
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Discount per transition."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.8
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Decay of the advantage trace."""
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratios beyond 1 +- this gain nothing."""
     value_coef: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the value loss."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the entropy bonus."""
-    epochs: Annotated[int, Field(ge=1, le=1000)] = 20
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 10
     """Passes over a learner batch."""
-    minibatch_size: Annotated[int, Field(ge=1)] = 256
+    minibatch_size: Annotated[int, Field(ge=1)] = 512
     """Steps of one gradient, masked ones included, so that every rank takes equally many gradients."""
     normalise_advantage: bool = True
     """Shift and scale the advantages of a minibatch to mean 0 and deviation 1."""
-    clip_schedule: Schedule = "linear"
+    learning_rate_schedule: Schedule = "constant"
+    """How the learning rate falls over the training."""
+    clip_schedule: Schedule = "constant"
     """How ``clip_param`` falls over the training."""
     clip_final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of ``clip_param`` left at the end of training, unless it is constant."""
@@ -92,10 +94,20 @@ class PPOConfig(OptimiseConfig):
     """What the target does. ``stop``: no further epoch once one is beyond 1.5 times it. ``learning_rate``: that is
     multiplied by 1.5 after an update below half of it, and divided by 1.5 after one above twice of it."""
     normalise_value: bool = False
-    """The network's values are in units of the running deviation of the returns."""
+    """The network's values are in units of the running deviation of the returns. Its last layer is not rescaled when
+    that changes, as PopArt's is, so at first, and where returns grow fast, values are off until they have followed."""
     reward_heads: Annotated[list[RewardHead], Field(max_length=64)] = []
     """Of a reward of several parts (``reward_heads`` ``[..., K]`` in a batch), in their order; empty: ``reward``
     with ``gamma`` and ``gae_lambda``."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """A run is learned from whole; a table would be drawn from as often as each transition comes once."""
+        return Sampling(unroll_length=64, batch_steps=2048, updates_per_step=1 / 2048)
+
+    def gradients(self, batch_steps: int) -> int:
+        """Gradient steps that a batch of so many transitions leads to."""
+        return self.epochs * max(1, round(batch_steps / self.minibatch_size))
 
 
 @dataclass(frozen=True)

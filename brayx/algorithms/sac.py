@@ -2,7 +2,9 @@
 
 Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. One gradient a
 batch, of which every transition begins a return. It takes ``n_step`` of them, and fewer where the episode or the column
-ends before; there it bootstraps, unless that is a termination. Columns may have a ``weight`` (Schaul et al. 2016,
+ends before; there it bootstraps, unless that is a termination. With ``n_step`` above 1 the entropy of the steps between
+is not part of the return, only that of the step it bootstraps from, and rewards count as they were earned, whatever the
+policy would do by now: both are small for few steps. Columns may have a ``weight`` (Schaul et al. 2016,
 "Prioritized experience replay", section 3.4), which counts in the critics' loss; an ``index`` gets priorities back, the
 mean absolute error of the critics.
 
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
 from brayx.algorithms.adam import Adam
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Sampling
 from brayx.algorithms.critic import critic_of
 from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule
 from brayx.nets.distributions import sample
@@ -48,7 +50,7 @@ class SACConfig(OptimiseConfig):
     """Discount per transition."""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
     """Transitions of a return before it bootstraps, fewer at the end of a column; the buffer's columns must have as
-    many."""
+    many. Of the steps between only rewards count, not their entropy."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """Share of the critics that their slow copy takes over with each update."""
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -61,6 +63,11 @@ class SACConfig(OptimiseConfig):
     """Gradients are scaled down to this norm; null: never."""
     learning_rate_schedule: Schedule = "constant"
     """How the learning rate falls over the training."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """A table, and a gradient of 256 transitions for each that comes."""
+        return Sampling(unroll_length=self.n_step, batch_steps=256, sampler="uniform", updates_per_step=1.0)
 
 
 class Step(NamedTuple):

@@ -60,8 +60,8 @@ class ModelSpec:
         outputs: leaves of the result.
         input_tree: optree structure of the tuple of arguments.
         output_tree: optree structure of the result.
-        state: of a recurrent model: one with an argument ``state`` and an output ``state`` of the same nesting, shapes
-            and dtypes. To an engine they are an input and an output like others; `Recurrence` carries them.
+        state: of a model that declares a memory (`brayx.nets.recurrent`). To an engine it is an input and an output
+            like others; `Recurrence` carries it.
     """
 
     inputs: tuple[LeafSpec, ...]

@@ -53,6 +53,7 @@ class OnnxGraph:
         outputs: graph names of the result's leaves, in the order of ``spec.outputs``.
         weights: graph input name by `state_dict` name, for the weights the graph uses; empty when they are constants.
         spec: signature of the model.
+        traced: recorded by torch's older exporter.
     """
 
     proto: bytes
@@ -60,6 +61,7 @@ class OnnxGraph:
     outputs: tuple[str, ...]
     weights: dict[str, str]
     spec: ModelSpec
+    traced: bool = False
 
 
 class _Flat(torch.nn.Module):
@@ -153,7 +155,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
     weights = {name.removeprefix(_PREFIX): name for name in names if name.startswith(_PREFIX)}
     if {value.name for value in proto.graph.output} != set(outputs) or set(names) - set(weights.values()) - set(inputs):
         return None
-    return OnnxGraph(file.getvalue(), tuple(inputs), tuple(outputs), weights, spec)
+    return OnnxGraph(file.getvalue(), tuple(inputs), tuple(outputs), weights, spec, traced=True)
 
 
 def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:

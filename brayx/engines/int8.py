@@ -97,10 +97,22 @@ class Int8Engine(FrozenOnnxEngine):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps its advice to preprocess the model, which the exporter has done, from the root logger."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Keeps the quantiser's advice to preprocess the model, which the exporter has done, off the root logger.
+
+    It calls ``logging.warning``, which gives a root logger without handlers one: that goes again. What other threads of
+    the process log meanwhile is written as ever.
+    """
+    root = logging.getLogger()
+    before = root.handlers[:]
+    root.addFilter(_no_advice)
     try:
         yield
     finally:
-        logging.disable(disabled)
+        root.removeFilter(_no_advice)
+        for handler in root.handlers[:]:
+            if handler not in before:
+                root.removeHandler(handler)
+
+
+def _no_advice(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.WARNING or "onnxruntime" not in record.pathname

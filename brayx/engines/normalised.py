@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 from brayx.engines.scaling import PREFIX, Scaling, quoted
 from brayx.errors import ModelError
+from brayx.nets.recurrent import state_argument
 from brayx.types import NestedArray, flatten
 
 _ATTRIBUTE = PREFIX.removesuffix(".")
@@ -27,7 +27,7 @@ def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torc
     """A copy of ``module`` that sees its observation through ``scalings``.
 
     Args:
-        module: takes an observation as learner batches name it: its arguments but ``state``, in one nest.
+        module: takes an observation as learner batches name it: its arguments but its memory's, in one nest.
         scalings: by path of the leaf.
 
     Raises:
@@ -43,7 +43,7 @@ def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torc
             leaf.register_buffer(part, torch.tensor(np.asarray(value, np.float32)))
         normaliser.add_module(quoted(path), leaf)
     module.add_module(_ATTRIBUTE, normaliser)
-    module.register_forward_pre_hook(functools.partial(_see, state_at=_state_at(module)))
+    module.register_forward_pre_hook(functools.partial(_see, state_at=state_argument(module)))
     return module
 
 
@@ -54,17 +54,12 @@ def normalises(module: torch.nn.Module) -> bool:
 
 def observed(module: torch.nn.Module, args: tuple[NestedArray, ...]) -> dict[str, np.ndarray]:
     """The observation's leaves among ``args`` by their paths in a learner batch."""
-    return flatten(_observation(args, _state_at(module)), "obs")
+    return flatten(_observation(args, state_argument(module)), "obs")
 
 
 def _observation(args: tuple[Any, ...], state_at: int | None) -> Any:
     rest = tuple(arg for index, arg in enumerate(args) if index != state_at)
     return rest[0] if len(rest) == 1 else rest
-
-
-def _state_at(module: torch.nn.Module) -> int | None:
-    names = list(inspect.signature(module.forward).parameters)
-    return names.index("state") if "state" in names else None
 
 
 def _see(module: torch.nn.Module, args: tuple[Any, ...], *, state_at: int | None) -> tuple[Any, ...]:

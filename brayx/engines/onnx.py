@@ -18,7 +18,7 @@ import torch
 
 from brayx.engines.base import Engine, Seat, check_weights, layout_of
 from brayx.engines.chain import chain_of, chained
-from brayx.engines.export import compare, noisy_leaves, peak, to_onnx, verify, with_constants
+from brayx.engines.export import OnnxGraph, compare, noisy_leaves, peak, to_onnx, verify, with_constants
 from brayx.engines.torch import module_weights
 from brayx.errors import EngineMismatch, ModelError, first_line
 from brayx.types import NestedArray, Weights
@@ -65,8 +65,8 @@ class OnnxEngine(Engine):
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: of one run; more than one pays for large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
-        traced: export in a tenth of the time where that is possible, see `to_onnx`; the comparison then also finds out
-            whether it was, and should not be left out.
+        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime or the comparison
+            then refuses is exported the other way, so the comparison should not be left out.
 
     Raises:
         ModelError: the module cannot be exported.
@@ -82,11 +82,26 @@ class OnnxEngine(Engine):
         verify_outputs: bool = True,
         traced: bool = False,
     ) -> None:
-        graph = to_onnx(module, example_args, traced=traced)
-        self.spec = graph.spec
         self.initial = module_weights(module)
         self.layout = layout_of(self.initial)
-        self.graph = graph
+        graph = to_onnx(module, example_args, traced=traced)
+        try:
+            self._open(graph, module, example_args, threads, verify_outputs)
+        except ModelError:
+            if not graph.traced:
+                raise
+            self._open(to_onnx(module, example_args), module, example_args, threads, verify_outputs)
+
+    def _open(
+        self,
+        graph: OnnxGraph,
+        module: torch.nn.Module,
+        example_args: tuple[NestedArray, ...],
+        threads: int,
+        verify_outputs: bool,
+    ) -> None:
+        """Makes the session that runs ``graph``, and compares it with torch."""
+        self.graph, self.spec = graph, graph.spec
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
         self._session = open_session(graph.proto, threads)
         self._chain = chain_of(graph.proto, self._inputs, self._outputs, self._weights.values())
@@ -181,11 +196,7 @@ def standalone(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -
     Raises:
         ModelError: it cannot be exported.
     """
-    try:
-        graph = OnnxEngine(module, example_args, traced=True).graph
-    except EngineMismatch:  # one run does not tell all that it does
-        return to_onnx(module, example_args, weights_as_inputs=False).proto
-    return with_constants(graph, module_weights(module))
+    return with_constants(OnnxEngine(module, example_args, traced=True).graph, module_weights(module))
 
 
 def _failed(batch_size: int, error: Exception) -> ModelError:

@@ -19,6 +19,7 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, check_wei
 from brayx.engines.normalised import normalised, normalises
 from brayx.engines.scaling import completed, from_weights
 from brayx.errors import ConfigError, ModelError
+from brayx.nets.recurrent import STATE, check_declared, state_argument
 from brayx.types import NestedArray, Weights
 
 _PINNED_FROM_BYTES = 64 * 1024
@@ -214,24 +215,25 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
         input_tree=input_tree,
         output_tree=optree.tree_structure(outputs),
     )
-    return replace(spec, state=_state(spec, names, outputs, example_args))
+    return replace(spec, state=_state(module, spec, outputs, example_args))
 
 
 def _state(
-    spec: ModelSpec, names: Sequence[str], outputs: Any, example_args: tuple[NestedArray, ...]
+    module: torch.nn.Module, spec: ModelSpec, outputs: Any, example_args: tuple[NestedArray, ...]
 ) -> StateSpec | None:
     """Where the state of a recurrent model is; None for a model that has none.
 
     Raises:
-        ModelError: the state that comes out is not like the one that goes in.
+        ModelError: the model is not what it declares, or the state that comes out is not like the one that goes in.
     """
-    if "state" not in names or not isinstance(outputs, Mapping) or "state" not in outputs:
+    check_declared(module, sorted(map(str, outputs)) if isinstance(outputs, Mapping) else ())
+    argument = state_argument(module)
+    if argument is None:
         return None
-    argument = names.index("state")
     example: NestedArray = example_args
     result: NestedArray = outputs
     inputs = tuple(i for i, path in enumerate(optree.tree_paths(example)) if path[0] == argument)
-    results = tuple(i for i, path in enumerate(optree.tree_paths(result)) if path[0] == "state")
+    results = tuple(i for i, path in enumerate(optree.tree_paths(result)) if path[0] == STATE)
     ours, theirs = [spec.inputs[i] for i in inputs], [spec.outputs[i] for i in results]
     if ours != theirs:
         raise ModelError(

@@ -22,7 +22,9 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -32,7 +34,9 @@ from brayx.errors import (
     BrayxError,
     HeaderTooLarge,
     OutOfSequence,
+    ProtocolError,
     SessionExists,
+    SessionLost,
     SessionUnknown,
     from_wire,
 )
@@ -66,8 +70,9 @@ ONE_MIB = 1024 * 1024
 
 class DoorCompliance:
     """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
-    `doors` but WebSocket's, which has no stateless call, and all others of each. What a subclass has no door for is
-    None in it, so that pytest does not collect it.
+    `doors` but WebSocket's, which has no stateless call, ``test_held_*`` of each if the service has a door whose
+    connections hold sessions (``ws``, ``grpc``), and all others of each. What a subclass has no door for is None in it,
+    so that pytest does not collect it.
 
     Attributes:
         url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
@@ -99,6 +104,8 @@ class DoorCompliance:
         only = test.split("_")[1]
         if only in get_args(Door):
             return [door for door in cls.doors if door == only]
+        if only == "held" and not {"ws", "grpc"} & set(cls.doors):
+            return []
         return [door for door in cls.doors if only != "stateless" or door != "ws"]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -139,6 +146,16 @@ class DoorCompliance:
             client.start()
             assert client.tick(body) == body
             assert client.tick(b"after") == b"after"
+
+    def test_body_of_as_many_bytes_as_the_limit(self, door: Door) -> None:
+        body = bytes(self.max_body_bytes)
+        with self.numbered(door) as tick:
+            assert tick(None, body) == body
+            assert tick(0, body) == body
+            for seq in (None, 1):
+                error = _error_of(lambda seq=seq: tick(seq, body + b"x"))
+                assert isinstance(error, BodyTooLarge), error
+            assert tick(1, b"small again") == b"small again"
 
     def test_body_above_the_limit_is_refused_and_nobody_else_harmed(self, door: Door) -> None:
         with self.client(door) as other, self.client(door) as client:
@@ -275,6 +292,29 @@ class DoorCompliance:
             assert type(error) is BodyTooLarge, error
             assert client.call(bytes(16)) == bytes(16)
 
+    # Sessions that a connection holds, taken over by every door
+
+    def test_held_session_goes_on_with_who_takes_it_over(self, door: Door) -> None:
+        for held in self.holders():
+            session = uuid.uuid4().hex
+            with held(session) as old, self.step(door) as step:
+                assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
+                old.is_told_and_closed()
+                old.leave()
+                assert step(StepKind.TICK, session, b"one", 1) == b"one"
+                step(StepKind.STOP, session, b"", None)
+
+    def test_held_session_stays_with_its_connection_if_ticks_have_no_number(self, door: Door) -> None:
+        for held in self.holders():
+            session = uuid.uuid4().hex
+            with held(session) as connection:
+                with self.step(door) as step:
+                    error = _error_of(lambda step=step, session=session: step(StepKind.TICK, session, b"beside", None))
+                    assert error is None or isinstance(error, SessionUnknown), error
+                assert connection.tick(b"mine") == b"mine"
+                connection.leave()
+            self.becomes_free(session, door)
+
     # HTTP
 
     def test_http_stateless_call(self, door: Door) -> None:
@@ -283,6 +323,24 @@ class DoorCompliance:
 
     def test_http_unknown_step_kind(self, door: Door) -> None:
         self.refused(400, "bad_request", step_kind="jump", session="s")
+
+    def test_http_step_kind_with_a_hyphen(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        for kind in ("start", "tick", "stop"):
+            status, reply = self.post(b"on", **{"step-kind": kind, "session": session})
+            assert status == 200
+            assert kind != "tick" or reply == b"on"
+        self.refused(404, "session_unknown", **{"step-kind": "tick", "step_kind": "tick", "session": session})
+        self.refused(400, "bad_request", **{"step-kind": "start", "step_kind": "tick", "session": session})
+        self.refused(400, "bad_request", **{"step-kind": "jump", "session": session})
+
+    def test_http_session_without_a_step_kind(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        assert self.post(b"", step_kind="start", session=session)[0] == 200
+        assert "step-kind" in self.refused(400, "bad_request", session=session)
+        assert self.post(b"call", step_kind="auto", session=session) == (200, b"call")
+        assert self.post(b"on", step_kind="tick", session=session) == (200, b"on")
+        assert self.post(b"", step_kind="stop", session=session)[0] == 200
 
     def test_http_missing_session(self, door: Door) -> None:
         for kind in ("start", "tick", "stop"):
@@ -321,6 +379,28 @@ class DoorCompliance:
         self.refused(404, "session_unknown", step_kind="stop", session=session)
         self.refused(404, "session_unknown", step_kind="tick", session=session)
 
+    def test_http_spaces_around_a_header(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        for kind in ("start", "tick", "stop"):
+            assert self.post(b"", step_kind=f" {kind}\t ", session=f"\t{session} ")[0] == 200, kind
+
+    def test_http_absolute_uri(self, door: Door) -> None:
+        endpoint = Endpoint.parse(self.url_of("http"))
+        with self.http() as connection:
+            connection.request("POST", f"http://{endpoint.authority}{endpoint.prefix}{STEP_PATH}?a=1", b"call")
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b"call")
+
+    def test_http_head_has_no_body(self, door: Door) -> None:
+        endpoint = Endpoint.parse(self.url_of("http"))
+        head = f"HEAD {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\nconnection: close\r\n\r\n"
+        with self.http() as connection:
+            connection.connect()
+            connection.sock.sendall(head.encode())
+            said = b"".join(iter(lambda: connection.sock.recv(65536), b""))
+        assert said.startswith(b"HTTP/1.1 405 "), said
+        assert said.endswith(b"\r\n\r\n"), said
+
     def test_http_seq_is_a_number(self, door: Door) -> None:
         session = uuid.uuid4().hex
         assert self.post(b"", step_kind="start", session=session)[0] == 200
@@ -353,6 +433,27 @@ class DoorCompliance:
             assert self.receive(connection) == b"\x00\xff"
             connection.send("text é")
             assert self.receive(connection) == "text é"
+
+    def test_ws_bare_body_limit(self, door: Door) -> None:
+        body = bytes(self.max_body_bytes)
+        with self.websocket(uuid.uuid4().hex) as connection:
+            connection.send(body + b"x")
+            assert json.loads(self.receive(connection))["error"] == "body_too_large"
+            connection.send(body)
+            assert self.receive(connection) == body
+
+    def test_ws_unknown_path(self, door: Door) -> None:
+        from websockets.exceptions import InvalidStatus
+        from websockets.sync.client import connect
+
+        refusal = None
+        try:
+            connect(self.url_of("ws") + "/no-such-path", open_timeout=self.timeout_s, proxy=None).close()
+        except InvalidStatus as error:
+            refusal = error.response
+        assert refusal is not None, "expected a refusal, the connection was opened"
+        assert 400 <= refusal.status_code < 500
+        assert json.loads(refusal.body or b"")["error"] == "bad_request"
 
     def test_ws_bare_close_is_stop(self, door: Door) -> None:
         session = uuid.uuid4().hex
@@ -483,6 +584,14 @@ class DoorCompliance:
             connection.send(encode_numbered(0, b"x"))
             self.is_error_frame(connection, "session_unknown")
 
+    def test_ws_tick_without_a_number_touches_no_session_of_another_connection(self, door: Door) -> None:
+        session = uuid.uuid4().hex
+        with self.websocket(session) as holder, self.websocket(session, enveloped=True) as other:
+            other.send(b"Tnot mine")
+            self.is_error_frame(other, "session_unknown")
+            holder.send(b"mine")
+            assert self.receive(holder) == b"mine"
+
     # TCP
 
     def test_tcp_frames_are_these_bytes(self, door: Door) -> None:
@@ -605,6 +714,11 @@ class DoorCompliance:
 
     # gRPC: ``Play``; ``Step`` is what the clients use
 
+    def test_grpc_session_without_a_kind(self, door: Door) -> None:
+        with self.step(door) as step:
+            error = _error_of(lambda: step(StepKind.CALL, uuid.uuid4().hex, b"", None))
+            assert type(error) is ProtocolError, error
+
     def test_grpc_credentials_have_a_limit(self, door: Door) -> None:
         with self.grpc() as stub:
             for name in ("key", "time", "token"):
@@ -716,6 +830,46 @@ class DoorCompliance:
         assert str(expected) in error.message
         assert str(got) in error.message
 
+    def holders(self) -> Iterator[Callable[[str], AbstractContextManager[Holder]]]:
+        """What starts a session that its connection holds: a WebSocket either way, a stream of gRPC."""
+        if "ws" in self.doors:
+            yield partial(self.held_by_websocket, enveloped=False)
+            yield partial(self.held_by_websocket, enveloped=True)
+        if "grpc" in self.doors:
+            yield self.held_by_stream
+
+    @contextmanager
+    def held_by_websocket(self, session: str, *, enveloped: bool) -> Iterator[Holder]:
+        start, tick, reply = (b"S", b"T", b"R") if enveloped else (b"", b"", b"")
+        with self.websocket(session, enveloped=enveloped) as connection:
+            if enveloped:
+                connection.send(start)
+                assert _bytes(self.receive(connection))[:1] == reply
+
+            def ask(body: bytes) -> bytes:
+                connection.send(tick + body)
+                return _bytes(self.receive(connection)).removeprefix(reply)
+
+            def is_told_and_closed() -> None:
+                code, reason = self.close_of(connection)
+                assert (code, "taken" in reason) == (4410, True), (code, reason)
+
+            yield Holder(ask, is_told_and_closed, connection.close)
+
+    @contextmanager
+    def held_by_stream(self, session: str) -> Iterator[Holder]:
+        with self.grpc() as stub:
+            stream = stub.stream(session=session)
+            assert isinstance(stream.reply(), bytes)
+
+            def is_told_and_closed() -> None:
+                error = stream.reply()
+                assert isinstance(error, SessionLost), error
+                assert error.details["reason"] == "taken"
+                assert stream.reply() is None
+
+            yield Holder(stream.tick, is_told_and_closed, stream.end)
+
     @contextmanager
     def tcp(self) -> Iterator[TcpPeer]:
         """A bare connection to the TCP door."""
@@ -729,30 +883,35 @@ class DoorCompliance:
         with GrpcPeer(Endpoint.parse(self.url_of("grpc")), self.timeout_s) as peer:
             yield peer
 
-    def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        """One plain HTTP request below the service's path: status and body."""
+    @contextmanager
+    def http(self) -> Iterator[http.client.HTTPConnection]:
+        """A bare connection to the HTTP door."""
         endpoint = Endpoint.parse(self.url_of("http"))
         kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
-        connection = kind(endpoint.host, endpoint.port, timeout=self.timeout_s)
-        try:
-            connection.request(method, endpoint.prefix + path, body, headers)
+        with closing(kind(endpoint.host, endpoint.port, timeout=self.timeout_s)) as connection:
+            yield connection
+
+    def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """One plain HTTP request below the service's path: status and body."""
+        with self.http() as connection:
+            connection.request(method, Endpoint.parse(self.url_of("http")).prefix + path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
 
     def post(self, body: bytes, **headers: str) -> tuple[int, bytes]:
         return self.request("POST", STEP_PATH, body, headers)
 
-    def refused(self, status: int, code: str, **headers: str) -> None:
-        """The request gets this status and an error document with this code."""
+    def refused(self, status: int, code: str, **headers: str) -> str:
+        """The request gets this status and an error document with this code; gives its message."""
         got, body = self.post(b"{}", **headers)
         assert got == status, (got, body)
         document = json.loads(body)
         assert document["error"] == code, document
-        assert isinstance(document["message"], str)
-        assert document["message"]
+        message = document["message"]
+        assert isinstance(message, str)
+        assert message
         assert isinstance(document["details"], dict)
+        return message
 
     @contextmanager
     def websocket(
@@ -775,6 +934,7 @@ class DoorCompliance:
             additional_headers=headers,
             open_timeout=self.timeout_s,
             close_timeout=self.timeout_s,
+            max_size=None,
             proxy=None,
         ) as connection:
             yield connection
@@ -816,6 +976,21 @@ class DoorCompliance:
                 except SessionExists:
                     assert time.monotonic() < deadline, f"session {session} was not freed"
             time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A connection that holds a session.
+
+    Attributes:
+        tick: sends one; gives its reply.
+        is_told_and_closed: the service says that the session was taken over, and closes.
+        leave: closes in order.
+    """
+
+    tick: Callable[[bytes], bytes | BrayxError | None]
+    is_told_and_closed: Callable[[], None]
+    leave: Callable[[], None]
 
 
 class TcpPeer:
@@ -910,6 +1085,10 @@ class GrpcStream:
         if reply is None:
             return None
         return from_wire(reply.error) if reply.WhichOneof("reply") == "error" else bytes(reply.body)
+
+    def end(self) -> None:
+        """Half-closes: there are no more requests."""
+        self._requests.put(None)
 
     def cut(self) -> None:
         self._call.cancel()

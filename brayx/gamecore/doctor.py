@@ -303,7 +303,7 @@ _ADVICE: dict[type[BrayxError], str] = {
     "it starts",
     ServiceFull: "end sessions, or raise the actor's num_workers or actors_per_worker",
     Overloaded: "wait, then try again; if it stays so, raise the actor's num_workers",
-    AgentError: "the agent's traceback is in the replica's log",
+    AgentError: "the replica's log has the exception and where it was raised",
     ModelError: "the message says what the model expects",
     DeadlineExceeded: "the agent or its model takes longer than the actor's tick_timeout_s: is the machine overloaded?",
     SessionError: "the session went between two requests: do two services share this address, or did a replica die? "

@@ -4,6 +4,7 @@ The gym profile, as JSON bodies:
 
     start  {"env_id": "CartPole-v1", "seed": 7}                        seed of this game's reset
     tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
+           beside them {"action_mask": [1, 0, ...]}                    where the environment's info has one
     reply  {"action": 1}                                               a number, or lists as the action space has them
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
 
@@ -81,14 +82,17 @@ def play_game(
         BrayxError: whatever the service answers; the session is over, or closed with the connection.
     """
     action_of = action_reader(env.action_space)
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     client.start(encode({"env_id": env.spec.id if env.spec else "", "seed": seed}))
     tick, step = client.tick, env.step
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False
     while not (terminated or truncated):
-        action = action_of(send(tick, encode({"obs": jsonable(obs), "reward": reward})))
-        obs, given, terminated, truncated, _ = step(action)
+        document = {"obs": jsonable(obs), "reward": reward}
+        if "action_mask" in info:
+            document["action_mask"] = jsonable(info["action_mask"])
+        action = action_of(send(tick, encode(document)))
+        obs, given, terminated, truncated, info = step(action)
         reward = float(given)
         total += reward
         length += 1

@@ -65,6 +65,8 @@ class StepRequest(NamedTuple):
         key, time, token: Bray's credentials, as sent.
         seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; 0 at a start says
             that its ticks will have one; None: not given.
+        holder: inside the service, name of the connection that it came over, if one connection is one session there.
+        attached: that connection has held the session before this request.
     """
 
     kind: StepKind
@@ -74,6 +76,8 @@ class StepRequest(NamedTuple):
     time: str = ""
     token: str = ""
     seq: int | None = None
+    holder: str = ""
+    attached: bool = False
 
 
 def game_of(session: str) -> str:
@@ -146,11 +150,28 @@ def parse_seq(text: str) -> int | None:
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
     """The request that HTTP ``headers`` (lower-case names) and ``body`` make.
 
+    Proxies drop headers with an underscore, so ``step-kind`` means ``step_kind``. A session without either has lost
+    its step kind on the way: only a request without both is a stateless call.
+
     Raises:
         ProtocolError: a header is missing or malformed.
     """
-    kind = parse_kind(headers.get("step_kind", ""))
+    text, hyphened = headers.get("step_kind", ""), headers.get("step-kind", "")
+    if hyphened and hyphened != text:
+        if text:
+            raise ProtocolError(
+                f"header 'step_kind' is {text!r} and header 'step-kind' is {hyphened!r}: they mean the same, send one",
+                header="step_kind",
+            )
+        text = hyphened
+    kind = parse_kind(text)
     session = headers.get("session", "")
+    if session and not text:
+        raise ProtocolError(
+            "header 'session' came without 'step_kind': send start, tick or stop in 'step_kind', or in 'step-kind' "
+            "where a proxy drops headers with an underscore, as nginx does; a stateless call has no session",
+            header="step_kind",
+        )
     key, time, token = headers.get("key", ""), headers.get("time", ""), headers.get("token", "")
     if key or time or token:
         check_credentials(key, time, token)
@@ -174,6 +195,8 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "time": request.time,
         "token": request.token,
         "seq": "" if request.seq is None else str(request.seq),
+        "holder": request.holder,
+        "attached": "1" if request.attached else "",
     }
     return {name: value for name, value in fields.items() if value}
 

@@ -143,7 +143,9 @@ class RequestReader:
             ):
                 session, body_at = data[_REQUEST_HEAD_BYTES:kind_at], kind_at + kind_size
                 if data[kind_at:body_at] == _TICK and session.isalnum():
-                    request = _new(StepRequest, (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None))
+                    request = _new(
+                        StepRequest, (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False)
+                    )
                     return ((session, time, request),)
         return self._feed(data)
 
@@ -236,9 +238,9 @@ _new = tuple.__new__  # a named tuple's own constructor takes three times as lon
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
     if not key and session.isalnum():  # what nearly every frame is, without asking the rest
         if kind == _TICK:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None))
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False))
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:])))
+            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False))
     name, mark, number = kind.decode("latin-1").partition("#")
     if mark and not number:
         raise ProtocolError(f"step_kind is {name + mark!r}: a number comes after the #", header="step_kind")

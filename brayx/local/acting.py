@@ -17,7 +17,7 @@ from brayx.engines import refuse_frozen
 from brayx.engines.base import Engine
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BrayxError, EngineMismatch, first_line
+from brayx.errors import BrayxError, first_line
 from brayx.metrics import Sink
 from brayx.model.build import engine_of
 from brayx.model.config import ModelConfig
@@ -101,8 +101,5 @@ class ActingModel:
     def _asked_for(self) -> Engine:
         config = self._config
         if config.engine == "onnx":
-            try:
-                return OnnxEngine(self._module, self._example, threads=config.threads, traced=True)
-            except EngineMismatch:
-                logger.info("what was recorded of one run of the model is not the model: it is exported whole")
+            return OnnxEngine(self._module, self._example, threads=config.threads, traced=True)
         return engine_of(config, self._module, self._example)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from brayx.errors import BadFragment
+from brayx.logs import limited
 from brayx.metrics import Sink
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
@@ -23,7 +23,7 @@ from brayx.replay.importance import Importance
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 from brayx.types import Columns, Fragment
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 
 class LocalBuffer:

@@ -23,6 +23,7 @@ from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.session import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.metrics import Sink
+from brayx.ports import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class LocalService(SessionTable):
             tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
             fallback=config.fallback,
             default=config.fallback_body.encode(),
+            show_errors=_on_loopback(config) if config.show_errors is None else config.show_errors,
         )
         self._name = name
         self._describe = describe
@@ -210,6 +212,12 @@ class LocalHost:
             with contextlib.suppress(RuntimeError):
                 self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
+
+
+def _on_loopback(config: ActorConfig) -> bool:
+    """Whether no other machine can reach a door."""
+    native = config.native_port is not None or config.tcp_port is not None
+    return is_loopback(config.host) and (not native or is_loopback(config.native_host))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -21,6 +21,7 @@ from brayx.engines import refuse_frozen
 from brayx.engines.base import Engine, ModelSpec, load_weights
 from brayx.errors import BrayxError, ModelError
 from brayx.hub import HubClient, get_hub
+from brayx.logs import limit_others
 from brayx.metrics import Sink
 from brayx.model import http
 from brayx.model.arms import Followed
@@ -34,6 +35,7 @@ from brayx.model.local import LocalModel
 from brayx.model.pool import Aliases, PoolClient
 from brayx.model.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.prometheus import Exporter
+from brayx.ray_cluster import warn_if_open
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -197,6 +199,8 @@ class _ServedModel(ModelReplica, ModelDoor):
         super().__init__(*args, **kwargs)
         self._export = self.recorder = Exporter(self.recorder, self._levels)
         await self.start(at)
+        warn_if_open(logging.getLogger("ray.serve"))
+        limit_others()
         here = serve.get_replica_context()
         self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
 

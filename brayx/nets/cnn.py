@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +31,21 @@ class _Images(nn.Module):
         super().__init__()
         if len(shape) != 3:
             raise ValueError(f"an image has a shape of [C, H, W], got {list(shape)}")
+        least = self.smallest()
+        if min(shape[1:]) < least:
+            raise ValueError(
+                f"{type(self).__name__} needs an image of {least} x {least} pixels at least, got {list(shape)}"
+            )
         self.body = body
         with torch.no_grad():
-            try:
-                flat = body(torch.zeros(1, *shape)).flatten(1).shape[1]
-            except RuntimeError as error:
-                raise ValueError(f"an image of shape {list(shape)} is too small for this network") from error
+            flat = body(torch.zeros(1, *shape)).flatten(1).shape[1]
         self.last = linear(flat, features)
         self.features = features
+
+    @classmethod
+    def smallest(cls) -> int:
+        """Height and width that an image must have at least, in pixels."""
+        return 1
 
     def forward(self, image: Tensor) -> Tensor:
         """``[..., C, H, W] -> [..., features]``."""
@@ -52,7 +60,29 @@ class _Images(nn.Module):
         return y if len(leading) == 1 else y.reshape(*leading, -1)
 
 
-class NatureCNN(_Images):
+class _Strided(_Images):
+    """Convolutions without padding, each followed by a ReLU."""
+
+    layers: ClassVar[tuple[tuple[int, int, int], ...]]
+    """Channels, kernel and stride of each."""
+
+    def __init__(self, shape: Sequence[int], features: int) -> None:
+        body: list[nn.Module] = []
+        inputs = shape[0]
+        for outputs, kernel, stride in self.layers:
+            body += [_convolution(inputs, outputs, kernel, stride), nn.ReLU()]
+            inputs = outputs
+        super().__init__(shape, features, nn.Sequential(*body))
+
+    @classmethod
+    def smallest(cls) -> int:
+        least = 1
+        for _, kernel, stride in reversed(cls.layers):
+            least = (least - 1) * stride + kernel
+        return least
+
+
+class NatureCNN(_Strided):
     """Mnih et al. 2015, "Human-level control through deep reinforcement learning"; for images of 84 x 84 or so.
 
     Args:
@@ -60,19 +90,13 @@ class NatureCNN(_Images):
         features: that come out, after a ReLU.
     """
 
+    layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+
     def __init__(self, shape: Sequence[int], features: int = 512) -> None:
-        body = nn.Sequential(
-            _convolution(shape[0], 32, 8, 4),
-            nn.ReLU(),
-            _convolution(32, 64, 4, 2),
-            nn.ReLU(),
-            _convolution(64, 64, 3, 1),
-            nn.ReLU(),
-        )
-        super().__init__(shape, features, body)
+        super().__init__(shape, features)
 
 
-class SmallCNN(_Images):
+class SmallCNN(_Strided):
     """Mnih et al. 2013, "Playing Atari with deep reinforcement learning", https://arxiv.org/abs/1312.5602: a third of
     the work of `NatureCNN`, and enough for the simpler games.
 
@@ -81,14 +105,10 @@ class SmallCNN(_Images):
         features: that come out, after a ReLU.
     """
 
+    layers = ((16, 8, 4), (32, 4, 2))
+
     def __init__(self, shape: Sequence[int], features: int = 256) -> None:
-        body = nn.Sequential(
-            _convolution(shape[0], 16, 8, 4),
-            nn.ReLU(),
-            _convolution(16, 32, 4, 2),
-            nn.ReLU(),
-        )
-        super().__init__(shape, features, body)
+        super().__init__(shape, features)
 
 
 class _Residual(nn.Module):

@@ -16,6 +16,12 @@ from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 MASK = "action_mask"
 """Name of the leaf of an observation that says which actions are allowed: it is for the heads, never a feature."""
 
+_CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
+    "small": SmallCNN,
+    "nature": NatureCNN,
+    "impala": ImpalaCNN,
+}
+
 
 def features_of(encoder: nn.Module) -> int:
     """How many features an encoder gives."""
@@ -92,21 +98,35 @@ class Spatial(nn.Module):
         shape: ``[C, H, W]`` or ``[H, W, C]``; the smaller of first and last axis is taken for the channels.
         network: ``small``, ``nature`` or ``impala``.
         features: that come out; None: the network's own number.
+
+    Raises:
+        ValueError: there is no such network, or the image is too small for it; names those that fit.
     """
 
     def __init__(self, shape: Sequence[int], network: str = "nature", features: int | None = None) -> None:
         super().__init__()
         self.last = shape[-1] < shape[0]
-        channels_first = [shape[2], shape[0], shape[1]] if self.last else list(shape)
-        kind = {"small": SmallCNN, "nature": NatureCNN, "impala": ImpalaCNN}.get(network)
+        channels, height, width = [shape[2], shape[0], shape[1]] if self.last else shape
+        kind = _CONVOLUTIONS.get(network)
         if kind is None:
             raise ValueError(f"network must be 'small', 'nature' or 'impala', got {network!r}")
-        self.network = kind(channels_first) if features is None else kind(channels_first, features)
+        if min(height, width) < kind.smallest():
+            fits = [name for name, other in _CONVOLUTIONS.items() if min(height, width) >= other.smallest()]
+            raise ValueError(
+                f"an image of {height} x {width} pixels is too small for convolutions {network!r}, which need "
+                f"{kind.smallest()} x {kind.smallest()} at least; these fit: {', '.join(fits)}"
+            )
+        image = [channels, height, width]
+        self.network = kind(image) if features is None else kind(image, features)
         self.features = self.network.features
 
     def forward(self, image: Tensor) -> Tensor:
         """``[..., C, H, W]`` or ``[..., H, W, C] -> [..., features]``."""
-        y: Tensor = self.network(image.movedim(-1, -3) if self.last else image)
+        if self.last:
+            # Not `movedim`, which the tracing exporter writes with negative axes that ONNX does not have.
+            first = image.ndim - 3
+            image = image.permute(*range(first), image.ndim - 1, first, first + 1)
+        y: Tensor = self.network(image)
         return y
 
 

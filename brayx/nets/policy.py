@@ -110,6 +110,8 @@ class RecurrentPolicy(Policy):
     The state begins as zeros. Learning passes whole sequences, see `brayx.nets.lstm`.
     """
 
+    is_recurrent = True
+
     def __init__(self, encoder: nn.Module, head: Any, config: NetworkConfig) -> None:
         super().__init__(encoder, lambda _: head(config.lstm), config, shared=True)
         last = config.hidden[-1] if config.hidden else features_of(encoder)

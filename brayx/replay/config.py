@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
 
+if TYPE_CHECKING:
+    from brayx.algorithms.base import Sampling
+
 STREAM_ENVIRONMENT = {"RAY_DATA_METADATA_PREFETCH_ON_THREAD": "0"}
 """To be in the environment of every Ray process before it imports Ray Data, so best before ``ray.init``. By default a
 thread fetches a block's metadata while the executor sleeps in ``ray.wait`` for 100 ms, so a slow stream delivers each
 batch 100 ms late; inline, push to batch takes 15 ms. Nothing else depends on it."""
 
+_TABLE_COLUMNS, _FIRST_COLUMNS = 100_000, 1_000
+"""Of a table that an algorithm samples: what it keeps, and what it has before the first sample."""
+
 
 class BufferConfig(BaseModel):
-    """Where fragments wait for the learner, and the shape of the batches it gets."""
+    """Where fragments wait for the learner, and the shape of the batches it gets.
+
+    In a job, what is not given of a buffer that the trainer learns from is its algorithm's own (`buffer_options`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -90,3 +100,25 @@ class BufferConfig(BaseModel):
             raise ValueError(f"a sampler that gives a column more than once: with fifo there is no {given[0]}")
         self.limiter()
         return self
+
+
+def buffer_options(sampling: Sampling, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a buffer that an algorithm learns from, where its own are to count.
+
+    Args:
+        sampling: the algorithm's.
+        given: options of the buffer, valid or not; they win.
+    """
+    length = given.get("unroll_length", sampling.unroll_length)
+    if type(length) is not int or length < 1:
+        return {}  # refused where options are validated
+    size = given.get("batch_size", sampling.batch_size(length))
+    if type(size) is not int or size < 1:
+        return {}
+    found: dict[str, Any] = {"sampler": sampling.sampler, "unroll_length": length, "batch_size": size}
+    if given.get("sampler", sampling.sampler) in ("uniform", "prioritised"):
+        found["size"] = given.get("size", -(-_TABLE_COLUMNS // size))
+        found["samples_per_insert"] = sampling.samples_per_insert(length, size) or None
+        if type(found["size"]) is int:
+            found["min_columns"] = max(1, min(_FIRST_COLUMNS, found["size"] * size))
+    return found

@@ -15,6 +15,7 @@ Knows nothing of learning, of Ray, nor of where weights come from.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -28,10 +29,14 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
-from brayx.rollout.envs import autoreset_mode
+from brayx.nets.encoders import MASK
+from brayx.rollout.envs import autoreset_mode, failed
+from brayx.rollout.masks import InfoMasks
 from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
 from brayx.rollout.policy import Policy
 from brayx.types import Columns, NestedArray, Weights, flatten
+
+logger = logging.getLogger(__name__)
 
 _MAX_EPISODES = 65_536
 """Finished episodes that wait to be asked for."""
@@ -76,6 +81,7 @@ class Collector:
 
     Raises:
         ConfigError: the environments' observations or actions are not the policy's, or its noise does not last.
+        EnvironmentFailed: the first reset raised.
     """
 
     def __init__(
@@ -94,6 +100,9 @@ class Collector:
         greedy: bool = False,
     ) -> None:
         check_noise(sde_steps, policy.output_names)
+        if isinstance(envs, InfoMasks) and not any(MASK in key.split("/") for key in policy.obs_keys):
+            logger.warning("the environments tell which actions are allowed, and the model takes no action_mask")
+            envs = envs.env
         self.envs = envs
         self.policy = policy
         self.num_envs = int(envs.num_envs)
@@ -123,7 +132,10 @@ class Collector:
     def begin_again(self, seed: int) -> None:
         """Starts every environment anew, as a collector of that ``seed`` does; what normalisers have seen stays."""
         self._rng = np.random.default_rng([seed, 0xAC7])
-        first, _ = self.envs.reset(seed=seed)
+        try:
+            first, _ = self.envs.reset(seed=seed)
+        except Exception as error:
+            raise failed("reset", error) from error
         self._obs = self._leaves(first)
         self._state = self.policy.initial_state(self.num_envs)
         self._resetting = np.zeros(self.num_envs, np.bool_)
@@ -148,6 +160,7 @@ class Collector:
         may have taken the step that others raised in, and nobody knows at which step of an episode each is.
 
         Raises:
+            EnvironmentFailed: an environment raised.
             ModelError: the policy failed.
         """
         if self._broken:
@@ -189,6 +202,13 @@ class Collector:
         self.env_steps += int(np.count_nonzero(arrays["mask"]))
         self._broken = False
         return Columns(arrays)
+
+    def unfinished(self) -> list[Episode]:
+        """The episode that each environment is in, as far as it has come."""
+        return [
+            Episode(*each, env)
+            for env, each in enumerate(zip(self._return.tolist(), self._length.tolist(), strict=True))
+        ]
 
     def episodes(self) -> list[Episode]:
         """Episodes that have ended since the last time, in order."""
@@ -260,9 +280,13 @@ class Collector:
             self._raw.clear()
 
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        obs, reward, terminated, truncated, _ = self.envs.step(self.action_spec.to_env(action, scale=self._scale))
-        if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
-            obs, _ = self.envs.reset(options={"reset_mask": done})
+        action = self.action_spec.to_env(action, scale=self._scale)
+        try:
+            obs, reward, terminated, truncated, _ = self.envs.step(action)
+            if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
+                obs, _ = self.envs.reset(options={"reset_mask": done})
+        except Exception as error:
+            raise failed("step", error) from error
         self._obs = self._leaves(obs)
         return reward, terminated, truncated
 

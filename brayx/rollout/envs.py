@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from brayx.errors import ConfigError, first_line
+from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line
 
 Vectorization: TypeAlias = Literal["auto", "sync", "async", "native"]
 EnvSource: TypeAlias = str | Callable[[], Any]
@@ -47,9 +47,30 @@ def make_envs(
         options: passed on to the environment; a native Atari environment has ale_py's: ``frameskip``, ``num_threads``
             and others.
 
+    What an environment tells in ``info["action_mask"]`` is observed, see `brayx.rollout.masks.InfoMasks`.
+
     Raises:
         ConfigError: there is no such environment or vectorization of it, or it does not take these options.
+        EnvironmentFailed: it raised when it was made, or first reset.
     """
+    from brayx.rollout.masks import with_masks  # loads torch
+
+    made = _make(env, num_envs, vectorization, options)
+    try:
+        return with_masks(made)
+    except BaseException:
+        made.close()
+        raise
+
+
+def failed(what: str, error: Exception) -> BrayxError:
+    """What is told of an error that an environment raised in ``what``; a typed one stays."""
+    if isinstance(error, BrayxError):
+        return error
+    return EnvironmentFailed(f"the environment raised {type(error).__name__} in {what}: {first_line(error)}")
+
+
+def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: Mapping[str, Any] | None) -> VectorEnv:
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}, expected 1 or more", key="num_envs")
     given = dict(options or {})
@@ -68,11 +89,13 @@ def make_envs(
             return made
         mode = {"auto": None, "native": "vector_entry_point"}.get(vectorization, vectorization)
         return gymnasium.make_vec(env, num_envs, vectorization_mode=mode, **given)
-    except ConfigError:
+    except BrayxError:
         raise
     except (gymnasium.error.Error, TypeError, ValueError, ImportError, AssertionError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(f"no environment {env!r} with options {given}: {said[0]}", env=str(env)) from error
+    except Exception as error:
+        raise failed("its constructor", error) from error
 
 
 def is_atari(env: EnvSource) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from brayx.rollout.collector import Collector, Episode
 from brayx.rollout.moments import ObsNormaliser
 from brayx.rollout.policy import Policy
 
+logger = logging.getLogger(__name__)
+
+MAX_STEPS = 30_000
+"""Of an episode, unless told otherwise: an Atari game of half an hour has 27,000."""
 _STEPS = 16
 """Of a run."""
 
@@ -21,10 +26,12 @@ class Evaluation:
     """What episodes came to.
 
     Attributes:
-        episodes: as many as were asked for, in no order; of one that was stopped fewer, and short ones first.
+        episodes: as many as were asked for, in no order; fewer where it was stopped or cut, and short ones first.
+        cut: how many of these had not ended after ``max_steps``: they count as far as they had come.
     """
 
     episodes: tuple[Episode, ...]
+    cut: int = 0
 
     @property
     def mean(self) -> float:
@@ -46,7 +53,7 @@ def evaluate(
     greedy: bool = True,
     scale_actions: bool = True,
     normaliser: ObsNormaliser | None = None,
-    max_steps: int = 1_000_000,
+    max_steps: int = MAX_STEPS,
     stop: threading.Event | None = None,
 ) -> Evaluation:
     """Plays ``episodes`` whole episodes, equally many in each environment: short ones do not count more often.
@@ -59,12 +66,13 @@ def evaluate(
         greedy: the most likely action instead of a drawn one.
         scale_actions: as the policy was trained.
         normaliser: of observations, as trained; stays as it is.
-        max_steps: of each environment, then it is given up: fewer episodes come back, one at least is needed.
+        max_steps: of an episode; one that takes longer is cut, and its environment is played no further, as it may
+            never end.
         stop: once set, those that ended until then come back, and there may be none.
 
     Raises:
         ConfigError: the policy is of other environments.
-        ValueError: not one episode ended within ``max_steps``.
+        EnvironmentFailed: an environment raised.
     """
     each = -(-episodes // envs.num_envs)
     collector = Collector(
@@ -76,18 +84,24 @@ def evaluate(
         normalise_obs=normaliser if normaliser is not None else False,
         greedy=greedy,
     )
-    finished: list[list[Episode]] = [[] for _ in range(collector.num_envs)]
-    for _ in range(-(-max_steps // _STEPS)):
+    played: list[list[Episode]] = [[] for _ in range(collector.num_envs)]
+    cut: set[int] = set()
+    while not all(len(found) == each or env in cut for env, found in enumerate(played)):
         if stop is not None and stop.is_set():
             break
         collector.collect()
         for episode in collector.episodes():
-            if len(finished[episode.env]) < each:
-                finished[episode.env].append(episode)
-        if all(len(found) == each for found in finished):
-            break
-    turns = range(max(map(len, finished)))
-    found = [found[turn] for turn in turns for found in finished if len(found) > turn][:episodes]
-    if not found and (stop is None or not stop.is_set()):
-        raise ValueError(f"no episode ended within {max_steps} steps")
-    return Evaluation(tuple(found))
+            if len(played[episode.env]) < each and episode.env not in cut:
+                played[episode.env].append(episode)
+        for episode in collector.unfinished():
+            if episode.length >= max_steps and len(played[episode.env]) < each and episode.env not in cut:
+                played[episode.env].append(episode)
+                cut.add(episode.env)
+    turns = range(max(map(len, played)))
+    order = [(env, turn) for turn in turns for env, found in enumerate(played) if len(found) > turn][:episodes]
+    left = sum(env in cut and turn == len(played[env]) - 1 for env, turn in order)
+    if left:
+        logger.warning(
+            "%d of %d episodes had not ended after %d steps: their returns are of those", left, len(order), max_steps
+        )
+    return Evaluation(tuple(played[env][turn] for env, turn in order), left)

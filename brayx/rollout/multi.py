@@ -7,7 +7,7 @@ policies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from brayx.errors import ConfigError
 from brayx.nets.central import OWN, STATE
+from brayx.nets.encoders import MASK
 
 
 class AgentsAsRows(VectorEnv):
@@ -64,12 +65,13 @@ class AgentsAsRows(VectorEnv):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins every game anew, each with a seed of its own."""
-        rows = []
+        rows, infos = [], []
         for index, game in enumerate(self._games):
-            found, _ = game.reset(seed=None if seed is None else int(seed) + index, options=options)
+            found, told = game.reset(seed=None if seed is None else int(seed) + index, options=options)
             rows += self._rows(game, found)
+            infos += [told[agent] for agent in self.agents]
         self._ended = [False] * len(self._games)
-        return self._joined(rows), {}
+        return self._joined(rows), _masks(infos)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """One step of every game.
@@ -79,16 +81,19 @@ class AgentsAsRows(VectorEnv):
         """
         size = len(self.agents)
         rows: list[Any] = []
+        infos: list[Mapping[str, Any]] = []
         reward = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         for index, game in enumerate(self._games):
             if self._ended[index]:
-                found, _ = game.reset()
+                found, told = game.reset()
                 rows += self._rows(game, found)
+                infos += [told[agent] for agent in self.agents]
                 self._ended[index] = False
                 continue
             own = {agent: actions[index * size + at] for at, agent in enumerate(self.agents)}
-            found, rewards, ends, cuts, _ = game.step(own)
+            found, rewards, ends, cuts, told = game.step(own)
+            infos += [told[agent] for agent in self.agents]
             for at, agent in enumerate(self.agents):
                 row = index * size + at
                 reward[row], terminated[row], truncated[row] = rewards[agent], ends[agent], cuts[agent]
@@ -98,7 +103,7 @@ class AgentsAsRows(VectorEnv):
                 raise ConfigError(f"{gone} left a game that goes on, and agents that are rows must end together")
             self._ended[index] = bool(over.all())
             rows += self._rows(game, found)
-        return self._joined(rows), reward, terminated, truncated, {}
+        return self._joined(rows), reward, terminated, truncated, _masks(infos)
 
     def close_extras(self, **_: Any) -> None:
         """Closes the games."""
@@ -124,3 +129,13 @@ class AgentsAsRows(VectorEnv):
         space = self.single_observation_space
         whole: Any = create_empty_array(space, self.num_envs)
         return concatenate(space, rows, whole)
+
+
+def _masks(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The masks in each row's info, as Gymnasium has those of several environments."""
+    told = np.array([MASK in info for info in infos])
+    if not told.any():
+        return {}
+    found = np.empty(len(infos), object)
+    found[:] = [info.get(MASK) for info in infos]
+    return {MASK: found, f"_{MASK}": told}

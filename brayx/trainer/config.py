@@ -33,8 +33,8 @@ class TrainerConfig(BaseModel):
     """Import path of a module with ``handle``, ``loss`` or ``evaluate``, looked up beside the YAML file first."""
     algorithm: AlgorithmConfig = PPOConfig()
     """Options of the algorithm."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Adam's, at the start."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """Adam's, at the start; its epsilon is 1e-5."""
     num_steps: Annotated[int, Field(ge=1)] = 1_000_000
     """Transitions to learn from; learning rate and clip fall towards it."""
     target_return: float | None = None

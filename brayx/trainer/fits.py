@@ -21,10 +21,10 @@ from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe, example_leaves
 from brayx.errors import ConfigError, ModelError
 from brayx.model.build import build_model
+from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Layout
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks, load_hooks
-from brayx.trainer.prefetch import state_argument
 from brayx.types import NestedArray, flatten
 
 
@@ -94,7 +94,7 @@ def check_model(
         shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
         told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
         try:
-            check_outputs(algorithm, told)
+            check_outputs(algorithm, told, recurrent=given.state is not None)
         except ConfigError as error:
             gave = ", ".join(told.values())
             raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error

@@ -148,8 +148,9 @@ class WithLoss(nn.Module):
         self.module = module
         self._hooks = hooks
         self._seen: list[tuple[Any, Any]] = []
-        # Under its own signature, since an algorithm looks there for a memory.
+        # Declared and signed as the module is, since an algorithm looks there for a memory.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
+        self.is_recurrent = getattr(inner, "is_recurrent", False)
 
         @functools.wraps(inner.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:

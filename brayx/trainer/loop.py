@@ -19,19 +19,20 @@ import torch
 from torch import nn
 
 from brayx.actor.agent import Services
-from brayx.algorithms.adam import Adam
+from brayx.algorithms.adam import EPS, Adam
 from brayx.algorithms.build import build
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, ModelError, first_line
 from brayx.metrics import WINDOW_GAMES, Kind
+from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.evaluation import Evaluation
 from brayx.trainer.hooks import Hooks, WithLoss
-from brayx.trainer.prefetch import Prefetch, Prepare, Ready, state_argument
+from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
 from brayx.trainer.saving import Keeper, Saver, samples_of
 from brayx.types import NestedArray, Weights
@@ -44,6 +45,8 @@ GAMES_METRIC = "games"
 WINDOW_METRIC = "games_in_window"
 """Games that the mean is of, `WINDOW_GAMES` at most. After a resume they are counted anew, as one lucky game is no
 mean of many."""
+_LARGE_REWARD = 1e9
+"""Float32 has no number for the square of what such rewards add up to, or soon none."""
 _LAST_RETURNS_S = 3.0
 """A training that is over before its games' returns have come in waits this long for them."""
 
@@ -146,7 +149,7 @@ def learn(
     acting = functools.partial(checkpoint.acting_weights, module, normaliser, paths)
     torch.set_num_threads(config.threads)
     module.to(ranks.device)
-    optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+    optimizer = Adam(module.parameters(), lr=config.learning_rate, eps=EPS, fused=True)
     folder = keeper.latest()
     restored = None if folder is None else checkpoint.restore(folder, module, optimizer, normaliser)
     counters = Counters() if restored is None else restored.counters
@@ -308,8 +311,16 @@ def _refuse_divergence(measured: Mapping[str, float], ready: Ready, module: nn.M
     weights = [name for name, array in module_weights(module).items() if not np.isfinite(array).all()]
     also = [f"in the batch {', '.join(fields)}"] if fields else []
     also += [f"{len(weights)} weights, {weights[0]} first"] if weights else []
+    rewards = ready.batch.get("reward_heads", ready.batch["reward"])
+    largest = float(np.abs(rewards).max(initial=0.0, where=np.isfinite(rewards)))
+    why = (
+        f"; the batch's rewards reach {largest:.3g}, which losses square: expected small ones, as normalise_reward, "
+        "reward_clip or the environment's own unit make them"
+        if largest > _LARGE_REWARD
+        else ""
+    )
     raise Diverged(
-        f"training diverged at update {updates + 1}: {bad[0]} is {losses[bad[0]]}"
+        f"training diverged at update {updates + 1}: {bad[0]} is {losses[bad[0]]}{why}"
         + (f"; not finite either: {'; '.join(also)}" if also else ""),
         losses=bad,
         fields=fields,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import inspect
 import queue
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import optree
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from brayx.errors import ConfigError
 from brayx.replay.packing import READY_KEY, Batch
@@ -208,12 +207,6 @@ def close(batches: Iterator[Batch]) -> None:
 def _tensor(array: np.ndarray) -> Tensor:
     """Shares memory, unless the array is read only, as blocks of the object store are."""
     return torch.from_numpy(array if array.flags.writeable else np.array(array))
-
-
-def state_argument(module: nn.Module) -> int | None:
-    """Place of the argument ``state`` of a recurrent module; None: it has none."""
-    names = list(inspect.signature(module.forward).parameters)
-    return names.index("state") if "state" in names else None
 
 
 def _laid_out(prefix: str, example: NestedArray) -> Callable[[Mapping[str, Tensor]], Any]:

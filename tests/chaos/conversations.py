@@ -236,14 +236,14 @@ class WsOracle:
 
     def answer(self, data: bytes) -> bytes | str:
         kind, body, seq = data[:1], data[1:], None
-        if len(data) > MAX_BODY_BYTES + 1:
-            return "body_too_large"
         if kind == b"N":
             if len(body) < 8 or body[0] & 0x80:
                 return "bad_request"
             seq, body = int.from_bytes(body[:8], "big"), body[8:]
         if kind not in (b"S", b"T", b"N", b"P"):
             return "bad_request"
+        if len(body) > MAX_BODY_BYTES:
+            return "body_too_large"
         if kind == b"S" and self.running:
             return "session_error"
         answer = self._sessions.answer(Ask({b"S": START, b"P": STOP}.get(kind, TICK), 0, body, seq))

@@ -234,10 +234,11 @@ def main() -> None:
     options = parser.parse_args()
     (options.folder / "events").mkdir()
 
-    import ray
     from ray import serve
 
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
+    from brayx.ray_cluster import start_ray
+
+    start_ray(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": "127.0.0.1", "port": options.port},

@@ -115,8 +115,7 @@ async def _serve(options: dict[str, Any]) -> None:
     )
     app = DoorApp(table, max_body_bytes=MAX_BODY_BYTES, idle_timeout_s=Replica.idle_timeout_s)
     websockets = WebSockets(app, bounds)
-    for name in ("", "uvicorn"):
-        logging.getLogger(name).addHandler(faults)
+    logging.getLogger().addHandler(faults)
     native = Listener(table, lambda listener: HttpConnection(listener, websockets), bounds)
     tcp = Listener(table, TcpConnection, bounds)
     for listener in (native, tcp):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from brayx.engines.base import load_weights
 from brayx.tracking import Trial
 from tests.end_to_end.jobs import (
     ROOT,
@@ -146,7 +147,8 @@ def test_an_environment_that_is_not_there_ends_the_command_before_ray_starts(tmp
 PPO = (
     "--env Pendulum-v1 --num-workers 4 --timesteps 8000 --lr 3e-4 --gamma 0.99 --gae-lambda 0.95 --clip-param 0.2 "
     "--value-coef 0.5 --entropy-coef 0.01 --max-grad-norm 0.5 --device cpu --distributed true --seed 0 "
-    "--save-interval 2 --log-interval 2 --course course.json"
+    "--save-interval 2 --log-interval 2 --course course.json --engine torch --vectorization sync --env-option g=0.0 "
+    "--lstm 8 --normalise-value true --clip-value 0.5"
 )
 BATCH = 4 * 8 * 64
 """Transitions of an update by the defaults: workers, environments of each, steps."""
@@ -167,7 +169,7 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
     assert (trial.run_id, trial.status) == (result["trial"], "FINISHED")
     assert trial.metrics()["updates"] == 4
     assert trial.metrics()["env_steps"] == result["env_steps"]
-    assert trial.latest_checkpoint() is not None
+    assert "memory.inputs.weight" in load_weights(trial.latest_checkpoint() / "weights.npz")
     lines = [line for line in said.splitlines() if "env steps  return" in line]
     assert 1 <= len(lines) <= 2, "a line every second update, of four"
     points = json.loads((tmp_path / "course.json").read_text())

@@ -96,6 +96,7 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
         code, reply = call(url, b"{}", session="game-2", step_kind="tick")
         assert (code, json.loads(reply)["error"]) == (404, "session_unknown")
         assert "send step_kind start first" in json.loads(reply)["message"]
+        assert "asks for no token" not in command.err + command.out
         said = [line for line in (command.err + command.out).splitlines() if "untrained" in line]
         assert len(said) == 1, said
         assert re.search(r"brayx (train|demo)|make demo", said[0]), said
@@ -107,8 +108,11 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
 def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     url = serve_config(tmp_path, tracking=tracking_db)
-    with Command(["serve", "run", "serve_config.yaml"], tmp_path) as command, said_on_failure(command):
+    # As a cluster of `ray start` is, too, before somebody has made a token.
+    opened = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}
+    with Command(["serve", "run", "serve_config.yaml"], tmp_path, opened) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
+        command.until(command.says("Ray asks for no token here: whoever reaches its ports"), "it warned")
         assert status(url)["policy_versions"] == {"model": 1}, "the registry's version, by which it is promoted"
         assert status(url)["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,11 +18,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import ray
 from ray import serve
+from ray.serve.generated.serve_pb2 import ASGIRequest
+from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
+from brayx.actor.config import ActorConfig
+from brayx.actor.deployment import _on_loopback
 from brayx.actor.directory import NAMESPACE, Location, stop_directory
 from brayx.actor.memory import ClusterMemory
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
@@ -120,6 +126,10 @@ def locate(session: str) -> Location | None:
     return location
 
 
+def serve_controller() -> Any:
+    return ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+
+
 def pid_of(address: str) -> int:
     """The replica that listens at a peer address."""
     port = int(address.rpartition(":")[2])
@@ -198,6 +208,65 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_are_told_the
             await client.stop()
         assert where[clients[0]] == victim
     await asyncio.to_thread(until, lambda: len(replicas()) == 2, "Serve starting the replica again", WAIT_S)
+
+
+async def test_a_killed_controller_of_serve_costs_no_replica_and_no_session(echo: str) -> None:
+    def controller() -> int:
+        """Its process; 0 while there is none."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            return int(ray.get(serve_controller().get_pid.remote(), timeout=WAIT_S))
+        return 0
+
+    def taken_over() -> bool:
+        with contextlib.suppress(ray.exceptions.RayError):
+            states = serve.status().applications["echo"].deployments["echo"].replica_states
+            return controller() not in (0, killed) and dict(states) == {"RUNNING": 2}
+        return False
+
+    doors = native_doors(echo)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [AsyncClient(doors[door], timeout_s=WAIT_S, reconnect_s=WAIT_S) for door in (*doors, "tcp") * 5]
+        for client in clients:
+            stack.push_async_callback(client.close)
+            await client.start()
+        where = {str(client.session): locate(str(client.session)) for client in clients}
+        killed = controller()
+        os.kill(killed, signal.SIGKILL)
+        waiting = asyncio.create_task(asyncio.to_thread(until, taken_over, "another controller", WAIT_S))
+        assert await play_until(clients, waiting.done) > 0
+        await waiting
+        assert {session: locate(session) for session in where} == where, "each is where it was"
+        for client in clients:
+            assert await client.tick(b"on") == b"on"
+            await client.stop()
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._file,)
+
+
+def test_serves_own_port_of_a_replica_takes_no_pickle_without_the_token(echo: str, tmp_path: Path) -> None:
+    with Client(echo, timeout_s=WAIT_S) as client:
+        client.start()
+        location = locate(str(client.session))
+        client.stop()
+    assert location is not None
+    listening = psutil.Process(pid_of(location.address)).net_connections("tcp")
+    ports = {c.laddr.port for c in listening if c.status == psutil.CONN_LISTEN and c.laddr.ip in ("::", "0.0.0.0")}
+    request = ASGIRequest(pickled_request_metadata=pickle.dumps(Touch(tmp_path / "touched")))
+    codes = []
+    for port in ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            ASGIServiceStub(channel).HandleRequest(request, timeout=WAIT_S)
+        codes.append(refused.value.code())
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+    assert not list(tmp_path.iterdir())
 
 
 async def test_sessions_move_without_a_word_when_their_replica_is_scaled_away(echo: str) -> None:
@@ -317,6 +386,20 @@ def test_bad_ticks_are_told_what_is_wrong(cartpole: str, body: bytes, status: in
     assert (caught.value.code, document["error"]) == (status, code)
     assert says in document["message"]
     assert "Traceback" not in document["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "loopback"),
+    [
+        ({}, True),
+        ({"native_host": "0.0.0.0"}, False),
+        ({"native_host": "0.0.0.0", "native_port": None, "tcp_port": None}, True),
+    ],
+)
+async def test_what_agents_raise_is_shown_while_all_doors_are_on_loopback(
+    service: str, options: dict[str, Any], loopback: bool
+) -> None:
+    assert await _on_loopback(ActorConfig(agents=["a"], **options)) == loopback
 
 
 def test_an_idle_session_is_ended_and_told_at_its_next_tick(cartpole: str) -> None:

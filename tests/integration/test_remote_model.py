@@ -676,7 +676,8 @@ LEAVES = """
 import logging, os, sys
 import numpy as np, ray, torch
 from brayx import RemoteModel
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+from brayx.ray_cluster import start_ray
+start_ray(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
 assert model(np.zeros(2, np.float32)).shape == (1,)
 ray.shutdown()

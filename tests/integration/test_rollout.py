@@ -385,7 +385,7 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
         until(lambda: workers.error is not None, "it was given up", WAIT_S)
     assert isinstance(workers.error, EnvironmentFailed)
     name = f"{made.spec.config.module}.breaking"
-    said = f"worker 0 of rollout 'games' ({name}) raised ValueError: the pole is broken"
+    said = f"worker 0 of rollout 'games' ({name}): the environment raised ValueError in step: the pole is broken"
     assert workers.error.message == said
     assert workers.lost == {"failed": 2}
 

@@ -41,10 +41,14 @@ CARTPOLE: dict[str, Any] = {
     "target_games": 20,
     "vectorization": "sync",
 }
-"""With PPO's defaults: 8 x 32 steps, one minibatch, 20 epochs, gamma .98, lambda .8, rate and clip falling to 0."""
+CARTPOLE_PPO = PPOConfig(
+    gamma=0.98, gae_lambda=0.8, entropy_coef=0.0, epochs=20, minibatch_size=256, learning_rate_schedule="linear",
+    clip_schedule="linear",
+)  # fmt: skip
+"""The first reference: 8 x 32 steps, one minibatch, rate and clip falling to 0."""
 FEW_EPOCHS: dict[str, Any] = {"num_envs": 4, "unroll_length": 128, "learning_rate": 2.5e-4, "vectorization": "sync"}
 FEW_EPOCHS_PPO = PPOConfig(
-    epochs=4, minibatch_size=128, entropy_coef=0.01, gamma=0.99, gae_lambda=0.95, clip_schedule="constant"
+    epochs=4, minibatch_size=128, entropy_coef=0.01, gamma=0.99, gae_lambda=0.95, learning_rate_schedule="linear"
 )
 """The second reference, whose rate falls over 500 k steps and whose clip does not; it has a clipped value loss, too."""
 
@@ -72,7 +76,7 @@ def seen(rows: Rows, title: str, seed: int, result: Result) -> float:
 def test_cartpole_ppo(rows: Rows, seed: int) -> None:
     """Reference: 475 near 25 k steps."""
     training = Training(total_steps=100_000, target_return=475, evaluation_episodes=50, seed=seed, **CARTPOLE)
-    result = train_local("CartPole-v1", training=training)
+    result = train_local("CartPole-v1", CARTPOLE_PPO, training)
     assert seen(rows, "PPO, CartPole-v1, until 475", seed, result) >= 475
     assert result.env_steps <= 80_000
 
@@ -80,7 +84,7 @@ def test_cartpole_ppo(rows: Rows, seed: int) -> None:
 @SEEDS
 def test_cartpole_ppo_stays_there(rows: Rows, seed: int) -> None:
     """Reference: 500 at 100 k steps."""
-    result = train_local("CartPole-v1", training=Training(evaluation_episodes=50, seed=seed, **CARTPOLE))
+    result = train_local("CartPole-v1", CARTPOLE_PPO, Training(evaluation_episodes=50, seed=seed, **CARTPOLE))
     assert seen(rows, "PPO, CartPole-v1, 100 k steps", seed, result) >= 490
 
 
@@ -125,8 +129,8 @@ def test_pendulum_ppo(rows: Rows, seed: int) -> None:
     result = train_local(
         "Pendulum-v1",
         PPOConfig(
-            gamma=0.9, gae_lambda=0.95, epochs=10, minibatch_size=64, learning_rate_schedule="constant",
-            clip_schedule="constant",
+            gamma=0.9, gae_lambda=0.95, entropy_coef=0.0, epochs=10, minibatch_size=64,
+            learning_rate_schedule="constant", clip_schedule="constant",
         ),
         Training(
             total_steps=100_000,
@@ -170,7 +174,7 @@ def test_pendulum_sac_of_three_steps_by_priorities(rows: Rows, seed: int) -> Non
 @SEEDS
 def test_only_a_memory_solves_cartpole_without_velocities(rows: Rows, seed: int) -> None:
     """Positions are small and move little in a step, so they are normalised; a run is long enough to see them move."""
-    config = PPOConfig(epochs=10, minibatch_size=256, gamma=0.99, gae_lambda=0.95, normalise_value=True)
+    config = CARTPOLE_PPO.model_copy(update={"epochs": 10, "gamma": 0.99, "gae_lambda": 0.95, "normalise_value": True})
     options: dict[str, Any] = {
         "num_envs": 16, "unroll_length": 64, "learning_rate": 1e-3, "normalise_obs": True, "evaluation_episodes": 50,
         "seed": seed,
@@ -187,14 +191,14 @@ def test_only_a_memory_solves_cartpole_without_velocities(rows: Rows, seed: int)
 @SEEDS
 def test_several_actions_at_once(rows: Rows, seed: int) -> None:
     training = Training(total_steps=30_000, evaluation_episodes=50, seed=seed, **CARTPOLE)
-    result = train_local(Locks, training=training)
+    result = train_local(Locks, CARTPOLE_PPO, training)
     assert seen(rows, "PPO, three dials (MultiDiscrete), best 40", seed, result) >= 0.95 * Locks.BEST
 
 
 @SEEDS
 def test_masked_actions(rows: Rows, seed: int) -> None:
     training = Training(total_steps=40_000, evaluation_episodes=50, seed=seed, **CARTPOLE)
-    result = train_local(Offers, PPOConfig(gamma=0.5), training)
+    result = train_local(Offers, CARTPOLE_PPO.model_copy(update={"gamma": 0.5}), training)
     # An offer that may not be taken ends the game at -20: a single one would show.
     assert seen(rows, "PPO, masked offers, best 20", seed, result) >= 0.9 * Offers.BEST
 
@@ -226,7 +230,7 @@ def record(path: Path, module: nn.Module, example: Any, seed: int) -> float:
 @SEEDS
 def test_a_clone_plays_like_the_expert(rows: Rows, seed: int, tmp_path: Path) -> None:
     training = Training(total_steps=120_000, target_return=490, evaluation_episodes=50, seed=seed, **CARTPOLE)
-    expert = train_local("CartPole-v1", training=training)
+    expert = train_local("CartPole-v1", CARTPOLE_PPO, training)
     record(tmp_path / "expert.npz", expert.module, expert.forward_args, seed)
     measured: dict[str, float] = {}
     clone = train_local(
@@ -273,7 +277,7 @@ def mediocre(path: Path, seed: int) -> float:
                 stop.set()
 
     training = Training(total_steps=100_000, seed=100 + seed, **CARTPOLE)
-    train_local("CartPole-v1", PPOConfig(), training, model=model, on_update=look, stop=stop)
+    train_local("CartPole-v1", CARTPOLE_PPO, training, model=model, on_update=look, stop=stop)
     assert stop.is_set(), f"the expert was never mediocre: {means}"
     return means[-1]
 
@@ -374,6 +378,9 @@ def test_a_value_of_the_whole_game_sees_what_was_luck(rows: Rows) -> None:
         "minibatch_size": 480,
         "gamma": 0.95,
         "gae_lambda": 0.95,
+        "entropy_coef": 0.0,
+        "learning_rate_schedule": "linear",
+        "clip_schedule": "linear",
         "clip_final": 0.5,
         "normalise_value": True,
     }

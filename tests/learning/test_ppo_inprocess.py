@@ -23,6 +23,10 @@ from brayx.types import Fragment, Step
 NUM_ENVS = 8
 NUM_STEPS = 120_000
 GAMES = 20
+RECIPE = PPOConfig(
+    gamma=0.98, gae_lambda=0.8, entropy_coef=0.0, epochs=20, minibatch_size=256, learning_rate_schedule="linear",
+    clip_schedule="linear",
+)  # fmt: skip
 
 
 def logits(weights, obs):
@@ -37,7 +41,7 @@ def train(seed: int, lag: int, episode_length: int) -> tuple[int, dict[str, np.n
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     module = ActorCritic(4, 2)
-    ppo = PPO(module, torch.optim.Adam(module.parameters(), lr=1e-3, eps=1e-5, fused=True), PPOConfig())
+    ppo = PPO(module, torch.optim.Adam(module.parameters(), lr=1e-3, eps=1e-5, fused=True), RECIPE)
     buffer = ReplayBuffer(BufferConfig(size=100))
     acting = deque([module_weights(module)], maxlen=lag + 1)
     envs = [gymnasium.make("CartPole-v1") for _ in range(NUM_ENVS)]

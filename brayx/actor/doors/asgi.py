@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from brayx.actor.doors.http import refuse, step, write
+from brayx.actor.doors.http import refuse, step, write, wrong_path
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service
 from brayx.errors import ProtocolError
@@ -51,14 +51,27 @@ class DoorApp:
             elif path in ("", "/"):
                 await write(send, 200, json.dumps(self._service.status()).encode(), content_type=b"application/json")
             else:
-                error = ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
-                await refuse(self._service, send, 404, error)
+                await refuse(self._service, send, *wrong_path(path))
         elif kind == "websocket":
             if path == SESSION_PATH:
                 await session(self._service, self._max_body_bytes, self._idle_timeout_s, scope, receive, send)
             else:
-                await receive()
-                await send({"type": "websocket.close", "code": 4404, "reason": f"WebSocket is at {SESSION_PATH}"})
+                await _refuse_opening(self._service, scope, receive, send)
+
+
+async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a WebSocket's opening that comes on another path."""
+    error = ProtocolError(f"only {SESSION_PATH} is a WebSocket")
+
+    async def respond(message: MutableMapping[str, Any]) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await receive()
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        await refuse(service, respond, 426, error)
+    else:  # the server has one answer, an empty 403
+        service.refused(error)
+        await send({"type": "websocket.close"})
 
 
 def _path(scope: Scope) -> str:

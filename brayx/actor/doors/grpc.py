@@ -12,14 +12,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from brayx.actor.service import Service, told
+from brayx.actor.service import Service, leaves_running, told
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
     ProtocolError,
     SessionLost,
-    SessionUnknown,
 )
 from brayx.gamecore.grpc_status import refuse
 from brayx.gamecore.protocol import (
@@ -30,7 +29,7 @@ from brayx.gamecore.protocol import (
     check_credentials,
     check_session,
 )
-from brayx.gamecore.transports.base import SESSION_KEEPING, ends_session
+from brayx.gamecore.transports.base import ends_session
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 
 _KINDS: dict[int, StepKind] = {
@@ -93,13 +92,14 @@ class _Stream:
         self._session = ""
         self._key = ""
         self._running = False
+        self._holder = door.holder(self._on_end)
         self._opening: asyncio.Task[bytes] | None = None
         self._coming: asyncio.Task[pb.StepRequest | None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def next(self) -> pb.StepRequest | None:
         """The next request; None when there will be none, with `farewell` if the client has not been told why."""
-        # A session is reaped by its owner, which then says so; if that is another replica, nobody says it here.
+        # A session is reaped by its owner, which then says so; another replica may be cut off from this one.
         timeout_s = self._door.idle_timeout_s * (2 if self._running else 1)
         self._coming = asyncio.create_task(self._read())
         await asyncio.wait((self._coming, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +134,7 @@ class _Stream:
         except Exception as failure:
             self._opening = None
             error = told(failure)
-            if isinstance(error, SESSION_KEEPING) and not self._running:
+            if not self._running and leaves_running(error) and request.kind is not StepKind.START:
                 self._attach(request)
             elif not self._running or ends_session(error):
                 self._running = False
@@ -150,26 +150,23 @@ class _Stream:
 
     def _attach(self, request: StepRequest) -> None:
         """The session is this stream's from now on."""
-        self._running = True
+        self._running = self._holder.attached = True
         self._key = request.key
-        self._door.watch(request.session, self._on_end)
 
     def _request(self, message: pb.StepRequest) -> StepRequest:
+        if message.kind == pb.STEP_KIND_CALL:
+            raise ProtocolError("kind is STEP_KIND_CALL, expected START, TICK or STOP: a stateless call goes to Step")
         if self._session and not message.session:
             message.session = self._session
         request = _read(message, self._door.max_body_bytes)
-        if request.kind is StepKind.CALL:
-            raise ProtocolError("kind is STEP_KIND_CALL, expected START, TICK or STOP: a stateless call goes to Step")
         if self._session and request.session != self._session:
             raise ProtocolError(
                 f"session is {request.session!r} on the stream of {self._session!r}: one stream is one session"
             )
         if self._running and request.kind is StepKind.START:
             raise ProtocolError("this stream's session is running: one stream is one session")
-        if not self._running and request.kind is StepKind.TICK and request.seq is None:
-            raise SessionUnknown("a tick without seq on a stream that has no session: send a start first")
         self._session = request.session
-        return request
+        return request._replace(holder=self._holder.name, attached=self._holder.attached)
 
     def _on_end(self, reason: str) -> None:
         if not self._ended.done():
@@ -185,7 +182,7 @@ class _Stream:
             self._running = not opening.cancelled() and opening.exception() is None
         if self._running:
             self._running = False
-            await self._door.disconnect(self._session)
+            await self._door.disconnect(self._session, self._holder.name)
 
 
 def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
@@ -203,8 +200,13 @@ def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
     key, time, token = message.key, message.time, message.token
     check_credentials(key, time, token)
     session = message.session
-    if session or kind is not StepKind.CALL:
+    if kind is not StepKind.CALL:
         check_session(session)
+    elif session:
+        raise ProtocolError(
+            "session came without kind: send STEP_KIND_START, TICK or STOP; a stateless call has no session",
+            field="kind",
+        )
     seq = message.seq if message.HasField("seq") else None
     if seq is not None and seq > MAX_SEQ:
         raise ProtocolError(f"seq is {seq}, expected a number from 0 to 2^63 - 1", field="seq")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from brayx.actor.service import told
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
-from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, SESSION_PATH, STEP_PATH, parse_request
+from brayx.logs import limited
 
 if TYPE_CHECKING:
     from brayx.actor.doors.asgi import Receive, Scope, Send
     from brayx.actor.service import Service
 
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _STALL_S = 30.0
 """A body that comes in pieces must be there whole after this long."""
@@ -30,7 +30,7 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
     if scope["method"] != "POST":
         await refuse(service, send, 405, ProtocolError(f"{STEP_PATH} takes POST, not {scope['method']}"))
         return
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    headers = headers_of(scope)
     try:
         check_headers(scope)
         body = await _read(receive, headers.get("content-length", ""), max_body_bytes)
@@ -47,6 +47,19 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
         await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
         return
     await write(send, 200, reply, content_type=b"application/octet-stream")
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """A request's headers by their names in lower case; of one that came twice, the last."""
+    return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
+
+
+def wrong_path(path: str) -> tuple[int, ProtocolError]:
+    """Status and error of a request for ``path``, where nothing answers plain HTTP."""
+    if path == SESSION_PATH:
+        told = f"{SESSION_PATH} takes the opening of a WebSocket: send 'Connection: Upgrade' and 'Upgrade: websocket'"
+        return 426, ProtocolError(f"{told}; a proxy that does not know WebSocket drops both")
+    return 404, ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
 
 
 def check_headers(scope: Scope) -> None:

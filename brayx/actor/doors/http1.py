@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -22,25 +21,30 @@ import httptools
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.exceptions import InvalidHeaderValue, InvalidMessage, SecurityError
+from websockets.http11 import Request
 
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http import headers_too_large
+from brayx.actor.doors.http import headers_too_large, wrong_path
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
+    HeaderTooLarge,
     Overloaded,
     ProtocolError,
+    ServiceFull,
     TooManyConnections,
     Unauthorized,
 )
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH, StepRequest, parse_request
+from brayx.logs import limit_others, limited
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _STEP = STEP_PATH.encode()
 FORWARDED_PREFIX = "/-/peer"
@@ -48,17 +52,26 @@ FORWARDED_PREFIX = "/-/peer"
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
 """Where a replica tells a peer that the connection of one of its sessions is gone; for good if there is a body."""
+ENDED_PREFIX = "/-/ended"
+"""Where a replica tells a peer that the session of one of its connections is that one's no more; the body says why."""
 SECRET_HEADER = "peer-secret"
 """Where a replica proves to a peer that it is one."""
-Left = Callable[[str, bool], Awaitable[None]]
+Heard = Callable[[StepRequest], Awaitable[None]]
 _SECRET = SECRET_HEADER.encode()
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
 _LEFT_STEP = LEFT_PREFIX.encode() + _STEP
+_ENDED_STEP = ENDED_PREFIX.encode() + _STEP
+_PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
-_NAMES = {name.encode(): name for name in ("session", "step_kind", "key", "time", "token", "seq")}
+_KEEPS = b""
+_KEEPS_AND_SAYS_SO = b"connection: keep-alive\r\n"
+"""To a client of HTTP/1.0, which without it takes the connection for one that is about to be closed."""
+_CLOSES = b"connection: close\r\n"
+_FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached")
+_NAMES = {name.encode(): name for name in _FIELDS}
 
 
 class WebSockets:
@@ -71,9 +84,15 @@ class WebSockets:
 
     def __init__(self, app: DoorApp, limits: Limits) -> None:
         self._config = uvicorn.Config(
-            app, log_level="error", access_log=False, lifespan="off", ws_max_size=limits.max_body_bytes + 65536
+            app,
+            log_config=None,  # uvicorn's own closes every handler of the process, also those of Serve
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws_max_size=limits.max_body_bytes + 65536,
         )
         self._config.load()
+        limit_others()
         self._state = ServerState()
 
     def protocol(self, gone: Callable[[], None]) -> WebSocket:
@@ -93,8 +112,8 @@ class WebSockets:
 class WebSocket(WebSocketsSansIOProtocol):
     """uvicorn's protocol of one connection, for clients that do not keep to theirs.
 
-    It takes what comes before the handshake is answered for impossible, and holds on to a connection whose opening it
-    cannot read: here the former waits, and the latter is told and closed.
+    It takes what comes before the handshake is answered for impossible: here that waits. And it refuses in words of its
+    own: here an opening is checked before the connection is taken over, and who is refused gets the error's document.
     """
 
     def __init__(self, config: uvicorn.Config, state: ServerState, gone: Callable[[], None]) -> None:
@@ -102,29 +121,41 @@ class WebSocket(WebSocketsSansIOProtocol):
         self._gone = gone
         self._early = b""
 
-    def begin(self, transport: asyncio.Transport, opening: bytes, early: bytes) -> BrayxError | None:
-        """Takes a connection over.
+    def read(self, opening: bytes) -> Request:
+        """The request that asks for a WebSocket, which ``opening`` holds whole.
+
+        Raises:
+            _Refused: it cannot be one.
+        """
+        self.conn.receive_data(opening)
+        status = 400
+        for event in self.conn.events_received():
+            if isinstance(event, Request):
+                status = self.conn.accept(event).status_code
+                if status == 101:
+                    event.path = _origin_form(event.path.encode()).decode()
+                    return event
+        wrong = self.conn.handshake_exc
+        reason = wrong.__cause__ if isinstance(wrong, InvalidMessage) else wrong
+        told = f"this is not the opening of a WebSocket: {reason}"
+        if isinstance(wrong, SecurityError):
+            raise _Refused(HeaderTooLarge(told))
+        if isinstance(wrong, InvalidHeaderValue) and wrong.name == "Sec-WebSocket-Version":
+            told, status = f"{told}, expected 13", 426
+        raise _Refused(ProtocolError(told), status)
+
+    def begin(self, transport: asyncio.Transport, request: Request, early: bytes) -> None:
+        """Takes over a connection.
 
         Args:
             transport: its transport.
-            opening: the request that asks for a WebSocket, whole.
-            early: what came with it.
-
-        Returns:
-            What the client was told if it is no such request.
+            request: what `read` made of its opening.
+            early: what came after that.
         """
         self._early = early
         self.connection_made(transport)
         transport.pause_reading()
-        super().data_received(opening)
-        if not self.handshake_initiated and not transport.is_closing():
-            refusal = ProtocolError("this is not the opening of a WebSocket")
-            told = refusal.to_wire()
-            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            transport.write(head % (_JSON, len(told)) + told)
-            transport.close()
-            return refusal
-        return None
+        self.handle_connect(request)
 
     async def send(self, message: ASGISendEvent) -> None:
         opening = not self.handshake_complete
@@ -147,9 +178,20 @@ class WebSocket(WebSocketsSansIOProtocol):
             logger.info("a WebSocket connection was given up: %s: %s", type(error).__name__, error)
             self.transport.abort()
 
+    def shutdown(self) -> None:
+        if not self.handshake_complete:
+            self._refuse(ServiceFull("this replica is ending: connect again"))
+        super().shutdown()
+
     def send_500_response(self) -> None:
+        if not self.handshake_complete:
+            self._refuse(BrayxError("the opening could not be answered"))
+
+    def _refuse(self, error: BrayxError) -> None:
         if not self.transport.is_closing():
-            super().send_500_response()
+            retry = isinstance(error, Overloaded)
+            self.transport.write(_response(error.http_status, error.to_wire(), _CLOSES, retry=retry))
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -161,12 +203,14 @@ class ForPeers:
     """What makes a listener one for peers.
 
     Attributes:
-        left: told of sessions whose connection broke.
+        left: told of sessions whose connection is gone.
+        ended: told of connections whose session is theirs no more.
         secret: what a request must prove itself with to be a peer's.
         closed: to anybody else; or a door as any for those.
     """
 
-    left: Left
+    left: Heard
+    ended: Heard
     secret: Callable[[], str]
     closed: bool = True
 
@@ -181,7 +225,7 @@ class HttpConnection(Connection):
         self._proved = False
         self._telling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._queue: deque[tuple[bytes, StepRequest | BrayxError | None, bool]] = deque()
+        self._queue: deque[tuple[bytes, StepRequest | BrayxError | None, bytes, bool]] = deque()
         self._queued_bytes = 0
         self._answering = False
         self._head = bytearray()
@@ -194,7 +238,8 @@ class HttpConnection(Connection):
         self._body_bytes = 0
         self._header_bytes = 0
         self._refused: BrayxError | None = None
-        self._upgrade = False
+        self._expects = False
+        self._says_keep = False
         self._proved = False
 
     # What httptools calls
@@ -208,19 +253,27 @@ class HttpConnection(Connection):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._measure(len(name) + len(value))
-        name = name.lower()
+        name, value = name.lower(), value.strip(b" \t")
         if (known := _NAMES.get(name)) is not None:
             self._headers[known] = value.decode("latin-1")
         elif name == b"content-length":
             if value.isdigit() and int(value) > self.limits.max_body_bytes:
                 self._too_large(value.decode())
         elif name == b"expect":
-            if value.lower() == b"100-continue" and self._refused is None:
-                self.write(_CONTINUE)
-        elif name == b"upgrade":
-            self._upgrade = value.lower() == b"websocket"
+            self._expects = value.lower() == b"100-continue"
+        elif name == b"connection":
+            self._says_keep = self._parser.get_http_version() == "1.0"
         elif name == _SECRET and self._peers is not None:
             self._proved = hmac.compare_digest(value, self._peers.secret().encode())
+
+    def on_headers_complete(self) -> None:
+        if self._url[:1] != b"/":
+            self._url = _origin_form(self._url)
+        if self._expects:
+            if self._refused is None:
+                self.write(_CONTINUE)
+            else:  # whether its body still comes nobody can tell: the connection ends with the answer
+                self._enqueue(_CLOSES)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -237,12 +290,22 @@ class HttpConnection(Connection):
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():
             return
-        keep = self._parser.should_keep_alive()
+        connection = _KEEPS
+        if not self._parser.should_keep_alive():
+            connection = _CLOSES
+        elif self._says_keep:
+            connection = _KEEPS_AND_SAYS_SO
+        self._enqueue(connection)
+        self.stalled_since = None
+
+    def _enqueue(self, connection: bytes) -> None:
         request = self._request()
-        self._queue.append((self._url, request, keep))
+        bodiless = False
         if isinstance(request, StepRequest):
             self._queued_bytes += len(request.body)
-        self.stalled_since = None
+        else:
+            bodiless = self._parser.get_method() == b"HEAD"
+        self._queue.append((self._url, request, connection, bodiless))
 
     def _measure(self, size: int) -> None:
         self._header_bytes += size
@@ -258,7 +321,7 @@ class HttpConnection(Connection):
     def _request(self) -> StepRequest | BrayxError | None:
         """What the message asks; None: nothing for the service."""
         path = self._url.partition(b"?")[0]
-        of_peers = self._peers is not None and path in (_FORWARDED_STEP, _LEFT_STEP)
+        of_peers = self._peers is not None and path in _PEERS_STEPS
         if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
             return _not_a_peer()
         if path != _STEP and not of_peers:
@@ -269,10 +332,14 @@ class HttpConnection(Connection):
         if method != b"POST":
             return ProtocolError(f"{STEP_PATH} takes POST, not {method.decode('latin-1')}", status=405)
         body = bytes(self._body)
+        headers = self._headers
         try:
-            return parse_request(self._headers, body)
+            request = parse_request(headers, body)
         except ProtocolError as error:
             return error
+        if of_peers:
+            request = request._replace(holder=headers.get("holder", ""), attached="attached" in headers)
+        return request
 
     # What asyncio calls
 
@@ -287,8 +354,9 @@ class HttpConnection(Connection):
         except httptools.HttpParserUpgrade as upgrade:
             if self._peers is not None and self._peers.closed and not self._proved:
                 self._fail(_not_a_peer())
-            elif not self._upgrade or self._url.partition(b"?")[0] != SESSION_PATH.encode():
-                self._fail(ProtocolError(f"only {SESSION_PATH} is a WebSocket"), 426)
+            elif self._url.partition(b"?")[0] != SESSION_PATH.encode():
+                hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
+                self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
             elif self.in_flight or self._queue:
                 self._fail(ProtocolError("a WebSocket is asked for once all requests before it are answered"), 426)
             else:
@@ -316,26 +384,27 @@ class HttpConnection(Connection):
         self._answering = True
         try:
             while self._queue and not self.in_flight and self._writable and not self.transport.is_closing():
-                url, request, keep = self._queue.popleft()
+                url, request, connection, bodiless = self._queue.popleft()
                 if isinstance(request, StepRequest):
                     self._queued_bytes -= len(request.body)
                 if request is None:
-                    self._other(url, keep)
+                    self._other(url, connection, bodiless)
                 elif isinstance(request, BrayxError):
                     if (
                         request.details.get("layer") != PEER
                     ):  # a replica tells its own client something else, and counts that
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
-                    self._write(status, request.to_wire(), keep)
-                elif self._peers is not None and url.startswith(_LEFT_STEP):
+                    self._write(status, request.to_wire(), connection, bodiless=bodiless)
+                elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
                     self.in_flight = 1
-                    self._telling = asyncio.get_running_loop().create_task(self._tell(self._peers.left, request))
+                    heard = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
+                    self._telling = asyncio.get_running_loop().create_task(self._tell(heard, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
                     forwarded = self._peers is not None and url.startswith(_FORWARDED_STEP)
-                    reply = self._reply_keeping if keep else self._reply_closing
+                    reply = partial(self._reply, connection=connection) if connection else self._reply
                     self.service.submit(request, reply, forwarded=forwarded)
         finally:
             self._answering = False
@@ -353,66 +422,70 @@ class HttpConnection(Connection):
         else:
             super().regulate()
 
-    async def _tell(self, left: Left, request: StepRequest) -> None:
-        await left(request.session, bool(request.body))
-        self._reply(b"", True)
+    async def _tell(self, heard: Heard, request: StepRequest) -> None:
+        await heard(request)
+        self._reply(b"")
 
-    def _reply_keeping(self, result: bytes | BrayxError) -> None:
-        self._reply(result, True)
-
-    def _reply_closing(self, result: bytes | BrayxError) -> None:
-        self._reply(result, False)
-
-    def _reply(self, result: bytes | BrayxError, keep: bool) -> None:
+    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEPS) -> None:
         self.in_flight = 0
         self.waiting_since = time.monotonic()
         if isinstance(result, bytes):
-            if keep:
-                self.write(_OK % (len(result), result))
+            if connection:
+                self._write(200, result, connection, b"application/octet-stream")
             else:
-                self._write(200, result, keep, b"application/octet-stream")
+                self.write(_OK % (len(result), result))
         else:
-            self._write(result.http_status, result.to_wire(), keep, retry=isinstance(result, Overloaded))
+            self._write(result.http_status, result.to_wire(), connection, retry=isinstance(result, Overloaded))
         if self._queue:
             self._next()
 
-    def _other(self, url: bytes, keep: bool) -> None:
+    def _other(self, url: bytes, connection: bytes, bodiless: bool) -> None:
         """What is no step: the status page, or nothing that there is."""
         path = url.partition(b"?")[0].decode("latin-1")
         if path in ("", "/"):
-            self._write(200, json.dumps(self.service.status()).encode(), keep)
+            self._write(200, json.dumps(self.service.status()).encode(), connection, bodiless=bodiless)
         else:
-            error = ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
+            status, error = wrong_path(path)
             self.service.refused(error)
-            self._write(404, error.to_wire(), keep)
+            self._write(status, error.to_wire(), connection, bodiless=bodiless)
 
-    def _write(self, status: int, body: bytes, keep: bool, content_type: bytes = _JSON, *, retry: bool = False) -> None:
+    def _write(
+        self,
+        status: int,
+        body: bytes,
+        connection: bytes,
+        content_type: bytes = _JSON,
+        *,
+        retry: bool = False,
+        bodiless: bool = False,
+    ) -> None:
         if self.transport.is_closing():
             return
-        more = (b"retry-after: 1\r\n" if retry else b"") + (b"" if keep else b"connection: close\r\n")
-        phrase = HTTPStatus(status).phrase.encode()
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
-        self.write(head % (status, phrase, content_type, len(body), more) + body)
-        if not keep:
+        response = _response(status, body, connection, content_type, retry=retry)
+        self.write(response[: len(response) - len(body)] if bodiless else response)
+        if connection is _CLOSES:
             self.close()
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers what cannot be read any further, and closes."""
         self.service.refused(error)
-        self._write(status or error.http_status, error.to_wire(), False, retry=isinstance(error, Overloaded))
+        self._write(status or error.http_status, error.to_wire(), _CLOSES, retry=isinstance(error, Overloaded))
 
     def _hand_over(self, data: bytes, early: int) -> None:
         """Makes the connection a WebSocket's; it stays counted. The last ``early`` bytes came after the opening."""
         opening = len(data) - early
+        protocol = self._websockets.protocol(partial(self.listener.drop, self))
+        try:
+            request = protocol.read(data[:opening])
+        except _Refused as refused:
+            self._fail(refused.error, refused.status)
+            return
         self.flush()
         self.stalled_since = self.waiting_since = None
         self._clear()
         self._head.clear()
-        protocol = self._websockets.protocol(partial(self.listener.drop, self))
         self.transport.set_protocol(protocol)
-        refusal = protocol.begin(self.transport, data[:opening], data[opening:])
-        if refusal is not None:
-            self.service.refused(refusal)
+        protocol.begin(self.transport, request, data[opening:])
 
     def refuse(self) -> None:
         self._fail(TooManyConnections(f"this door holds {self.limits.max_connections} connections"))
@@ -423,13 +496,38 @@ class HttpConnection(Connection):
         self.close()
 
 
+def _origin_form(url: bytes) -> bytes:
+    """Path and query of an absolute URI, as proxies get one; anything else as it is."""
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError:
+        return url
+    if not parsed.schema:
+        return url
+    path: bytes = parsed.path or b"/"
+    return path if parsed.query is None else path + b"?" + parsed.query
+
+
+def _response(
+    status: int, body: bytes, connection: bytes, content_type: bytes = _JSON, *, retry: bool = False
+) -> bytes:
+    """A whole response; ``connection`` is the header that says what becomes of it, or nothing."""
+    more = (b"retry-after: 1\r\n" if retry else b"") + connection
+    if status == HTTPStatus.UPGRADE_REQUIRED:
+        more += b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    phrase = HTTPStatus(status).phrase.encode()
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
+    return head % (status, phrase, content_type, len(body), more) + body
+
+
 def _not_a_peer() -> Unauthorized:
     return Unauthorized("this port is for replicas of one application, which know a secret", layer=PEER)
 
 
 class _Refused(Exception):
-    """Raised inside the parser's callbacks to stop it."""
+    """Raised where a request is read, to read no further; ``status`` is not 0 if it is another than the error's."""
 
-    def __init__(self, error: BrayxError) -> None:
+    def __init__(self, error: BrayxError, status: int = 0) -> None:
         super().__init__(str(error))
         self.error = error
+        self.status = status

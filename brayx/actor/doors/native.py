@@ -12,7 +12,6 @@ import asyncio
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 import tempfile
@@ -25,11 +24,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from brayx.errors import StartupError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
+from brayx.logs import limited
 
 if TYPE_CHECKING:
     from brayx.actor.service import Service
 
-logger = logging.getLogger(__name__)
+logger = limited(__name__)
 
 _BACKLOG = 1024
 _GATHERED_BYTES = 64 * 1024

@@ -16,17 +16,9 @@ import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from brayx.actor.doors.http import check_headers
-from brayx.actor.service import told
-from brayx.errors import (
-    BadBody,
-    BodyTooLarge,
-    BrayxError,
-    OutOfSequence,
-    ProtocolError,
-    SessionError,
-    SessionResumed,
-)
+from brayx.actor.doors.http import check_headers, headers_of
+from brayx.actor.service import leaves_running, told
+from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     WS_SUBPROTOCOL,
@@ -49,8 +41,6 @@ if TYPE_CHECKING:
 _CLOSE_NORMAL = 1000
 _CLOSE_GOING_AWAY = 1001
 _CLOSE_SERVICE_RESTART = 1012
-_RUNS_ON = (OutOfSequence, SessionResumed)
-"""After one of these the session runs."""
 _MAX_REASON_BYTES = 123
 _TIMEOUT_STATUS = 408
 
@@ -85,7 +75,7 @@ class _Closed(Exception):
 
 class _Connection:
     def __init__(self, service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         query = {name: values[0] for name, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
         self._service = service
         self._max_body_bytes = max_body_bytes
@@ -97,6 +87,7 @@ class _Connection:
         self._scope = scope
         self._numbers: int | None = None
         self._running = False
+        self._holder = service.holder(self._ended_elsewhere)
         self._let_in = False
         self._stopping = False
         self._closing: asyncio.Task[None] | None = None
@@ -134,30 +125,29 @@ class _Connection:
         return None
 
     def _request(self, kind: StepKind, body: bytes, seq: int | None) -> StepRequest:
-        fields = self._fields
-        return StepRequest(kind, fields["session"], body, fields["key"], fields["time"], fields["token"], seq)
+        fields, holder = self._fields, self._holder
+        return StepRequest(
+            kind,
+            fields["session"],
+            body,
+            fields["key"],
+            fields["time"],
+            fields["token"],
+            seq,
+            holder.name,
+            holder.attached,
+        )
 
     async def message(self, data: bytes, *, text: bool) -> None:
         if self._closing is not None:
             return
-        if len(data) > self._max_body_bytes + 1:
-            error = BodyTooLarge(
-                f"message has {len(data)} bytes, at most {self._max_body_bytes} are allowed", limit=self._max_body_bytes
-            )
-            self._service.refused(error)
-            await self._fail(error, text=text, over=False)
-            return
-        if not self._enveloped:
-            await self._step(StepKind.TICK, data, text=text)
-            return
-        seq = None
+        kind, body, seq = StepKind.TICK, data, None
         try:
-            frame, body = decode_frame(data)
-            if frame is Frame.NUMBERED:
-                seq, body = decode_numbered(body)
-            kind = KIND_OF_FRAME.get(frame.value)
-            if kind is None:
-                raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
+            if self._enveloped:
+                kind, body, seq = _parse(data)
+            if len(body) > self._max_body_bytes:
+                limit = self._max_body_bytes
+                raise BodyTooLarge(f"body has {len(body)} bytes, at most {limit} are allowed", limit=limit)
         except ProtocolError as error:
             self._service.refused(error)
             await self._fail(error, text=text, over=False)
@@ -166,7 +156,7 @@ class _Connection:
 
     async def _step(self, kind: StepKind, body: bytes, *, text: bool, seq: int | None = None) -> None:
         """Asks the service; a numbered tick on a connection without a session attaches to the one that runs."""
-        attaching = seq is not None and not self._running
+        attaching = not self._running
         try:
             if kind is StepKind.START:
                 if self._running:
@@ -179,27 +169,29 @@ class _Connection:
             reply = await self._service.step(self._request(kind, body, seq), let_in=self._let_in)
         except Exception as failure:
             error = told(failure)
-            if attaching and isinstance(error, _RUNS_ON):
+            if attaching and kind is not StepKind.START and leaves_running(error):
                 self._attach()
-            survives = isinstance(error, BadBody | ProtocolError) or (
-                self._running and (kind is StepKind.START or isinstance(error, _RUNS_ON))
+            survives = isinstance(error, ProtocolError) or (
+                self._running and (kind is StepKind.START or leaves_running(error))
             )
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:
                 self._wait_for_start()
             return
-        if kind is StepKind.START or attaching:
-            self._attach()
-        elif kind is StepKind.STOP:
+        if kind is StepKind.STOP:
             self._running = False
+            self._holder = self._service.holder(self._ended_elsewhere)
             self._wait_for_start()
+        elif attaching:
+            self._attach()
         await self._write(Frame.REPLY, reply, text=text)
 
     def _attach(self) -> None:
         """The session is this connection's from now on."""
         self._wait_no_more()
-        self._running = self._let_in = True
-        self._service.watch(self._fields["session"], self._ended_elsewhere)
+        self._running = self._let_in = self._holder.attached = True
+        if self._holder.ended:
+            self._ended_elsewhere(self._holder.ended)
 
     async def _write(self, frame: Frame, body: bytes, *, text: bool) -> None:
         data = encode_frame(frame, body) if self._enveloped else body
@@ -223,7 +215,7 @@ class _Connection:
             raise _Closed
 
     def _ended_elsewhere(self, reason: str) -> None:
-        """The session ended without this connection asking: idle, drained, or stopped through another door."""
+        """The session is not this connection's any more, which did not ask for that: idle, drained, taken over..."""
         if self._running and not self._stopping and reason != "error":
             self._running = False
             code = _CLOSE_SERVICE_RESTART if reason == "moved" else close_code(410)
@@ -254,7 +246,7 @@ class _Connection:
             return
         self._running = False
         if self._enveloped:
-            await self._service.disconnect(self._fields["session"], for_good=True)
+            await self._service.disconnect(self._fields["session"], self._holder.name, for_good=True)
         else:
             with contextlib.suppress(BrayxError):  # nobody is there to be told
                 await self._service.step(self._request(StepKind.STOP, b"", None), let_in=True)
@@ -264,6 +256,22 @@ class _Connection:
         self._wait_no_more()
         if self._running:
             self._running = False
-            await self._service.disconnect(self._fields["session"])
+            await self._service.disconnect(self._fields["session"], self._holder.name)
         if self._closing is not None:
             await asyncio.wait([self._closing], timeout=1.0)
+
+
+def _parse(message: bytes) -> tuple[StepKind, bytes, int | None]:
+    """What an enveloped message asks for, its body, and a tick's number.
+
+    Raises:
+        ProtocolError: it is no message of a client's.
+    """
+    frame, body = decode_frame(message)
+    seq = None
+    if frame is Frame.NUMBERED:
+        seq, body = decode_numbered(body)
+    kind = KIND_OF_FRAME.get(frame.value)
+    if kind is None:
+        raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
+    return kind, body, seq

@@ -51,7 +51,7 @@ class _Calls:
         return (*self._application, ("session", session))
 
     def _message(self, request: StepRequest) -> pb.StepRequest:
-        kind, session, body, key, time, token, seq = request
+        kind, session, body, key, time, token, seq, *_ = request
         try:
             return pb.StepRequest(
                 session=session, kind=_KINDS[kind], body=body, key=key, time=time, token=token, seq=seq

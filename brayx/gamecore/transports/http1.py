@@ -26,7 +26,7 @@ class RequestEncoder:
         self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         for name, value in (headers or {}).items():
             self._start += f"{name}: {header_value(name, value)}\r\n"
-        self._fields: tuple[str, ...] = ()
+        self._fields: tuple[str | bool, ...] = ()
         self._head = b""
 
     def encode(self, request: StepRequest) -> bytes:
@@ -35,7 +35,8 @@ class RequestEncoder:
         Raises:
             ProtocolError: a field cannot be a header value.
         """
-        fields = (request.kind, request.session, request.key, request.time, request.token)
+        kind, session, _, key, time, token, _, holder, attached = request
+        fields = (kind, session, key, time, token, holder, attached)
         if fields != self._fields:
             lines = "".join(
                 f"{name}: {header_value(name, value)}\r\n"

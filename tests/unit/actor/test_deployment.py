@@ -12,12 +12,13 @@ import pytest
 from brayx.actor.deployment import ActorReplica, Peers
 from brayx.actor.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.entry import Snapshot
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Recorder
+from brayx.ports import is_loopback
 from tests.unit.actor.doors.test_asgi import TableService
 
 
@@ -30,18 +31,26 @@ class _Closing:
         self.aclose = listener.close
 
 
+def for_peers(heard: list[tuple[str, StepRequest]], *, closed: bool = True) -> ForPeers:
+    """Keeps what peers tell."""
+
+    async def left(request: StepRequest) -> None:
+        heard.append((LEFT_PREFIX, request))
+
+    async def ended(request: StepRequest) -> None:
+        heard.append((ENDED_PREFIX, request))
+
+    return ForPeers(left, ended, secret, closed)
+
+
 def is_open(transport: AsyncHttpTransport) -> bool:
     return transport._connection is not None
 
 
 async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_closed() -> None:
     peers, table = Peers(secret, max_idle=2), TableService()
-
-    async def left(session: str, for_good: bool) -> None:
-        await table.disconnect(session, for_good=for_good)
-
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         address = "http://{}:{}".format(*listener.address)
@@ -59,20 +68,19 @@ async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_cl
         assert not is_open(transports[1])
 
 
-async def test_a_peer_is_told_of_a_session_whose_connection_is_gone() -> None:
-    heard: list[tuple[str, bool]] = []
-
-    async def left(session: str, for_good: bool) -> None:
-        heard.append((session, for_good))
-
+async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> None:
+    heard: list[tuple[str, StepRequest]] = []
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers(heard)), Limits())
     await listener.open("127.0.0.1", 0)
+    left = StepRequest(StepKind.STOP, "s", b"1", holder="http://127.0.0.1:1#name")
+    ended = StepRequest(StepKind.CALL, "", b"taken", holder="http://127.0.0.1:1#name", attached=True)
+    messages = [(LEFT_PREFIX, left), (ENDED_PREFIX, ended)]
     async with contextlib.aclosing(_Closing(listener)):
-        for for_good in (False, True):
-            await Peers(secret).leave("http://{}:{}".format(*listener.address), "s", for_good=for_good)
-    assert heard == [("s", False), ("s", True)]
+        for prefix, message in messages:
+            await Peers(secret).tell("http://{}:{}".format(*listener.address), prefix, message)
+    assert heard == messages
 
 
 def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
@@ -98,16 +106,16 @@ def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
 @pytest.mark.parametrize(
     "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
 )
-@pytest.mark.parametrize("asked", ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step"])
+@pytest.mark.parametrize(
+    "asked",
+    ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step", "POST /-/ended/step"],
+)
 async def test_a_port_for_peers_answers_nobody_without_their_secret(asked: str, shown: str, closed: bool) -> None:
-    heard: list[str] = []
-
-    async def left(session: str, for_good: bool) -> None:
-        heard.append(session)
-
+    heard: list[tuple[str, StepRequest]] = []
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret, closed)), Limits())
+    peers = for_peers(heard, closed=closed)
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, peers), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         reader, writer = await asyncio.open_connection(*listener.address)
@@ -118,16 +126,13 @@ async def test_a_port_for_peers_answers_nobody_without_their_secret(asked: str, 
         writer.close()
     let_in = "between us" in shown or (not closed and "/-/" not in asked)
     assert (status != 401) == let_in
-    assert bool(heard) == (let_in and "left" in asked)
+    assert bool(heard) == (let_in and ("left" in asked or "ended" in asked))
 
 
 async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -> None:
-    async def left(session: str, for_good: bool) -> None:
-        pass
-
     table = TableService()
     websockets = WebSockets(DoorApp(table), Limits())
-    listener = Listener(table, lambda door: HttpConnection(door, websockets, ForPeers(left, secret)), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
     await listener.open("127.0.0.1", 0)
     async with contextlib.aclosing(_Closing(listener)):
         reader, writer = await asyncio.open_connection(*listener.address)
@@ -138,3 +143,22 @@ async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -
                 await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
             assert int(head.split()[1]) == status
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_what_listens_on_loopback(host: str | None, loopback: bool) -> None:
+    assert is_loopback(host) == loopback

@@ -373,15 +373,15 @@ async def test_a_session_that_began_elsewhere_joins_its_game_at_its_tick() -> No
 async def test_a_session_that_is_moved_leaves_its_game() -> None:
     games = Games()
     table = SessionTable(factory(games=games))
-    await table.step(StepRequest(StepKind.START, "g-agent-left", b""))
+    gone = asyncio.Event()
+    holder = table.holder(lambda reason: gone.set())
+    await table.step(StepRequest(StepKind.START, "g-agent-left", b"", holder=holder.name))
     assert len(games) == 1
     parked: list[Snapshot] = []
-    gone = asyncio.Event()
 
     async def park(session: str, snapshot: Snapshot) -> None:
         parked.append(snapshot)
 
-    table.watch("g-agent-left", lambda reason: gone.set())
     await table.move(park)
     async with asyncio.timeout(LONG_S):
         await gone.wait()

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 from ray import serve
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
@@ -39,8 +42,10 @@ from brayx.errors import (
     SessionLost,
     SessionResumed,
     SessionUnknown,
+    from_wire,
 )
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered
+from brayx.gamecore.v1 import gamecore_pb2 as pb
 from deployments.echo import EchoActor
 from tests.unit.actor.test_games import Teller, body
 from tests.waiting import until_awaited as until
@@ -99,6 +104,7 @@ class Replica(ActorReplica):
             recorder=self._runtime.recorder,
             lease=self._lease,
             elsewhere=self._hand_on,
+            tell=self._tell,
         )
         self._secret = "between us"
         self._peers = Peers(self.secret)
@@ -108,10 +114,11 @@ class Replica(ActorReplica):
 
     async def open(self) -> None:
         websockets = WebSockets(DoorApp(self), Limits())
-        peers = ForPeers(self.left, self.secret, self.closed)
+        peers = ForPeers(self.left, self.ended, self.secret, self.closed)
         self.listener = Listener(self, lambda door: HttpConnection(door, websockets, peers), Limits())
         await self.listener.open("127.0.0.1", 0)
-        await self._ask("renew", self._owner, await self.listening(), [])
+        self._address = await self.listening()
+        await self._ask("renew", self._owner, self._address, [])
 
     async def listening(self) -> str:
         return "http://{}:{}".format(*self.listener.address)
@@ -283,6 +290,68 @@ class TestPassedOn:
         await b.ask("tick", "s", body(1))
         assert c.sessions == ["s"]
         assert asked.calls == ["locate"]
+
+    @pytest.mark.parametrize("held", ["websocket", "stream"])
+    async def test_a_connection_elsewhere_is_told_that_its_session_was_taken_over(
+        self, replicas: Open, held: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The session runs on one replica, and is reached through two others by one connection after the other."""
+        monkeypatch.setattr(Replica, "closed", False)
+        a, b, c = await replicas("abc", share="none")
+        await a.ask("start", "s")
+        goes_on = asyncio.Event()
+
+        async def requests() -> AsyncIterator[pb.StepRequest]:
+            yield pb.StepRequest(session="s", kind=pb.STEP_KIND_TICK, seq=0, body=b"0")
+            await goes_on.wait()
+            yield pb.StepRequest(kind=pb.STEP_KIND_TICK, seq=2, body=b"2")
+
+        def websocket(replica: Replica) -> connect:
+            url = "ws://{}:{}/session".format(*replica.listener.address)
+            return connect(f"{url}?session=s", subprotocols=[Subprotocol(WS_SUBPROTOCOL)], proxy=None)
+
+        async with websocket(b) as old, websocket(c) as new, asyncio.timeout(30):
+            stream = b.Play(requests(), SimpleNamespace())
+            if held == "stream":
+                assert (await anext(stream)).body == b"0"
+            else:
+                await old.send(encode_numbered(0, b"0"))
+                assert await old.recv() == b"R0"
+            await new.send(encode_numbered(1, b"1"))
+            assert await new.recv() == b"R1"
+            if held == "stream":
+                error = from_wire((await anext(stream)).error)
+                assert isinstance(error, SessionLost)
+                assert error.details["reason"] == "taken"
+            else:
+                with pytest.raises(ConnectionClosed) as closed:
+                    await old.recv()
+                assert closed.value.rcvd is not None
+                assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4410, "session ended: taken")
+            goes_on.set()
+            await new.send(encode_numbered(2, b"mine"))
+            assert await new.recv() == b"Rmine"
+            await stream.aclose()
+            assert a.sessions == ["s"]
+        await until(lambda: not a.sessions)
+
+    async def test_an_old_connection_elsewhere_that_was_not_told_touches_nothing(
+        self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = await replicas("ab", share="none")
+        monkeypatch.setattr(a._table, "_tell_elsewhere", lambda holder, reason: None)  # what it sent was lost
+        old = b.holder(lambda reason: None)
+        await a.ask("start", "s")
+        await b.step(StepRequest(StepKind.TICK, "s", b"0", seq=0, holder=old.name))
+        assert await a.step(StepRequest(StepKind.TICK, "s", b"1", seq=1)) == b"1"
+        for kind in (StepKind.TICK, StepKind.STOP):
+            with pytest.raises(SessionLost) as lost:
+                await b.step(StepRequest(kind, "s", b"2", holder=old.name, attached=True))
+            assert lost.value.details["reason"] == "taken"
+            asked.refused["session_lost"] += 1
+        for for_good in (False, True):
+            await b.disconnect("s", old.name, for_good=for_good)
+        assert await a.step(StepRequest(StepKind.TICK, "s", b"2", seq=2)) == b"2"
 
     async def test_an_end_is_told_once_though_its_owner_is_known(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")

@@ -24,6 +24,8 @@ from brayx.types import Fragment, Step, flatten
 class Memory(torch.nn.Module):
     """An LSTM cell; its state is a pair."""
 
+    is_recurrent = True
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

@@ -11,7 +11,7 @@ import pytest
 from brayx.actor.actor import Actor
 from brayx.actor.entry import Snapshot
 from brayx.actor.lease import Lease
-from brayx.actor.service import Reply, into
+from brayx.actor.service import Holder, Reply, into
 from brayx.actor.session import SessionTable
 from brayx.errors import (
     AgentError,
@@ -104,7 +104,7 @@ class Bench:
 
     def __init__(self, **options: object) -> None:
         self.actors: list[Script] = []
-        self.table = SessionTable(self._make, **options)  # type: ignore[arg-type]
+        self.table = SessionTable(self._make, **{"show_errors": True, **options})  # type: ignore[arg-type]
 
     def step(self, request: StepRequest) -> Awaitable[bytes]:
         if not self.from_callback:
@@ -118,8 +118,9 @@ class Bench:
         self.actors.append(Script())
         return self.actors[-1]
 
-    def number(self, seq: int, body: bytes) -> Awaitable[bytes]:
-        return self.step(StepRequest(StepKind.TICK, "s", body, seq=seq))
+    def number(self, seq: int, body: bytes, holder: Holder | None = None) -> Awaitable[bytes]:
+        name, attached = (holder.name, holder.attached) if holder is not None else ("", False)
+        return self.step(StepRequest(StepKind.TICK, "s", body, seq=seq, holder=name, attached=attached))
 
     def ask(self, kind: str, session: str = "s", body: bytes = b"") -> Awaitable[bytes]:
         return self.step(StepRequest(StepKind(kind), session, body))
@@ -203,6 +204,50 @@ async def test_an_agent_that_raises_ends_its_session_only_and_says_why_once() ->
     with pytest.raises(SessionUnknown):
         await bench.ask("tick", "bad")
     assert await bench.ask("tick", "good", b"1") == b"good:1"
+
+
+class _Unmade(Script):
+    def __init__(self) -> None:
+        raise ValueError("agent's own")
+
+
+class _Agents(Script):
+    """Raises as an `AgentActor` does."""
+
+    async def _do(self, body: bytes) -> None:
+        try:
+            await super()._do(body)
+        except ValueError as error:
+            raise AgentError(f"agent 'a' raised in here: ValueError: {error}", agent="a") from error
+
+
+@pytest.mark.parametrize("actor", [Script, _Agents, _Unmade])
+@pytest.mark.parametrize("kind", ["start", "tick", "stop", ""])
+async def test_what_an_agent_raised_is_told_by_its_type_and_an_id_that_the_log_has(
+    actor: type[Script], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = SessionTable(actor)
+    if kind in ("tick", "stop") and actor is not _Unmade:
+        await table.step(StepRequest(StepKind.START, "s", b""))
+    elif actor is _Unmade:
+        kind = kind and "start"
+    ids = set()
+    for session in ("s", "t"):
+        if kind in ("tick", "stop") and session == "t":
+            await table.step(StepRequest(StepKind.START, session, b""))
+        with pytest.raises(AgentError) as failed:
+            await table.step(StepRequest(StepKind(kind), session if kind else "", b"raise"))
+        ids.add(failed.value.details["id"])
+        assert failed.value.details["type"] == "ValueError"
+        assert failed.value.details.get("agent") == ("a" if actor is _Agents else None)
+        assert "agent's own" not in str(failed.value.to_wire())
+        assert "ValueError; the service's log has more" in failed.value.message
+    (fault,) = ids  # the same fault, so that the log has it although it does not have each
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith(f"fault {fault}: ")
+        assert f"ValueError: agent's own [{__file__}:" in line
 
 
 async def test_a_bad_body_costs_the_tick_not_the_session() -> None:
@@ -321,13 +366,13 @@ async def test_close_tells_every_session_and_takes_no_more() -> None:
         await bench.ask("start", "c")
 
 
-async def test_watchers_hear_of_the_end_once() -> None:
+async def test_the_connection_that_holds_a_session_hears_of_the_end_once() -> None:
     bench = Bench()
-    await bench.ask("start")
     heard: list[str] = []
+    holder = bench.table.holder(heard.append)
+    await bench.step(StepRequest(StepKind.START, "s", b"", holder=holder.name))
     entry = bench.table.get("s")
     assert entry is not None
-    entry.on_end.append(heard.append)
     await bench.ask("stop")
     bench.table.end(entry, "idle")
     await until(lambda: heard == ["stop"])
@@ -511,16 +556,16 @@ class TestSnapshots:
         async def park(session: str, snapshot: Snapshot) -> None:
             parked[session] = snapshot
 
-        await bench.ask("start")
-        await bench.number(0, b"0")
-        busy = asyncio.ensure_future(bench.number(1, b"wait"))
+        heard: list[str] = []
+        holder = bench.table.holder(heard.append)
+        await bench.step(StepRequest(StepKind.START, "s", b"", holder=holder.name))
+        await bench.number(0, b"0", holder)
+        busy = asyncio.ensure_future(bench.number(1, b"wait", holder))
         await asyncio.sleep(0.01)
         await bench.table.move(park)
         assert not parked, "a session is not moved in the middle of a tick"
         bench.actors[0].gate.set()
         await busy
-        heard: list[str] = []
-        bench.table.watch("s", heard.append)
         await bench.table.move(park)
         await until(lambda: heard == ["moved"])
         assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True)}
@@ -762,6 +807,91 @@ class TestBrokenConnections:
         await until(lambda: [actor.reasons for actor in bench.actors] == [["disconnect"], ["disconnect"]])
 
 
+class TestTakeovers:
+    """A session is held by the connection that attached last; what others do afterwards does not touch it."""
+
+    def setup_method(self) -> None:
+        self.bench = Bench()
+        self.heard: list[list[str]] = []
+
+    def connect(self) -> Holder:
+        self.heard.append([])
+        return self.bench.table.holder(self.heard[-1].append)
+
+    async def ask(self, kind: StepKind, holder: Holder, seq: int | None = None) -> bytes:
+        body = b"" if seq is None else b"%d" % seq
+        reply = await self.bench.step(StepRequest(kind, "s", body, "", "", "", seq, holder.name, holder.attached))
+        holder.attached = True
+        return reply
+
+    async def taken(self) -> tuple[Holder, Holder]:
+        """The old holder of a session, and the new one."""
+        old, new = self.connect(), self.connect()
+        await self.ask(StepKind.START, old)
+        await self.ask(StepKind.TICK, old, 0)
+        assert await self.ask(StepKind.TICK, new, 0) == b"s:0", "it asks for the reply that was lost"
+        return old, new
+
+    async def test_the_old_connection_is_told_and_touches_nothing_any_more(self) -> None:
+        old, new = await self.taken()
+        assert self.heard == [["taken"], []]
+        for kind, seq in ((StepKind.TICK, None), (StepKind.TICK, 1), (StepKind.STOP, None)):
+            with pytest.raises(SessionLost) as lost:
+                await self.ask(kind, old, seq)
+            assert lost.value.details["reason"] == "taken"
+        for for_good in (False, True):
+            await self.bench.table.disconnect("s", old.name, for_good=for_good)
+        assert await self.ask(StepKind.TICK, new, 1) == b"s:1"
+        assert self.bench.actors[0].seen == [b"", b"0", b"1"]
+        assert self.bench.actors[0].reasons == []
+
+    async def test_the_new_connection_ends_the_session(self) -> None:
+        _, new = await self.taken()
+        await self.bench.table.disconnect("s", new.name, for_good=True)
+        await until(lambda: self.bench.actors[0].reasons == ["disconnect"])
+        assert self.heard == [["taken"], []]
+
+    async def test_an_old_connection_does_not_touch_a_new_session_of_its_id_either(self) -> None:
+        old, new = await self.taken()
+        await self.ask(StepKind.STOP, new)
+        await self.bench.ask("start")
+        for connection in (old, new):
+            with pytest.raises(SessionLost, match="taken over"):
+                await self.ask(StepKind.TICK, connection)
+        assert self.bench.actors[1].seen == [b""]
+
+    async def test_a_numbered_tick_without_a_connection_leaves_the_session_to_nobody(self) -> None:
+        old = self.connect()
+        await self.ask(StepKind.START, old)
+        assert await self.bench.ask("tick", body=b"beside") == b"s:beside"
+        assert self.heard == [[]], "one without a number takes nothing over"
+        assert await self.bench.number(0, b"0") == b"s:0"
+        assert self.heard == [["taken"]]
+        await self.bench.table.disconnect("s", old.name, for_good=True)
+        assert await self.bench.number(1, b"1") == b"s:1"
+
+    async def test_a_connection_takes_nothing_over_by_a_tick_without_a_number(self) -> None:
+        holder, other = self.connect(), self.connect()
+        await self.ask(StepKind.START, holder)
+        with pytest.raises(SessionUnknown, match="without a number"):
+            await self.ask(StepKind.TICK, other)
+        assert self.bench.actors[0].seen == [b""]
+        await self.ask(StepKind.TICK, holder)
+        assert self.heard == [[], []]
+
+    async def test_a_session_that_is_resumed_is_held_by_the_connection_that_asked_for_it(self) -> None:
+        holder, other = self.connect(), self.connect()
+        holder.attached = True  # to where it ran before
+        answers: list[asyncio.Future[bytes]] = []
+        for connection in (holder, other):
+            request = StepRequest(StepKind.TICK, "s", b"", "", "", "", None, connection.name, connection.attached)
+            answers.append(asyncio.get_running_loop().create_future())
+            self.bench.table.resume("s", Snapshot(0, 0, None, b"|", exact=True), request, into(answers[-1]))
+        assert await answers[0] == b"s:"
+        with pytest.raises(SessionUnknown, match="without a number"):
+            await answers[1]
+
+
 class TestFallback:
     @pytest.mark.parametrize(("fallback", "expected"), [("last", b"s:first"), ("default", b"wait!"), ("agent", b"own")])
     async def test_a_late_tick_is_answered_by_the_fallback_and_the_session_goes_on(
@@ -936,7 +1066,7 @@ async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> 
     def make() -> Script:
         raise OSError("no memory left")
 
-    table = SessionTable(make)
+    table = SessionTable(make, show_errors=True)
     start = StepRequest(StepKind.START, "s", b"")
     for _ in range(2):
         with pytest.raises(AgentError, match="no memory left"):
@@ -950,7 +1080,7 @@ async def test_a_stateless_call_without_an_actor_is_told() -> None:
 
     with pytest.raises(AgentError, match="no memory left"):
         async with asyncio.timeout(5.0):
-            await SessionTable(make).step(StepRequest(StepKind.CALL, "", b""))
+            await SessionTable(make, show_errors=True).step(StepRequest(StepKind.CALL, "", b""))
 
 
 async def test_sessions_that_are_ending_are_bounded_too() -> None:
@@ -1046,8 +1176,8 @@ class TestLease:
     async def test_what_waits_for_a_session_that_was_lost_is_answered_where_it_is_now(self, kind: str) -> None:
         lease, elsewhere, seen = Lease(), Elsewhere(), list[str]()
         bench = Bench(lease=lease, elsewhere=elsewhere)
-        await bench.ask("start")
-        bench.table.watch("s", seen.append)
+        holder = bench.table.holder(seen.append)
+        await bench.step(StepRequest(StepKind.START, "s", b"", holder=holder.name))
         lease.renew(0.0)
         answers = [asyncio.ensure_future(bench.ask(kind)), asyncio.ensure_future(bench.ask("tick", body=b"behind"))]
         await asyncio.sleep(0.05)

@@ -46,7 +46,8 @@ def make(case, seed=0, lr=0.1, across=None, **more):
             p.add_(0.3 * torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
         if case == "squashed":  # away from the edges, where float64 has digits that float32 has not
             module.head.both.bias[2:] -= 1.5
-    config = PPOConfig(**{"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, **options, **more})
+    plain = {"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, "entropy_coef": 0.0}
+    config = PPOConfig(**{**plain, **options, **more})
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
     return PPO(module, optimizer, config) if across is None else PPO(module, optimizer, config, across)
 

@@ -23,6 +23,8 @@ class Table(nn.Module):
 class Recurrent(nn.Module):
     """Sums up what it saw: its state is a running sum that decays, and its outputs are read off that."""
 
+    is_recurrent = True
+
     def __init__(self, actions: int = 3, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)

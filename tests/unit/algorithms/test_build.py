@@ -64,7 +64,7 @@ def test_outputs_that_do_not_fit_are_told_what_would():
     ):
         check_outputs(sac, ["logits", "value"])
     with pytest.raises(ConfigError, match="with a memory; ppo"):
-        check_outputs(sac, ["tanh_mean", "tanh_log_std", "state/h"])
+        check_outputs(sac, ["tanh_mean", "tanh_log_std", "state/h"], recurrent=True)
     check_outputs(sac, ["tanh_mean", "tanh_log_std"])
 
 

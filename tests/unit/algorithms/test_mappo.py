@@ -83,7 +83,8 @@ def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
         drawn, near = sample(module({"obs": shown}))  # acted much as it would now
         batch["action"] = drawn.unflatten(0, batch["mask"].shape)
         batch["log_prob"] = (near + 0.3 * torch.randn_like(near)).view_as(batch["mask"])
-    config = MAPPOConfig(**{"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, **more, **options})
+    plain = {"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, "entropy_coef": 0.0}
+    config = MAPPOConfig(**{**plain, **more, **options})
     mappo = MAPPO(module, sgd(module), config)
     leaves = batch["obs"] if isinstance(batch["obs"], dict) else {"x": batch["obs"]}
     slow = SimpleNamespace(module=Everything(module), config=config, _optimise=mappo._optimise)

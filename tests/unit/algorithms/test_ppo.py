@@ -87,7 +87,7 @@ def test_update_reports_every_metric_and_leaves_the_batch_alone():
 
 
 def test_learning_rate_and_clip_fall_linearly():
-    ppo = make_ppo(PPOConfig(epochs=1, learning_rate_final=0.1))
+    ppo = make_ppo(PPOConfig(epochs=1, learning_rate_schedule="linear", learning_rate_final=0.1))
     assert ppo.update(make_batch(), 0.0)["learning_rate"] == pytest.approx(1e-3)
     assert ppo.update(make_batch(), 0.5)["learning_rate"] == pytest.approx(0.55e-3)
     assert ppo.update(make_batch(), 7.0)["learning_rate"] == pytest.approx(1e-4)

@@ -212,6 +212,8 @@ def test_memory_replayed_is_the_memory_that_acted(wrapped):
     sequences, and with one that is called step by step."""
 
     class Plain(torch.nn.Module):
+        is_recurrent = True
+
         def __init__(self, inner):
             super().__init__()
             self.inner = inner

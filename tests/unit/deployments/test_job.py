@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import yaml
 
 from brayx.actor.config import MessageConfig
+from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
 from deployments.job import KINDS, JobConfig
+from deployments.options import documented
+from pipelines.training import Training
 
 TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 CARTPOLE = TEMPLATES / "cartpole.yaml"
@@ -318,3 +322,44 @@ class TestTemplates:
     def test_kinds_are_named_as_their_models_say(self) -> None:
         for kind, model in KINDS.items():
             assert model.model_fields["kind"].default == kind
+
+
+def test_a_buffer_has_its_algorithms_own_where_nothing_is_said(write: Any) -> None:
+    text = JOB.replace("buffers: [buffer]", "buffers: [buffer]\n  algorithm: {name: sac, n_step: 4}")
+    job = JobConfig.load(write(text))
+    buffer = job.buffers["buffer"]
+    assert (buffer.sampler, buffer.unroll_length, buffer.batch_size) == ("uniform", 4, 64)
+    assert (buffer.samples_per_insert, buffer.min_columns) == (256, 1_000)
+    assert 100_000 <= buffer.capacity < 100_000 + 64
+    printed = documented(job)
+    assert re.search(r"^  sampler: uniform$", printed, re.MULTILINE)
+    assert "  samples_per_insert: 256.0\n" in printed
+    assert JobConfig.load(write(printed)).buffers == job.buffers, "what is printed is what counts"
+
+    given = JobConfig.load(
+        write(text),
+        ["buffer.sampler=prioritised", "buffer.batch_size=16", "buffer.size=8", "buffer.samples_per_insert=null"],
+    )
+    buffer = given.buffers["buffer"]
+    assert (buffer.sampler, buffer.batch_size, buffer.capacity) == ("prioritised", 16, 128)
+    assert (buffer.unroll_length, buffer.samples_per_insert, buffer.min_columns) == (4, None, 128)
+
+
+def test_python_and_yaml_have_the_same_defaults(write: Any) -> None:
+    job = JobConfig.load(write(JOB))
+    (trainer,), buffer = job.trainers.values(), job.buffers["buffer"]
+    training = Training().of(PPOConfig())
+    assert trainer.algorithm == PPOConfig()
+    assert trainer.learning_rate == training.learning_rate
+    assert (buffer.sampler, buffer.unroll_length) == (training.sampler, training.unroll_length)
+    assert buffer.batch_size == training.num_envs, "columns of a run of all environments"
+
+
+def test_a_buffer_that_cannot_be_is_refused_by_what_is_wrong_with_it(write: Any) -> None:
+    for override, message in (
+        ("buffer.unroll_length=0", "buffer.unroll_length: is 0"),
+        ("buffer.batch_size=many", 'buffer.batch_size: is "many"'),
+        ("trainer.algorithm={name: sack}", "trainer.algorithm: name is 'sack'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            JobConfig.load(write(JOB), [override])

@@ -1,4 +1,4 @@
-"""``serve run`` with its door's port taken."""
+"""``serve run`` with its door's port taken, or with the Ray gone that it would join."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.server
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,14 @@ from brayx.ports import free_port
 from deployments.serve_run import check_door, check_port
 
 SERVE_RUN = ["/usr/bin/serve", "run", "deployments.echo:app"]
+
+
+@pytest.fixture(autouse=True)
+def last_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which Ray keeps where it was started last; there is none."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray" / "ray_current_cluster"
 
 
 @pytest.fixture
@@ -32,6 +41,18 @@ def test_a_port_that_another_program_has_is_named_in_one_line(taken: int) -> Non
 def test_only_serve_run_opens_that_port(taken: int) -> None:
     check_door(["/usr/bin/python", "run"], "127.0.0.1", taken)
     check_door(["/usr/bin/serve", "build", "deployments.echo:app"], "127.0.0.1", taken)
+
+
+def test_a_ray_that_is_gone_is_told_at_once_with_the_file_that_names_it(last_started: Path, taken: int) -> None:
+    gone = free_port()
+    last_started.write_text(f"127.0.0.1:{gone}")
+    with pytest.raises(
+        SystemExit, match=rf"nobody answers at 127.0.0.1:{gone}, where by {last_started} Ray was started"
+    ):
+        check_door(SERVE_RUN, "127.0.0.1", free_port())
+    check_door([*SERVE_RUN, "--address", "local"], "127.0.0.1", free_port())
+    last_started.write_text(f"127.0.0.1:{taken}")
+    check_door(SERVE_RUN, "127.0.0.1", free_port())
 
 
 def test_a_free_port_is_fine() -> None:

@@ -63,6 +63,8 @@ class Deciding(torch.nn.Module):
 class Recurrent(torch.nn.Module):
     """A GRU beside a counter of ticks; the state is a nest of floats and integers, in the middle of the arguments."""
 
+    is_recurrent = True
+
     def __init__(self) -> None:
         super().__init__()
         self.cell = torch.nn.GRUCell(3, 4)

@@ -341,6 +341,23 @@ def test_a_model_with_a_frozen_batch_axis_is_refused():
         OnnxEngine(FixedBatch(), (np.zeros((1, 4), np.float32),))
 
 
+class ChannelsLast(torch.nn.Module):
+    """Tracing writes its transposition with negative axes, which ONNX Runtime refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(2, 2, 3)
+
+    def forward(self, image):
+        return self.convolution(image.movedim(-1, -3)).flatten(1)
+
+
+def test_what_tracing_exports_wrong_is_exported_the_other_way():
+    module, example = ChannelsLast(), (np.ones((1, 4, 4, 2), np.float32),)
+    assert to_onnx(module, example, traced=True).traced
+    verify(OnnxEngine(module, example, traced=True), module, example)
+
+
 def test_standalone_export_runs_without_bound_weights():
     import onnxruntime
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +89,37 @@ class Unsteady(torch.nn.Module):
 
     def forward(self, x):
         return {"small": self.first(x)[:, 1]}
+
+
+def test_int8_is_built_beside_the_log_of_its_process(capfd):
+    """What other threads log meanwhile is written, the quantiser's advice is not, and no handler is left behind."""
+    written: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: written.append(record.getMessage())
+    other, root, over = logging.getLogger("tests.other"), logging.getLogger(), threading.Event()
+    before = root.handlers[:]
+    root.handlers[:] = []  # pytest's own; a Serve replica has none
+    said: list[str] = []
+
+    def log() -> None:
+        while not over.wait(0.001):
+            said.append(f"line {len(said)}")
+            other.warning(said[-1])
+
+    other.addHandler(handler)
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        build_engine("int8", *cartpole())
+        after = root.handlers[:]
+    finally:
+        over.set()
+        thread.join()
+        other.removeHandler(handler)
+        root.handlers[:] = before
+    assert written == said
+    assert after == []
+    assert "pre-process" not in capfd.readouterr().err.lower()
 
 
 def test_int8_that_is_too_far_off_is_refused_with_the_leaf():

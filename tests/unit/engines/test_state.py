@@ -30,10 +30,12 @@ def test_a_state_that_goes_in_and_out_is_found():
     assert spec.state.initial["ticks"].shape == ()
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert TorchEngine(*cartpole()).spec.state is None
-    assert TorchEngine(*awkward()).spec.state is None, "only what is named state"
+    assert TorchEngine(*awkward()).spec.state is None
 
 
 class Shrinking(torch.nn.Module):
+    is_recurrent = True
+
     def forward(self, state):
         return {"state": state[:, :1]}
 
@@ -41,6 +43,23 @@ class Shrinking(torch.nn.Module):
 def test_a_state_that_comes_out_otherwise_is_refused():
     with pytest.raises(ModelError, match=r"\[state: \[2\] float32\] goes in, \[state: \[1\] float32\] comes out"):
         TorchEngine(Shrinking(), (np.zeros((1, 2), np.float32),))
+
+
+class Foreseeing(torch.nn.Module):
+    """Says what a game's state will be."""
+
+    is_recurrent = False
+
+    def forward(self, state):
+        return {"state": 2 * state}
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_state_that_is_no_memory_is_an_input_and_an_output_like_others(kind):
+    engine = build_engine(kind, Foreseeing(), (np.ones((1, 2), np.float32),))
+    assert engine.spec.state is None
+    (after,) = engine.run(engine.bind(engine.initial), [np.ones((3, 2), np.float32)])
+    assert after.tolist() == [[2, 2]] * 3
 
 
 @pytest.mark.parametrize("kind", ["onnx", "onnx-frozen", "int8", "torch"])

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs
@@ -54,6 +55,8 @@ class EchoApp:
         requests: what came, in order.
         applied: ``(session, seq, body)`` of the ticks that were answered, and not with a kept reply.
         reconnect_timeout_s: how long a numbered session outlives its WebSocket connection.
+        holders: the WebSocket connection that holds a session.
+        taken: of each such connection, what tells it that another has taken its session over, and closes it.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes] = lambda body: body, prefix: str = "") -> None:
@@ -64,7 +67,8 @@ class EchoApp:
         self.applied: list[tuple[str, int | None, bytes]] = []
         self.kept: dict[str, tuple[int, bytes]] = {}
         self.reconnect_timeout_s = 10.0
-        self.connections: dict[str, object] = {}
+        self.holders: dict[str, str] = {}
+        self.taken: dict[str, Callable[[], None]] = {}
 
     def step(self, request: StepRequest) -> bytes:
         if len(request.body) > MAX_BODY_BYTES:
@@ -79,12 +83,18 @@ class EchoApp:
                 raise SessionExists(f"session {session} is running", session=session)
             self.running.add(session)
             self.kept.pop(session, None)
+            self.hold(session, request.holder)
             return b"started"
         if session not in self.running:
             raise SessionUnknown(f"session {session} was never started, or has ended", session=session)
+        if request.seq is not None:
+            self.hold(session, request.holder)
         if request.kind is StepKind.STOP:
             self.running.discard(session)
+            self.holders.pop(session, None)
             return b"stopped"
+        if request.holder and self.holders.get(session) != request.holder:
+            raise SessionUnknown(f"the connection does not hold session {session}")
         last, reply = self.kept.get(session, (-1, b""))
         if request.seq is not None and request.seq != last + 1:
             if request.seq == last:
@@ -97,6 +107,13 @@ class EchoApp:
         if len(self.applied) < 10_000:
             self.applied.append((session, request.seq, request.body))
         return reply
+
+    def hold(self, session: str, holder: str) -> None:
+        """The session is that connection's from now on, or nobody's."""
+        before = self.holders.get(session, "")
+        self.holders[session] = holder
+        if before and before != holder:
+            self.taken[before]()
 
     async def answered(self, request: StepRequest) -> bytes:
         """`step` for `serving_tcp` and for the clients without a network."""
@@ -138,12 +155,20 @@ class EchoApp:
         session = _headers(scope).get("session") or parse_qs(scope["query_string"].decode()).get("session", [""])[0]
         credentials = {name: _headers(scope).get(name, "") for name in ("key", "time", "token")}
         started, code = False, 1006
+        loop = asyncio.get_running_loop()
+
+        def taken() -> None:
+            closing = send({"type": "websocket.close", "code": 4410, "reason": "session ended: taken"})
+            loop.call_soon_threadsafe(loop.create_task, closing)
+
+        holder = uuid.uuid4().hex
+        self.taken[holder] = taken
         try:
             check_session(session)
             check_credentials(*(credentials.get(name, "") for name in ("key", "time", "token")))
             if not envelope:
-                self.step(StepRequest(StepKind.START, session, b"", **credentials))
-                started, self.connections[session] = True, send
+                self.step(StepRequest(StepKind.START, session, b"", **credentials, holder=holder))
+                started = True
             while (message := await receive())["type"] == "websocket.receive":
                 text = message.get("text")
                 data = text.encode() if text is not None else message["bytes"]
@@ -153,19 +178,18 @@ class EchoApp:
                         mark, body = data[:1].decode("latin-1"), data[1:]
                         if mark == Frame.NUMBERED.value:
                             seq, body = decode_numbered(body)
-                            if session in self.running:
-                                started, self.connections[session] = True, send
+                            started = session in self.running
                         elif mark in KIND_OF_FRAME:
                             kind = KIND_OF_FRAME[mark]
                         else:
                             raise ProtocolError(f"message starts with {mark!r}, expected S, T, N or P")
-                    reply = self.step(StepRequest(kind, session, body, **credentials, seq=seq))
+                    reply = self.step(StepRequest(kind, session, body, **credentials, seq=seq, holder=holder))
                 except BrayxError as error:
                     if kind is StepKind.START:
                         raise
                     await _send_error(send, error, envelope)
                     continue
-                started, self.connections[session] = kind is not StepKind.STOP, send
+                started = kind is not StepKind.STOP
                 reply = encode_frame(Frame.REPLY, reply) if envelope else reply
                 await send(
                     {"type": "websocket.send", **({"text": reply.decode()} if text is not None else {"bytes": reply})}
@@ -182,16 +206,16 @@ class EchoApp:
             if started:
                 numbered = session in self.kept or bool(_headers(scope).get("seq"))
                 wait_s = self.reconnect_timeout_s if numbered and code not in (1000, 1001) else 0.0
-                asyncio.get_running_loop().call_later(wait_s, self._disconnected, session, send)
+                loop.call_later(wait_s, self._disconnected, session, holder)
 
-    def _disconnected(self, session: str, connection: object) -> None:
-        if self.connections.get(session) is connection:
-            del self.connections[session]
+    def _disconnected(self, session: str, holder: str) -> None:
+        if self.holders.get(session) == holder:
+            del self.holders[session]
             self.running.discard(session)
 
 
 def _headers(scope: Message) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
 
 
 async def _send_error(send: Send, error: BrayxError, envelope: bool) -> None:

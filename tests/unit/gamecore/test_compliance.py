@@ -54,7 +54,7 @@ def test_tests_of_doors_that_a_service_lacks_are_not_collected() -> None:
 
     every = collected(DoorCompliance)
     assert collected(AllTheSame) == every
-    assert {name.split("_")[1] for name in every - collected(Tcp)} == {"http", "ws", "grpc"}
+    assert {name.split("_")[1] for name in every - collected(Tcp)} == {"http", "ws", "grpc", "held"}
     assert {name.split("_")[1] for name in every - collected(OnlyWs)} == {"http", "tcp", "grpc", "stateless"}
 
 
@@ -85,7 +85,18 @@ class _MakesSessionsUp(EchoApp):
     def step(self, request: StepRequest) -> bytes:
         if request.kind is StepKind.TICK:
             self.running.add(request.session)
+            self.hold(request.session, request.holder)
         return super().step(request)
+
+
+class _KeepsOldConnections(EchoApp):
+    def hold(self, session: str, holder: str) -> None:
+        self.holders[session] = holder
+
+
+class _TakesTicksOfAnyConnection(EchoApp):
+    def step(self, request: StepRequest) -> bytes:
+        return super().step(request._replace(holder=""))
 
 
 class _CutsAtZero(EchoApp):
@@ -134,6 +145,9 @@ class _GoesOnCounting(EchoApp):
         (_ForgetsToFree, "test_http_stop_twice_and_tick_after_stop", "http"),
         (_MakesSessionsUp, "test_http_tick_and_stop_without_start", "http"),
         (_MakesSessionsUp, "test_ws_envelope_tick_before_start", "ws"),
+        (_KeepsOldConnections, "test_held_session_goes_on_with_who_takes_it_over", "http"),
+        (_KeepsOldConnections, "test_held_session_goes_on_with_who_takes_it_over", "ws"),
+        (_TakesTicksOfAnyConnection, "test_ws_tick_without_a_number_touches_no_session_of_another_connection", "ws"),
         (_CutsAtZero, "test_body_of_all_byte_values", "ws"),
         (_CutsAtZero, "test_http_stateless_call", "http"),
         (_CutsAtZero, "test_tcp_frames_are_these_bytes", "tcp"),

@@ -103,6 +103,17 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
     ]
 
 
+def test_a_mask_told_in_info_is_told_beside_its_observation(app: EchoApp, address: str) -> None:
+    app.answer = lambda body: b'{"action": %d}' % json.loads(body or b"{}").get("action_mask", [1]).index(1)
+    with Client(f"http://{address}") as client, gym.make_env("Taxi-v4") as env:
+        gym.play_game(env, client, seed=7, max_ticks=5)
+    rules: Any = gymnasium.make("Taxi-v4").unwrapped
+    ticks = [json.loads(request.body) for request in app.requests if request.kind is StepKind.TICK]
+    assert len(ticks) == 5
+    for tick in ticks:
+        assert tick["action_mask"] == rules.action_mask(tick["obs"]).tolist()
+
+
 @pytest.mark.parametrize(
     ("observation", "text"),
     [

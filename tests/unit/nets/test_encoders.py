@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from brayx.engines import build_engine
-from brayx.engines.export import verify
 from brayx.nets.cnn import ImpalaCNN, NatureCNN
-from brayx.nets.encoders import Binary, Embedding, Numbers, OneHot, Spatial
+from brayx.nets.encoders import Binary, Numbers, OneHot, Spatial
 from brayx.nets.heads import Pointer, masked
 from brayx.nets.transformer import Entities, Transformer
 
@@ -106,37 +104,3 @@ def test_a_mask_is_exact_in_every_precision(dtype):
     probability.square().sum().backward()
     assert torch.isfinite(logits.grad).all()
     assert not logits.grad[1].any()
-
-
-class Everything(nn.Module):
-    """All that may be part of a network, in one graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.binary, self.embedding, self.hot = Binary(5), Embedding(9, 4), OneHot(9)
-        self.nature, self.impala = NatureCNN((2, 36, 36), 8), Spatial((16, 16, 2), "impala", 8)
-        self.entities, self.transformer = Entities((6, 3), 8, 2, 1), Transformer(3, 8, 2, 1)
-        self.pointer = Pointer(8, 8)
-
-    def forward(self, obs):
-        pooled = self.entities(obs["entities"])
-        there = obs["there"] > 0
-        return {
-            "numbers": torch.cat([self.binary(obs["id"]), self.embedding(obs["id"]), self.hot(obs["id"])], -1),
-            "images": torch.cat([self.nature(obs["image"]), self.impala(obs["map"])], -1),
-            "pooled": pooled,
-            **self.pointer(pooled, self.transformer(obs["entities"], there), there),
-        }
-
-
-def test_everything_acts_from_onnx_as_from_torch():
-    torch.manual_seed(0)
-    example = {
-        "id": torch.arange(4),
-        "image": torch.randint(0, 256, (4, 2, 36, 36), dtype=torch.uint8),
-        "map": torch.randint(0, 256, (4, 16, 16, 2), dtype=torch.uint8),
-        "entities": torch.randn(4, 6, 3),
-        "there": torch.tensor([[1, 1, 0, 1, 0, 0]] * 3 + [[0] * 6], dtype=torch.int8),
-    }
-    module = Everything()
-    verify(build_engine("onnx", module, (example,)), module, (example,), batch_sizes=(1, 3))

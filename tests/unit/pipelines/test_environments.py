@@ -76,6 +76,14 @@ def test_an_option_that_nothing_goes_by_is_refused(override: str, message: str) 
     assert message in told(override).message
 
 
+def test_a_mask_told_in_info_is_observed_by_workers_and_by_their_model() -> None:
+    taxi = job("rollout.env=Taxi-v4")
+    ((_, batch),) = check_rollouts(taxi).values()
+    assert {"obs/obs", "obs/action_mask"} <= batch
+    _, (example,) = build_model("model", taxi.as_dict())
+    assert set(example) == {"obs", "action_mask"}
+
+
 def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
     assert "2 workers x 7 environments give 14 columns" in told("rollout.num_envs=7").message
     assert "that must be a multiple" in told("rollout.num_workers=3").message
@@ -116,7 +124,7 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
 def test_an_algorithm_that_does_not_fit_is_refused_before_anything_starts(
     env: str, algorithm: str, message: str
 ) -> None:
-    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}")
+    error = told(f"rollout.env={env}", f"trainer.algorithm={algorithm}", "rollout.mode=non_blocking")
     assert isinstance(error, ConfigError)
     assert error.message.startswith(str(TEMPLATE))
     assert re.search(message, error.message), error.message
@@ -291,7 +299,9 @@ def test_a_value_of_the_state_that_is_a_column_is_refused_before_anything_starts
 
 
 def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"\(own_broken.broken\) raised ZeroDivisionError"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"\(own_broken.broken\): the environment raised ZeroDivisionError in reset"
+    ):
         check_rollouts(own(tmp_path, "broken"))
 
 

@@ -15,6 +15,7 @@ from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepRequest
 from brayx.ports import free_port
 from pipelines.evaluate import Evaluation, draw_curve, evaluate, play
+from pipelines.rating import rate
 from tests.unit.gamecore.echo_server import EchoApp, serving
 
 ROOT = Path(__file__).parents[3]
@@ -52,8 +53,17 @@ def test_games_of_several_processes_meet() -> None:
 
 @pytest.mark.parametrize("program", ["import time; time.sleep(60)", "import os, time; os.close(1); time.sleep(60)"])
 def test_a_game_that_does_not_end_is_told_and_ended(program: str) -> None:
-    with pytest.raises(StartupError, match=r"no game of the evaluation has ended for 0\.3 s; 0 had ended before"):
+    with pytest.raises(StartupError, match=r"^no game of the evaluation has ended for 0\.3 s$"):
         play([python(program)], timeout_s=0.3)
+
+
+def test_what_has_ended_counts_though_the_rest_does_not_end() -> None:
+    program = "import time; print('{\"return\": 3}', flush=True); print('{\"return\": 5}', flush=True); time.sleep(60)"
+    assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
+    cut = Evaluation([3.0, 5.0], 4)
+    assert str(cut).endswith("; 4 more had not ended and were given up")
+    with pytest.raises(ConfigError, match="4 games had not ended and were given up: the others make no rating"):
+        rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 
 def test_a_gamecore_that_fails_is_told_while_others_play() -> None:

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
+from brayx.nets.policy import NetworkConfig
 from brayx.tracking import Trial
-from pipelines.ppo import _telling, algorithm_of, options
+from pipelines.ppo import _configs, _telling, algorithm_of, options, training_of
 from pipelines.presets import PRESETS
+from pipelines.training import Training
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -47,11 +50,55 @@ def test_an_environment_without_a_preset_is_told_so():
         options(["--env", "Acrobot-v1", "--preset", "tuned"])
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--engine torch", {"engine": "torch"}),
+        ("--vectorization async", {"vectorization": "async"}),
+        (
+            "--env-option continuous=false --env-option x=1e-1 --env-option x=2e-1 --env-option map_name=8x8",
+            {"env_options": {"continuous": False, "x": 0.2, "map_name": "8x8"}},
+        ),
+        ("--lstm 16", {"lstm": 16}),
+        ("--normalise-value true --clip-value 0.3", {"normalise_value": True, "clip_value": 0.3}),
+        (
+            "--timesteps 7 --lr 0.5 --eval-episodes 3",
+            {"total_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
+        ),
+    ],
+)
+def test_an_option_reaches_its_config(words, told):
+    def configured(argv):
+        chosen = options(["--env", "CartPole-v1", *argv])
+        training = training_of(chosen)
+        return {**dict(algorithm_of(chosen)), **dict(training), **dict(training.network)}
+
+    plain, got = configured([]), configured(words.split())
+    assert {name: value for name, value in got.items() if name != "network" and value != plain[name]} == told
+
+
+@pytest.mark.parametrize("text", ["continuous", "=1", "continuous=[", "a b=1"])
+def test_an_option_of_the_environment_that_is_none_is_refused(text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options(["--env", "CarRacing-v3", "--env-option", text])
+    assert f"argument --env-option: is {text!r}" in capsys.readouterr().err
+
+
 def test_nothing_falls_unless_it_is_annealed():
     chosen = options(["--env", "CartPole-v1"])
-    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_final) == ("constant", 1.0)
+    assert (algorithm_of(chosen).learning_rate_schedule, algorithm_of(chosen).clip_schedule) == ("constant", "constant")
     annealed = algorithm_of({**chosen, "anneal": True})
-    assert (annealed.learning_rate_schedule, annealed.clip_final) == ("linear", 0.0)
+    assert (annealed.learning_rate_schedule, annealed.clip_schedule) == ("linear", "linear")
+    assert (annealed.learning_rate_final, annealed.clip_final) == (0.0, 0.0)
+
+
+def test_python_and_the_command_line_have_the_same_defaults():
+    algorithm, training = _configs(options(["--env", "CartPole-v1"]))
+    assert algorithm == PPOConfig()
+    plain = Training().of(algorithm)
+    told = {name: value for name, value in dict(training.of(algorithm)).items() if value != getattr(plain, name)}
+    # A command trains for longer, and says which checkpoints and network there are.
+    assert told == {"total_steps": 1_000_000, "checkpoint_interval": 50, "network": NetworkConfig()}
 
 
 def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
@@ -86,6 +133,16 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
 
 
 @pytest.mark.slow  # the command, whole
+def test_a_memory_learns_by_torch_in_the_environment_that_was_asked_for(tracking_db):
+    words = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
+    small = ["--timesteps", "4000", "--epochs", "1", "--tracking", tracking_db]
+    done = run(*small, *words.split(), "--normalise-value", "true")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["return_mean"] == -1, "only the end of a game earns anything, and each has one"
+
+
+@pytest.mark.slow  # the command, whole
 @pytest.mark.parametrize("distributed", ["true", "false"])
 def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path):
     books = str(tmp_path / "mlflow.db")
@@ -104,6 +161,9 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path
         ("--lr 2", "--lr 2.0: Input should be less than or equal to 1"),
         ("--threads 300", "--threads 300: Input should be less than or equal to 256"),
         ("--value-coef inf", "--value-coef inf: Input should be a finite number"),
+        ("--engine int8", "--engine int8: Input should be 'onnx' or 'torch'"),
+        ("--lstm -1", "--lstm -1: Input should be greater than or equal to 0"),
+        ("--clip-value 0", "--clip-value 0.0: Input should be greater than 0"),
         ("--reward-clip 0 --distributed true", "--reward-clip 0.0: Input should be greater than 0"),
         ("--course nowhere/course.json", "--course nowhere/course.json: there is no such folder"),
     ],

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import gymnasium
 import numpy as np
@@ -23,10 +23,12 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
-from brayx.errors import ConfigError, ModelError
+from brayx.errors import ConfigError, Diverged, EnvironmentFailed, ModelError
+from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
+from brayx.rollout.policy import ActingEngine
 from pipelines.rollouts import _table, train_local
 from pipelines.training import Training
 from tests.unit.replay.made import columns
@@ -106,6 +108,41 @@ def test_any_space_is_learned_from(env):
     assert all(torch.isfinite(each).all() for each in result.module.parameters())
 
 
+class Picture(Right):
+    """`Right`, which shows nothing but noise: bytes, their channels last, as most environments have them."""
+
+    def __init__(self, size, channels):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, channels), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset()
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return self.observation_space.sample(), *rest
+
+
+@pytest.mark.parametrize("engine", get_args(ActingEngine))
+@pytest.mark.parametrize(
+    ("convolutions", "size", "channels"), [("small", 20, 3), ("nature", 36, 1), ("impala", 7, 3), ("impala", 64, 1)]
+)
+def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine(convolutions, size, channels, engine):
+    training = Training(
+        **{**QUICK, "total_steps": 32, "engine": engine},
+        network=NetworkConfig(convolutions=convolutions, hidden=[]),
+        evaluation_episodes=2,
+    )
+    result = train_local(lambda: Picture(size, channels), PPOConfig(epochs=1), training)
+    assert result.updates > 0
+    assert all(torch.isfinite(each).all() for each in result.module.parameters())
+
+
+def test_an_image_that_is_too_small_is_told_what_fits():
+    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* 36 x 36 at least; these fit: small, impala"):
+        train_local(lambda: Picture(20, 3), training=Training(**QUICK))
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritised"])
 def test_a_table_is_sampled_as_often_as_it_is_told(sampler, blocking):
@@ -144,7 +181,7 @@ def test_columns_are_drawn_by_the_exponent_of_their_priorities():
         training = Training(
             sampler="prioritised", batch_size=100, capacity=200, min_columns=1, priority_exponent=exponent
         )
-        table = _table(training)
+        table = _table(training.of(ImpalaConfig()))
         table.insert({**columns(2).arrays, "priority": np.array([[1.0] * 5, [3.0] * 5])})
         drawn = table.sample()["index"] & 1
         assert np.bincount(drawn) == pytest.approx(100 * np.array(shares), abs=1)
@@ -154,10 +191,10 @@ def test_columns_are_drawn_by_the_exponent_of_their_priorities():
 def test_the_columns_of_all_environments_are_sampled_however_many_there_are(blocking):
     training = Training(
         num_envs=64, unroll_length=1, total_steps=640, sampler="uniform", min_columns=100, blocking=blocking,
-        engine="torch",
+        batch_size=256, samples_per_insert=32.0, engine="torch",
     )  # fmt: skip
     result = train_local("Pendulum-v1", ImpalaConfig(), training)
-    assert result.updates == pytest.approx((640 - 100) * training.samples_per_insert / training.batch_size, abs=3)
+    assert result.updates == pytest.approx((640 - 100) * 32 / 256, abs=3)
 
 
 class Flawed(Right):
@@ -212,7 +249,7 @@ def test_what_happens_in_the_collectors_thread_is_told():
                 raise RuntimeError("out of order")
             return super().step(action)
 
-    with pytest.raises(RuntimeError, match="out of order"):
+    with pytest.raises(EnvironmentFailed, match=r"^the environment raised RuntimeError in step: out of order$"):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 
 
@@ -223,7 +260,60 @@ def test_a_table_that_could_never_be_sampled_is_refused():
 
 def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
     with pytest.raises(ConfigError, match=r"min_columns is 1000, and 100000 total_steps are 781 columns of unroll_"):
-        train_local(Counting, ImpalaConfig(), Training(sampler="uniform", vectorization="sync"))
+        train_local(Counting, ImpalaConfig(), Training(sampler="uniform", unroll_length=128, vectorization="sync"))
+
+
+def test_an_algorithm_brings_where_its_batches_come_from():
+    def settled(algorithm, **options):
+        found = Training(**options).of(algorithm)
+        return found.sampler, found.unroll_length, found.batch_size, found.samples_per_insert
+
+    assert settled(PPOConfig()) == ("fifo", 64, 32, 1)
+    assert settled(MixedConfig()) == settled(MAPPOConfig()) == settled(PPOConfig())
+    assert settled(ImpalaConfig(), sampler="prioritised") == ("prioritised", 20, 32, 8)
+    assert settled(BCConfig())[:3] == ("fifo", 32, 32)
+    assert settled(SACConfig()) == ("uniform", 1, 256, 256)
+    assert settled(SACConfig(n_step=4)) == ("uniform", 4, 64, 256)
+    assert settled(SACConfig(), batch_size=64) == ("uniform", 1, 64, 64), "a gradient a transition still"
+    given = {"sampler": "prioritised", "unroll_length": 8, "batch_size": 16, "samples_per_insert": 2.0}
+    assert settled(SACConfig(), **given) == tuple(given.values()), "what is given wins"
+
+
+def test_sac_takes_a_gradient_for_each_transition_where_nothing_is_said():
+    training = Training(total_steps=1_300, num_envs=4, network=NetworkConfig(hidden=[4]))
+    result = train_local("Pendulum-v1", SACConfig(), training)
+    assert result.updates == pytest.approx(1_300 - training.min_columns, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "message"),
+    [
+        (SACConfig(), {"sampler": "fifo"}, "sampler is 'fifo', .*'sac' learns .* expected uniform or prioritised"),
+        (
+            SACConfig(),
+            {"unroll_length": 128, "batch_size": 256, "samples_per_insert": 32.0, "min_columns": 100},
+            "20,000 transitions come to 7 gradients of algorithm 'sac', of 32,768 transitions each.*samples_per_insert",
+        ),
+        (
+            ImpalaConfig(),
+            {"unroll_length": 128, "total_steps": 100_000},
+            "100,000 transitions come to 25 gradients of algorithm 'impala', of 4,096 .*num_envs or unroll_length",
+        ),
+        (PPOConfig(epochs=1, minibatch_size=10_000), {"num_envs": 128}, "20,000 transitions come to 3 gradients"),
+    ],
+)
+def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, options, message):
+    with pytest.raises(ConfigError, match=message):
+        train_local("Pendulum-v1", algorithm, Training(**{"total_steps": 20_000, **options}))
+
+
+def test_clones_of_few_gradients_are_refused_by_the_data_that_there_are(tmp_path: Path):
+    data = written(tmp_path / "expert.npz", 4000)  # 625 columns of 32
+    training = Training(total_steps=100_000, batch_size=256)
+    with pytest.raises(ConfigError, match="100,000 transitions come to 13 gradients of algorithm 'bc', of 8,192 "):
+        train_local(Odd, BCConfig(), training, demonstrations=data)
+    data = written(tmp_path / "few.npz")  # 7 columns: no batch has more
+    assert train_local(Odd, BCConfig(), training, demonstrations=data).updates > 400
 
 
 def test_priorities_that_nobody_would_give_are_refused():
@@ -264,6 +354,24 @@ def test_a_model_of_ones_own_is_taken():
         return Small(), (np.zeros((1, 4), np.float32),)
 
     assert isinstance(train_local("CartPole-v1", training=Training(**QUICK), model=model).module, Small)
+
+
+@pytest.mark.parametrize("engine", get_args(ActingEngine))
+def test_an_argument_that_is_called_state_is_learned_from_like_others(engine):
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, state):
+            y = self.layer(state)
+            return {"logits": y[..., :2], "value": y[..., 2]}
+
+    training = Training(**{**QUICK, "engine": engine}, evaluation_episodes=2)
+    result = train_local(
+        "CartPole-v1", training=training, model=lambda obs, spec: (Bare(), (np.zeros((1, 4), np.float32),))
+    )
+    assert result.updates > 0
 
 
 class Columns(torch.nn.Module):
@@ -343,7 +451,7 @@ class Turning(Numbered):
 def test_the_networks_of_sac_and_mappo_see_whole_numbers_one_hot_too() -> None:
     module = train_local(Numbered, MAPPOConfig(epochs=1), Training(**QUICK)).module
     assert (module.encoder.features, module.critic.encoder.features) == (5, 7)
-    quick = Training(**{**QUICK, "total_steps": 40})
+    quick = Training(**{**QUICK, "total_steps": 40, "min_columns": 2, "batch_size": 2})
     module = train_local(Turning, SACConfig(), quick).module
     assert (module.encoder.features, module.critic.encoder.features) == (6, 6)
 
@@ -438,12 +546,16 @@ TABLE = {"sampler": "uniform", "batch_size": 8, "min_columns": 16, "samples_per_
 @pytest.mark.parametrize(
     ("env", "algorithm", "options"),
     [
-        (Odd, PPOConfig(learning_rate_final=0.1, epochs=1), {}),
+        (Odd, PPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1), {}),
         (Odd, ImpalaConfig(learning_rate_final=0.1), {}),
         (Odd, ImpalaConfig(learning_rate_final=0.1), TABLE),
-        (Odd, MixedConfig(reinforcement=PPOConfig(learning_rate_final=0.1, epochs=1)), {}),
+        (
+            Odd,
+            MixedConfig(reinforcement=PPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1)),
+            {},
+        ),
         ("Pendulum-v1", SACConfig(learning_rate_schedule="linear", learning_rate_final=0.1), TABLE),
-        (Whole, MAPPOConfig(learning_rate_final=0.1, epochs=1), {}),
+        (Whole, MAPPOConfig(learning_rate_schedule="linear", learning_rate_final=0.1, epochs=1), {}),
     ],
     ids=["ppo", "impala", "impala sampled", "mixed", "sac", "mappo"],
 )
@@ -659,10 +771,143 @@ def test_what_goes_on_plays_no_episode_a_second_time(tmp_path: Path) -> None:
             Starts, training=Training(total_steps=10_000, num_envs=4, unroll_length=32), clerk=books, stop=stop,
             on_update=lambda runs, steps, numbers, stop=stop: stop.set() if runs == 4 else None,
         )  # fmt: skip
-        starts.append(Starts.seen[4:] if starts else list(Starts.seen))  # it resets once before it knows of the books
+        starts.append(Starts.seen[5:] if starts else list(Starts.seen))  # it resets before it knows of the books
     assert starts[0]
     assert len(starts[1]) >= 4
     assert not set(starts[0]) & set(starts[1])
+
+
+class Summed(Kept):
+    """Adds up by itself what was recorded since `interval` was last replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.interval = Recorder()
+
+    def push(self, part: Any) -> None:
+        self.interval.merge(part)
+
+    def means(self) -> dict[str, float]:
+        names = ("loss", "entropy", "approx_kl", "update_seconds.p50")
+        return {name: value for name, value in self.interval.summary().items() if name in names}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {}), (ImpalaConfig(), TABLE)])
+def test_the_numbers_that_are_told_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
+    books, told, asked = Summed(tmp_path), [], []
+
+    def look(runs: int, steps: int, numbers: Mapping[str, float]) -> None:
+        assert {name: numbers[name] for name in books.means()} == books.means()
+        told.append(numbers.get("entropy"))
+        books.interval = Recorder()
+
+    def due(steps: int, numbers: Mapping[str, float]) -> bool:
+        assert {name: numbers[name] for name in books.means()} == books.means()
+        asked.append(numbers["entropy"])
+        return False
+
+    training = Training(total_steps=800, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options)
+    train_local("CartPole-v1", algorithm, training, clerk=books, on_update=look, due=due)
+    assert len(told) >= 50
+    assert len(set(told)) > 20
+    assert len(set(asked)) > 20
+
+
+class Shown(gymnasium.Env):
+    """Shows whatever its space has, and gives the reward that it is told."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, space: Any = gymnasium.spaces.Box(-1, 1, (3,)), reward: float = 1.0) -> None:
+        self.observation_space, self._reward = space, reward
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._at = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self._at += 1
+        return self.observation_space.sample(), self._reward, self._at == 5, False, {}
+
+
+_BOX = gymnasium.spaces.Box(-1, 1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gymnasium.spaces.Tuple((_BOX, _BOX)), r"observation space is Tuple\(.*Expected a Dict instead of the Tuple"),
+        (gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple((_BOX, _BOX))), "Expected a Dict instead of the Tuple"),
+        (gymnasium.spaces.Text(5), r"observation space is Text\(.*, which has no one shape: expected Box"),
+        (gymnasium.spaces.Sequence(_BOX), r"observation space is Sequence\(.*, which has no one shape"),
+    ],
+)
+def test_observations_that_no_network_sees_are_refused_with_what_fits(space: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_local(lambda: Shown(space), training=Training(**QUICK))
+
+
+def test_a_model_of_ones_own_gets_the_parts_of_a_tuple() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+            self.log_std = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = self.layer(torch.cat([left, right], -1))
+            return {"mean": y[..., :2], "log_std": self.log_std.expand_as(y[..., :2]), "value": y[..., 2]}
+
+    zeros = np.zeros((2, 3), np.float32)
+    result = train_local(
+        lambda: Shown(gymnasium.spaces.Tuple((_BOX, _BOX))),
+        PPOConfig(epochs=1),
+        Training(**QUICK),
+        model=lambda obs, spec: (Both(), (zeros, zeros)),
+    )
+    assert result.updates > 0
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(epochs=1), ImpalaConfig(), SACConfig()])
+def test_rewards_beyond_what_can_be_learned_from_are_named(algorithm: Any) -> None:
+    options = QUICK | (TABLE if algorithm.name == "sac" else {})
+    with pytest.raises(
+        Diverged, match=r"diverged at update 1: .*; the batch's rewards reach 1e\+30, .* normalise_reward"
+    ):
+        train_local(lambda: Shown(reward=1e30), algorithm, Training(**options))
+    training = Training(**options, normalise_reward=True)
+    assert train_local(lambda: Shown(reward=1e30), algorithm, training).updates > 0
+
+
+class Endless(Counting):
+    """Its first environment never ends an episode, and gives 1 for each step."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, Endless.made = Endless.made, Endless.made + 1
+
+    def step(self, action: Any) -> Any:
+        if self.number:
+            return super().step(action)
+        return np.zeros(2), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_evaluation_that_never_ends_is_cut_and_counts_as_far_as_it_came(blocking, caplog) -> None:
+    Endless.made = 0
+    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=100)
+    result = train_local(Endless, PPOConfig(epochs=1), training)
+    found = result.evaluation
+    assert (result.reason, found.cut) == ("num_steps", 1)
+    assert [each.ret for each in found.episodes if each.env] == [6.0] * 6
+    (cut,) = [each for each in found.episodes if not each.env]
+    assert cut.ret == cut.length
+    assert 100 <= cut.length < 120
+    assert found.mean == (cut.ret + 36) / 7
+    assert "1 of 7 episodes had not ended after 100 steps" in caplog.text
 
 
 def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:

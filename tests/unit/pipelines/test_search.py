@@ -36,14 +36,15 @@ def test_options_go_where_they_belong() -> None:
 def test_what_is_not_given_is_what_suits_the_algorithm() -> None:
     _, training = arguments("ppo", {"gamma": 0.9})
     assert training == Training()
-    _, training = arguments("sac", {"gamma": 0.9})
+    algorithm, training = arguments("sac", {"gamma": 0.9})
     assert training.network is None, "the one that SAC has of its own"
-    assert (training.sampler, training.unroll_length) == ("uniform", 1)
-    assert training.samples_per_insert == training.batch_size, "a gradient a transition"
-    _, training = arguments("sac", {"n_step": 5, "batch_size": 64, "sampler": "prioritised"})
-    assert (training.sampler, training.unroll_length, training.samples_per_insert) == ("prioritised", 5, 64)
-    _, training = arguments("sac", {"sampler": "fifo"})
-    assert training == Training()
+    settled = training.of(algorithm)
+    assert (settled.sampler, settled.unroll_length, settled.batch_size) == ("uniform", 1, 256)
+    assert settled.samples_per_insert == 256, "a gradient a transition"
+    algorithm, training = arguments("sac", {"n_step": 5, "batch_size": 64, "sampler": "prioritised"})
+    settled = training.of(algorithm)
+    assert (settled.sampler, settled.unroll_length, settled.batch_size) == ("prioritised", 5, 64)
+    assert settled.samples_per_insert == 5 * 64
 
 
 def test_options_of_the_network_change_the_one_that_the_algorithm_has() -> None:
@@ -147,7 +148,12 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
         ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
         ("CartPole-v1", "ppo", "network.value_heads=choice(None, 2)", r"gave value \[N, 2\], expected value \[N\]"),
-        ("CartPole-v1", "impala", "sampler='uniform'", "min_columns is 1000, and 60000 total_steps are 468 columns"),
+        (
+            "CartPole-v1",
+            "impala",
+            "sampler='uniform';unroll_length=128",
+            "min_columns is 1000, and 60000 total_steps are 468 columns",
+        ),
         ("Pendulum-v1", "sac", "capacity=choice(500, 100000)", "min_size is 1000, and there is room for 500"),
         (
             "CartPole-v1",

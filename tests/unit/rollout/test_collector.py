@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from brayx import actions
 from brayx.engines.torch import module_weights
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.replay.packing import check_columns
 from brayx.rollout.collector import Collector, Episode, seed_after
 from brayx.rollout.envs import make_envs
@@ -87,7 +87,7 @@ def test_after_a_step_that_raised_every_environment_begins_anew(mode):
             return super().step(action)
 
     made = collector(Tripping, num=3, length=5, mode=mode, normalise_reward=True, gamma=0.5)
-    with pytest.raises(ValueError, match="tripped"):
+    with pytest.raises(EnvironmentFailed, match=r"^the environment raised ValueError in step: tripped$"):
         made.collect()
     assert made.env_steps == 0
     runs = [made.collect().arrays for _ in range(4)]

@@ -96,6 +96,8 @@ class Gaussian(nn.Module):
 class Counter(nn.Module):
     """Its state counts the steps since an episode's start."""
 
+    is_recurrent = True
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 2)

@@ -227,6 +227,8 @@ def test_a_term_that_is_nan_is_divergence(tmp_path):
 class Stepwise(torch.nn.Module):
     """A memory that is called once a step."""
 
+    is_recurrent = True
+
     def __init__(self, inner):
         super().__init__()
         self.inner = inner

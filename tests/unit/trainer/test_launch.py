@@ -66,8 +66,12 @@ def spec(tmp_path):
     return make
 
 
+def learned_from(spec):
+    return layout_of(spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config)
+
+
 def layout(spec):
-    return layout_of(spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config)[0]
+    return learned_from(spec)[0]
 
 
 GOOD = '"logits": x, "value": x[:, 0]'
@@ -85,6 +89,32 @@ def test_a_good_model_is_built_and_its_run_leaves_no_trace(spec):
     assert {path: (shape, dtype.name) for path, (shape, dtype) in layout(spec).obs.items()} == {
         "obs": ((2,), "float32")
     }
+
+
+STATE = "forward = Model.forward; Model.forward = lambda self, state: forward(self, state)"
+"""Names the argument."""
+
+
+def test_an_argument_that_is_called_state_is_an_input_like_others(spec):
+    layout, memory = learned_from(spec(GOOD, STATE))
+    assert list(layout.obs) == ["obs"]
+    assert memory == set()
+    _, memory = learned_from(spec(GOOD + ', "state": obs', STATE + "; Model.is_recurrent = True"))
+    assert memory == {"state"}
+
+
+@pytest.mark.parametrize(
+    ("returns", "begin", "message"),
+    [
+        (GOOD + ', "state": obs', STATE, "does not say whether that is its memory: expected is_recurrent = True"),
+        (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', it gives \['logits', 'value'\]"),
+        (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', it takes \['obs'\]"),
+        (GOOD, "Model.is_recurrent = torch.nn.Identity()", r"is_recurrent is Identity\(\), expected True or False"),
+    ],
+)
+def test_a_memory_that_is_not_as_declared_is_refused(spec, returns, begin, message):
+    with pytest.raises(ModelError, match=message):
+        learned_from(spec(returns, begin))
 
 
 @pytest.mark.parametrize(

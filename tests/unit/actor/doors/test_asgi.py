@@ -226,7 +226,7 @@ def test_what_the_doors_refuse_is_counted_once_and_what_the_service_refuses_is_n
             assert refused.value.code == status
         assert refusals(table) == {"bad_request": 3, "body_too_large": 1, "session_unknown": 1}
         with connect(f"ws://{address}/session?session=s", subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
-            for message in (b"?", bytes(10), b"S", b"S"):
+            for message in (b"?", b"T" + bytes(9), b"S", b"S"):
                 connection.send(message)
                 connection.recv(timeout=5)
             for query in ("seq=x", "session=s"):

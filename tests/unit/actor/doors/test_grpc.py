@@ -120,7 +120,7 @@ def test_an_error_is_a_status_and_a_document(stub: GamecoreStub) -> None:
         ({"kind": 9, "session": "s"}, "bad_request", "kind is 9, expected 0 to 3"),
         ({"kind": START}, "bad_request", "session"),
         ({"kind": TICK, "session": "caf\u00e9"}, "bad_request", "caf"),
-        ({"kind": CALL, "session": "with space"}, "bad_request", "with space"),
+        ({"kind": CALL, "session": "s"}, "bad_request", "session came without kind"),
         ({"kind": TICK, "session": "s", "seq": 2**63}, "bad_request", "9223372036854775808"),
         ({"kind": TICK, "session": "s", "token": "t" * 257}, "header_too_large", "token has 257 characters"),
         ({"kind": TICK, "session": "s", "key": "k" * 257}, "header_too_large", "key has 257 characters"),
@@ -361,8 +361,7 @@ def test_a_moved_session_ends_its_stream_without_a_word(door: TableDoor, open_st
     stream.ask(session="s", kind=START)
     entry = door.get("s")
     assert entry is not None
-    for on_end in entry.on_end:
-        entry.task.get_loop().call_soon_threadsafe(on_end, "moved")
+    entry.task.get_loop().call_soon_threadsafe(door.tell, entry.holder, "moved")
     stream.ends()
     assert door.ends == []
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging.handlers
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as websocket
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.deployment import NativePorts
@@ -34,8 +37,9 @@ from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
+from brayx.logs import LINES
 from brayx.ports import free_port
-from tests.unit.actor.doors.test_asgi import TableService, refusals
+from tests.unit.actor.doors.test_asgi import Gated, TableService, refusals
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
@@ -46,9 +50,11 @@ WAIT_S = 10.0
 class Native:
     """Both native doors of one table, on a loop in a thread of its own."""
 
-    table: TableService
+    table: Any
     http: Listener
     tcp: Listener
+    websockets: WebSockets
+    loop: asyncio.AbstractEventLoop
     run: Callable[[Coroutine[Any, Any, Any]], Any]
 
     @property
@@ -61,7 +67,7 @@ class Native:
 
 
 @contextlib.contextmanager
-def native(*, uv: bool = True, **limits: Any) -> Iterator[Native]:
+def native(*, uv: bool = True, table: type[TableService] = TableService, **limits: Any) -> Iterator[Native]:
     loop = uvloop.new_event_loop() if uv else asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -70,16 +76,16 @@ def native(*, uv: bool = True, **limits: Any) -> Iterator[Native]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
 
     async def make() -> Native:
-        table = TableService()
+        service = table()
         bounds = Limits(**{"max_body_bytes": MAX_BODY_BYTES, **limits})
-        websockets = WebSockets(DoorApp(table, max_body_bytes=MAX_BODY_BYTES), bounds)
+        websockets = WebSockets(DoorApp(service, max_body_bytes=MAX_BODY_BYTES), bounds)
         doors = (
-            Listener(table, lambda listener: HttpConnection(listener, websockets), bounds),
-            Listener(table, TcpConnection, bounds),
+            Listener(service, lambda listener: HttpConnection(listener, websockets), bounds),
+            Listener(service, TcpConnection, bounds),
         )
         for door in doors:
             await door.open("127.0.0.1", 0)
-        return Native(table, *doors, run)
+        return Native(service, *doors, websockets, loop, run)
 
     made: Native = run(make())
     try:
@@ -96,6 +102,20 @@ def native(*, uv: bool = True, **limits: Any) -> Iterator[Native]:
 def service() -> Iterator[Native]:
     with native() as made:
         yield made
+
+
+def test_a_door_leaves_the_log_of_its_process_alone(tmp_path: Path) -> None:
+    """Serve's replicas log through such a pair of handlers, and Serve ends one whose pair was closed."""
+    file = logging.FileHandler(tmp_path / "replica.log")
+    buffer = logging.handlers.MemoryHandler(1, target=file)
+    try:
+        WebSockets(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES), Limits(max_body_bytes=MAX_BODY_BYTES))
+        assert buffer.target is file
+        buffer.handle(logging.makeLogRecord({"msg": "still written"}))
+        assert (tmp_path / "replica.log").read_text() == "still written\n"
+    finally:
+        buffer.close()
+        file.close()
 
 
 class TestNativeDoors(DoorCompliance):
@@ -120,6 +140,21 @@ class TestNativeDoorsOnAsyncio(DoorCompliance):
         with native(uv=False) as service:
             cls.url, cls.urls = service.url, {"tcp": service.tcp_url}
             yield
+
+
+def test_frames_that_are_no_text_fill_no_log(service: Native, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3 * LINES):
+        with websocket(f"{service.url.replace('http', 'ws')}/session", proxy=None) as connection:
+            connection.send(b"\xff", text=True)
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(timeout=WAIT_S)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1007
+    lines = [record for record in caplog.records if "UTF-8" in record.getMessage()]
+    assert 0 < len(lines) <= LINES
+    for record in lines:
+        assert "UnicodeDecodeError" in record.getMessage()
+        assert "\n" not in logging.Formatter().format(record)
 
 
 def connect(listener: Listener) -> socket.socket:
@@ -175,6 +210,98 @@ def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
         assert read_all(connection).endswith(b"body")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_client_that_expects_100_continue_is_told_at_once_that_its_body_is_too_large(
+    service: Native, order: int
+) -> None:
+    session = uuid.uuid4().hex
+    headers = "\r\n".join([f"content-length: {MAX_BODY_BYTES + 1}", "expect: 100-continue"][::order])
+    with connect(service.http) as connection:
+        connection.sendall(post("start", session) + post("tick", session, b"ahead"))
+        connection.sendall(f"POST /step HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n".encode())
+        *_, ticked, refused = read_all(connection).split(b"HTTP/1.1 ")
+    assert ticked.endswith(b"\r\n\r\nahead")
+    assert refused.startswith(b"413 ")
+    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
+
+
+def test_a_client_of_http_1_0_is_told_whether_its_connection_is_kept(service: Native) -> None:
+    kept, closed = (
+        f"POST /step HTTP/1.0\r\n{connection}content-length: 4\r\n\r\ncall".encode()
+        for connection in ("connection: Keep-Alive\r\n", "")
+    )
+    with connect(service.http) as connection:
+        connection.sendall(kept + kept + closed)
+        *replies, last = read_all(connection).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert len(replies) == 2
+    assert all(b"connection: keep-alive\r\n" in reply for reply in replies)
+    assert b"connection: close\r\n" in last
+
+
+def opening(path: str = "/session", *, leave: str = "", **headers: str) -> bytes:
+    """A WebSocket's opening without the header ``leave``, and with others as well or instead."""
+    fields = {
+        "host": "x",
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name != leave)
+    return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def test_a_websocket_is_opened_by_an_absolute_uri_too(service: Native) -> None:
+    with connect(service.http) as connection:
+        connection.sendall(opening("http://x/session?session=" + uuid.uuid4().hex))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code", "says"),
+    [
+        (opening(leave="upgrade"), 426, "bad_request", "Upgrade: websocket"),
+        (opening(leave="connection"), 426, "bad_request", "Connection: Upgrade"),
+        (opening(upgrade="h2c"), 426, "bad_request", "h2c"),
+        (opening(sec_websocket_version="8"), 426, "bad_request", "8, expected 13"),
+        (opening(leave="sec-websocket-version"), 400, "bad_request", "Sec-WebSocket-Version"),
+        (opening(leave="sec-websocket-key"), 400, "bad_request", "Sec-WebSocket-Key"),
+        (opening(sec_websocket_key="short"), 400, "bad_request", "Sec-WebSocket-Key"),
+        (opening(sec_websocket_extensions=";;"), 400, "bad_request", "Sec-WebSocket-Extensions"),
+        (opening(content_length="2") + b"{}", 400, "bad_request", "body"),
+        (opening().replace(b"GET", b"POST"), 405, "bad_request", "POST"),
+        (opening().replace(b"HTTP/1.1", b"HTTP/1.0"), 505, "bad_request", "HTTP/1.0"),
+        (opening(x="y" * 9000), 431, "header_too_large", "opening of a WebSocket"),
+    ],
+)
+def test_a_malformed_opening_gets_an_error_document(
+    service: Native, sent: bytes, status: int, code: str, says: str
+) -> None:
+    before = refusals(service.table).get(code, 0)
+    with connect(service.http) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    document = json.loads(body)
+    assert document["error"] == code
+    assert says in document["message"]
+    assert refusals(service.table)[code] == before + 1
+    assert (b"\r\nsec-websocket-version: 13" in head) == (status == 426)
+
+
+def test_an_opening_that_waits_when_the_replica_ends_gets_an_error_document() -> None:
+    with native(table=Gated) as service, connect(service.http) as connection:
+        connection.sendall(opening())
+        until(lambda: service.websockets._state.connections, "the opening came")
+        service.loop.call_soon_threadsafe(service.websockets.close)
+        said = read_all(connection)
+        service.table.let = True
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "service_full"
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
@@ -183,6 +310,7 @@ def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
         (b"POST /step HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
         (b"POST /step HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "header_too_large"),
         (b"GET /step HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\r\n", 426, "bad_request"),
+        (post("start", "java", b"{}", "upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\n"), 426, "bad_request"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_closed(service: Native, sent: bytes, status: int, code: str) -> None:
@@ -300,7 +428,7 @@ def test_what_the_native_doors_refuse_is_counted_once() -> None:
         (post("jump", "s", more="connection: close\r\n"), "bad_request"),
         (b"GET /nothing HTTP/1.1\r\nconnection: close\r\n\r\n", "bad_request"),
         (b"GET /step HTTP/1.1\r\nhost: x\r\n" + upgrade, "bad_request"),
-        (b"GET /session HTTP/1.1\r\n" + 200 * b"x: 1\r\n" + upgrade, "bad_request"),
+        (b"GET /session HTTP/1.1\r\n" + 200 * b"x: 1\r\n" + upgrade, "header_too_large"),
         (b"POST /step HTTP/1.1\r\ncontent-length: 10\r\n\r\nabc", "deadline_exceeded"),
     ]
     too_large = encode_request(StepRequest(StepKind.CALL, "", bytes(65)), 1)

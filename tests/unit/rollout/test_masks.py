@@ -1,0 +1,197 @@
+"""Masks told in `info`: observed, recorded beside the observation that they are of, and never acted against."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from brayx.actions import ActionSpec
+from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.rollout.collector import Collector
+from brayx.rollout.envs import make_envs
+from brayx.rollout.masks import with_masks
+from brayx.rollout.multi import AgentsAsRows
+from brayx.rollout.policy import Policy
+from pipelines.rollouts import observation_of, ready_made, train_local
+from pipelines.training import Training
+from tests.unit.rollout.test_multi import Count
+from tests.unit.rollout.worlds import Counting, Linear
+
+ACTIONS = 4
+
+
+class Telling(Counting):
+    """`Counting`, where only the action of the step's number is allowed, and the last one where none is told."""
+
+    action_space: spaces.Space = spaces.Discrete(ACTIONS)
+
+    def _told(self):
+        return {} if self._at == 2 else {"action_mask": np.arange(ACTIONS) == self._at}
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset()
+        return obs, self._told()
+
+    def step(self, action):
+        assert self._at == 2 or action == self._at or self._lenient, "an action that is not allowed"
+        obs, *rest, _ = super().step(action)
+        return obs, *rest, self._told()
+
+    _lenient = False
+
+
+class Several(Telling):
+    """The same with two heads, in a dict; masks are a tuple, as Gymnasium's spaces have them."""
+
+    observation_space = spaces.Dict({"where": Counting.observation_space})  # type: ignore[assignment]
+    action_space = spaces.MultiDiscrete([2, 2])
+
+    def _told(self):
+        return {"action_mask": (np.array([1, 0], np.int8), np.array([0, 1], np.int8))}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset()
+        return {"where": obs}, info
+
+    def step(self, action):
+        assert tuple(action) == (0, 1)
+        self._lenient = True
+        obs, *rest = super().step(0)
+        return {"where": obs}, *rest
+
+
+def collector(env, mode, **options):
+    envs = with_masks(SyncVectorEnv([env] * 3, autoreset_mode=mode))
+    module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
+    return Collector(envs, Policy(module, args, engine="torch"), 5, **options)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_each_observation_is_recorded_with_its_own_mask(mode, greedy):
+    """Also after the reset of one environment among several, whatever resets it."""
+    made = collector(Telling, mode, greedy=greedy)
+    for _ in range(8):
+        arrays = made.collect().arrays
+        for row, t in np.argwhere(arrays["mask"] > 0):
+            at = int(arrays["obs/obs"][row, t, 1])
+            expected = np.ones(ACTIONS) if at == 2 else np.arange(ACTIONS) == at
+            np.testing.assert_array_equal(arrays["obs/action_mask"][row, t], expected)
+            assert at == 2 or arrays["action"][row, t] == at
+            assert at == 2 or arrays["log_prob"][row, t] == 0
+
+
+def test_the_masks_of_several_heads_lie_one_after_the_other():
+    arrays = collector(Several, AutoresetMode.NEXT_STEP).collect().arrays
+    np.testing.assert_array_equal(arrays["obs/action_mask"], np.broadcast_to([1, 0, 0, 1], (3, 6, 4)))
+    assert "obs/where" in arrays
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_taxi_never_does_what_it_may_not(vectorization):
+    """The game of Gymnasium's that tells masks; what would change nothing is not allowed in it."""
+    envs = make_envs("Taxi-v4", 4, vectorization=vectorization)
+    module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
+    made = Collector(envs, Policy(module, args, engine="torch"), 50, seed=3)
+    try:
+        arrays = made.collect().arrays
+    finally:
+        made.close()
+    rules = gymnasium.make("Taxi-v4").unwrapped
+    took = arrays["mask"] > 0
+    for state, mask, action in zip(
+        *(arrays[key][took] for key in ("obs/obs", "obs/action_mask", "action")), strict=True
+    ):
+        np.testing.assert_array_equal(mask, rules.action_mask(state))
+        assert mask[action]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_training_and_evaluation_keep_to_the_masks(blocking):
+    class Strict(gymnasium.Wrapper):
+        """Raises at an action that is not allowed."""
+
+        def __init__(self):
+            super().__init__(gymnasium.make("Taxi-v4", max_episode_steps=20))
+
+        def reset(self, **options):
+            obs, self.info = self.env.reset(**options)
+            return obs, self.info
+
+        def step(self, action):
+            if not self.info["action_mask"][action]:
+                raise RuntimeError(f"{action} is not allowed")
+            *result, self.info = self.env.step(action)
+            return *result, self.info
+
+    training = Training(
+        total_steps=600, num_envs=4, unroll_length=16, engine="torch", blocking=blocking, evaluation_episodes=8
+    )
+    result = train_local(Strict, PPOConfig(epochs=2, minibatch_size=32), training)
+    assert len(result.evaluation.episodes) == 8
+    assert result.updates > 5
+
+
+def test_a_model_that_takes_no_mask_acts_as_it_did(caplog):
+    class TwoOf(Telling):
+        action_space = spaces.Discrete(2)
+        _lenient = True
+
+        def _told(self):
+            return {"action_mask": np.ones(2, np.int8)}
+
+    envs = with_masks(SyncVectorEnv([TwoOf] * 2))
+    arrays = Collector(envs, Policy(Linear(), (np.zeros((2, 2), np.float32),), engine="torch"), 4).collect().arrays
+    assert arrays["obs"].shape == (2, 5, 2)
+    assert "the model takes no action_mask" in caplog.text
+
+
+def test_a_mask_of_another_length_is_refused():
+    class Short(Telling):
+        def _told(self):
+            return {"action_mask": [1, 0]}
+
+    with pytest.raises(ConfigError, match=r"info's action_mask: expected 4 numbers, one for each action, got 2"):
+        collector(Short, AutoresetMode.NEXT_STEP)
+
+
+def test_what_raises_before_it_is_acted_in_is_named():
+    class Broken(Counting):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("no licence")
+
+    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in reset: no licence$"):
+        make_envs(Broken, 2)
+    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display$"):
+        make_envs(lambda: (_ for _ in ()).throw(OSError("no display")), 2)
+
+
+class Takes(Count):
+    """An agent may only do what the time says."""
+
+    def told(self):
+        return {agent: {"action_mask": np.arange(3) == self.time} for agent in "ab"}
+
+    def reset(self, seed=None, options=None):
+        seen, _ = super().reset(seed, options)
+        return seen, self.told()
+
+    def step(self, actions):
+        assert list(actions.values()) == [self.time] * 2
+        *rest, _ = super().step(actions)
+        return *rest, self.told()
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_agents_that_are_rows_have_a_mask_each(state):
+    """Where a game's state is beside it, the mask is part of what the agent observes itself."""
+    training = Training(total_steps=100, num_envs=4, unroll_length=5, engine="torch", evaluation_episodes=4)
+    algorithm = (MAPPOConfig if state else PPOConfig)(epochs=1)
+    result = train_local(lambda: AgentsAsRows(Takes, 2, state=state), algorithm, training)
+    assert result.evaluation.mean == 0 + 1 + 2
+    assert result.updates > 3
