@@ -58,7 +58,7 @@ _LIBRARIES = (
     f"{Path(__file__).parent}/",
     "<",  # as of "<frozen importlib>"
 )
-"""Beginnings of the paths of code that is not the user's own."""
+"""Prefixes of the paths of library code, as opposed to the user's own."""
 
 
 class BrayxError(Exception):
@@ -91,12 +91,12 @@ class BrayxError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What any error says, as one line for people."""
+    """The first line of an error's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "without a message")
 
 
 def raised_at(error: BaseException) -> str:
-    """``FILE:LINE`` where an error was raised: the innermost line of the user's own code, else the innermost of all.
+    """``FILE:LINE`` where an error was raised: the innermost line of the user's own code, if any, else of all code.
 
     Empty for an error that was never raised.
     """
@@ -106,7 +106,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def nearest_version(version: int, known: Iterable[int]) -> tuple[str, dict[str, Json]]:
-    """What to tell of a version that is not among ``known``.
+    """Message and details for a version that is not among ``known``.
 
     Args:
         version: that was asked for.
@@ -316,7 +316,7 @@ class BadFragment(ReplayError):
 
 
 class EnvironmentFailed(BrayxError):
-    """An environment in Python raised; names what was called, and on a cluster the environment and the worker."""
+    """An environment in Python raised. Names the method that was called, and on a cluster environment and worker."""
 
     code = "environment_failed"
 

@@ -1,7 +1,7 @@
-"""Log lines that clients can cause: each one line long, and a limited number of each.
+"""Limits for log lines that clients can cause: each is one line long, and only some of many repeats are logged.
 
-A client that sends what cannot be read, or makes an agent raise, thousands of times a second would fill the disk, and
-hide what else the log has to say. Knows nothing of what is logged.
+A client that sends malformed data, or makes an agent raise, thousands of times a second would otherwise fill the disk
+and hide all other log lines. Knows nothing of what is logged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 LINES = 10
-"""Of one place in the code, and of one fault there, so many lines are logged in `PERIOD_S`."""
+"""Lines logged in `PERIOD_S` from one place in the code, or for one fault there."""
 PERIOD_S = 60.0
 _MOST_PLACES = 4096
 _MOST_CHARS = 4000
@@ -26,9 +26,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Limit(logging.Filter):
-    """Makes one line of each record, and lets `LINES` of each place through in `PERIOD_S`; counts the rest.
+    """Makes one line of each record, lets `LINES` of each place through in `PERIOD_S`, and counts the rest.
 
-    A place is where the code logs. A record's ``fault`` (given with ``extra``) makes a place of its own for each value.
+    A place is a line of code that logs. Each value of a record's ``fault`` (given with ``extra``) is its own place.
 
     Args:
         clock: seconds, for tests.
@@ -41,7 +41,7 @@ class Limit(logging.Filter):
         self._places: OrderedDict[tuple[str, int, object], list[float]] = OrderedDict()
 
     def forget(self) -> None:
-        """Begins anew with every place."""
+        """Resets the counts of all places."""
         with self._lock:
             self._places.clear()
 
@@ -59,7 +59,7 @@ class Limit(logging.Filter):
         return True
 
     def _left_out(self, record: logging.LogRecord) -> int | None:
-        """How many lines have been left out since the last one; None: this is one more."""
+        """How many lines were left out before this one; None: leave this one out too."""
         place = (record.pathname, record.lineno, getattr(record, "fault", None))
         now = self._clock()
         with self._lock:
@@ -76,36 +76,36 @@ class Limit(logging.Filter):
 
 
 limit = Limit()
-"""Of this process."""
+"""The limit of this process."""
 
 
 def limited(name: str) -> logging.Logger:
-    """The logger of that name, with each of its lines limited."""
+    """The logger of that name, with `limit` applied to its lines."""
     logger = logging.getLogger(name)
     logger.addFilter(limit)
     return logger
 
 
 def limit_others() -> None:
-    """Limits the lines of the libraries that a door of this process stands on: clients can cause them, too."""
+    """Limits the log lines of the libraries below the doors: clients can cause those too."""
     for name in _OTHERS:
         limited(name)
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks and control characters, cut where it is very long."""
+    """A text without line breaks and control characters, cut if it is very long."""
     cut = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], cut.strip())
 
 
 def in_one_line(error: BaseException) -> str:
-    """An exception with where it was raised, the innermost call first, and what caused it."""
-    told: list[str] = []
+    """An exception on one line: its text, its calls, the innermost first, and its causes."""
+    parts: list[str] = []
     cause: BaseException | None = error
-    while cause is not None and len(told) < _MOST_CAUSES:
+    while cause is not None and len(parts) < _MOST_CAUSES:
         frames = traceback.extract_tb(cause.__traceback__)[-_MOST_FRAMES:]
         calls = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
         text = "".join(traceback.format_exception_only(cause)).strip()
-        told.append(f"{text} [{calls}]" if calls else text)
+        parts.append(f"{text} [{calls}]" if calls else text)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return one_line(", caused by ".join(told))
+    return one_line(", caused by ".join(parts))

@@ -140,7 +140,7 @@ OTHER = "other"
 MAX_LABELS = 64
 """Labels that a metric may have; further ones are `OTHER`."""
 MAX_NOTE = 500
-"""Characters of a note that are kept."""
+"""Longest note kept, in characters; the rest is cut."""
 
 _NOT_IN_WORD = re.compile(r"[^\w-]")
 _MAX_WORD = 64
@@ -185,7 +185,7 @@ class _Cell:
     window: deque[float] | None = None
     """Of a metric of `WINDOWED`: the newest samples, oldest first."""
     note: str = ""
-    """What the newest sample that explained itself said."""
+    """Note of the newest sample that had one."""
 
     def add(self, value: float, weight: float) -> None:
         self.count += weight
@@ -311,7 +311,7 @@ class Recorder:
             label: one short word that splits the metric (a reason, an agent's name).
             kind: for a name that is not in `METRICS`: how its samples combine (default: mean).
             weight: how many samples this one stands for.
-            note: a line for people that explains the sample (an error's message and place); the newest is kept.
+            note: a line for people that explains the sample (an error's message and location); the newest is kept.
         """
         cell = self._cells.get((name, label))
         if cell is None:

@@ -1,4 +1,4 @@
-"""TCP ports: a free one for who may choose, and whether those are free that were chosen."""
+"""TCP ports: the choice of free ones, whether chosen ones are free, and the check for loopback addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether only this machine reaches what listens at an address; a name is taken for any other, but localhost."""
+    """Whether an address is on loopback, where only this machine reaches it; of names only localhost is."""
     if not host or host == "localhost":
         return host == "localhost"
     try:
@@ -24,7 +24,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on just now.
+    """A TCP port that no process listens on just now.
 
     It lies below the ports that systems give to outgoing connections: Ray opens many of those before the port is
     taken, and one of them would get it now and then.

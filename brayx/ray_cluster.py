@@ -1,7 +1,7 @@
-"""Ray's start, tried again where a busy machine is too slow for it; joining one that runs; and whether it is shut.
+"""Starts Ray, with retries for busy machines; joins a running Ray; warns if Ray has no token.
 
-Ray ends its own node when a process of it is not up within 15 s, which is no option of Ray's, and `ray.init` finds that
-out 15 s later. What it had started by then it leaves running. Knows nothing of jobs and applications.
+Ray ends its own node if one of its processes is not up within 15 s, and no option changes that. `ray.init` notices 15 s
+later, and leaves the processes it has started running. Knows nothing of jobs and applications.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) ->
     """Starts a Ray of this process's own, and connects to it.
 
     Args:
-        tell: is told, in a line, of each start that failed before another is tried.
+        tell: called with a line for each failed start, before the next try.
         options: of ``ray.init``, but for ``address``.
 
     Raises:
-        StartupError: it failed five times; the message says what happened the last time.
+        StartupError: it failed five times; the message gives the reason of the last failure.
     """
     import ray
 
@@ -45,23 +45,23 @@ def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) ->
             ray.init(address="local", **options)
             return
         except Exception as error:  # Ray raises the bare class when its node is too slow to come up
-            why = f"{first_line(error)}{_last_words()}"
+            why = f"{first_line(error)}{_node_failure()}"
         ray.shutdown()
         _end(set(psutil.Process().children(recursive=True)) - before)
         if tries < _TRIES:
-            tell(f"Ray did not start, which is tried again ({tries} of {_TRIES} tries failed): {why}")
+            tell(f"Ray did not start, trying again ({tries} of {_TRIES} tries failed): {why}")
     raise StartupError(f"Ray did not start in {_TRIES} tries: {why}")
 
 
 def join_ray(address: str, **options: Any) -> None:
-    """Connects to a Ray that runs.
+    """Connects to a running Ray.
 
     Args:
         address: ``host:port``, or ``auto`` for the one on this machine.
         options: of ``ray.init``, but for ``address``.
 
     Raises:
-        StartupError: nobody answers there, which is found out at once, or this process is not let in.
+        StartupError: nothing listens there, which is noticed at once, or Ray refuses this process.
     """
     import ray
 
@@ -70,18 +70,18 @@ def join_ray(address: str, **options: Any) -> None:
         ray.init(address=address, **options)
     except StartupError:
         raise
-    except Exception as error:  # Ray raises bare classes here, and its own for a token that is not right
+    except Exception as error:  # Ray raises bare classes here, and its own for a wrong token
         raise StartupError(f"cannot join Ray at {address}: {first_line(error)}") from error
 
 
 def check_address(address: str | None) -> None:
-    """Makes sure that somebody answers where ``ray.init`` would join a Ray; it waits two minutes for one that is gone.
+    """Checks that something listens where ``ray.init`` would join a Ray: it waits two minutes for one that is gone.
 
     Args:
-        address: as of ``ray.init``; None: what it does without.
+        address: as for ``ray.init``; None: its default.
 
     Raises:
-        StartupError: nobody does. One that `ray start` has started and that died leaves the file with its address.
+        StartupError: nothing listens. A Ray of `ray start` that died leaves a file with its address behind.
     """
     from ray._common.utils import get_ray_address_file
     from ray._private.services import canonicalize_bootstrap_address
@@ -90,27 +90,31 @@ def check_address(address: str | None) -> None:
     if found is None or answers(found):
         return
     file = Path(get_ray_address_file(None))
-    if file.is_file() and file.read_text().strip() == found:
+    if file.is_file() and canonicalize_bootstrap_address(file.read_text().strip()) == found:
         raise StartupError(
-            f"nobody answers at {found}, where by {file} Ray was started last: remove that file, or start Ray again"
+            f"nothing listens at {found}, where Ray was started last according to {file}: remove that file, or start "
+            "Ray again"
         )
-    raise StartupError(f"nobody answers at {found}, where Ray is to be joined")
+    raise StartupError(f"cannot join Ray at {found}: nothing listens there")
 
 
 def warn_if_open(log: logging.Logger) -> None:
-    """Warns if this process's Ray asks for no token: it and each replica of Serve listen on every interface and take
-    pickles, so whoever reaches them runs code here. It is no error, since a network may keep others out."""
+    """Warns if this process's Ray asks for no token.
+
+    Ray and each replica of Serve listen on every interface and accept pickles, so anyone who reaches them can run code
+    here. It is a warning and no error, since a firewall may keep others out.
+    """
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
     if not is_token_auth_enabled():
         log.warning(
-            "Ray asks for no token here: whoever reaches its ports, or those of Serve's replicas, runs code on this "
-            "machine. Keep others out, or have RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
+            "Ray asks for no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
+            "machine. Keep others out, or set RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
         )
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens at ``host:port``."""
+    """Whether something listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S):
@@ -119,8 +123,8 @@ def answers(address: str) -> bool:
         return False
 
 
-def _last_words() -> str:
-    """Why the node of this process's newest session ended, where its log tells that."""
+def _node_failure() -> str:
+    """Why the node of this process's newest session ended, if its log has the reason."""
     from ray._common.utils import get_default_ray_temp_dir
 
     folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
@@ -134,7 +138,7 @@ def _last_words() -> str:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """Ends what a failed start has left, so that the next has the machine for itself."""
+    """Ends the processes that a failed start has left, so that they do not slow down the next."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -39,7 +39,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def value_of(text: str) -> Any:
-    """What a value on a command line is, read as in a file.
+    """Parses a value from the command line as in a YAML file.
 
     Raises:
         ConfigError: it is not YAML.

@@ -241,7 +241,9 @@ class _Validation:
         return [f"{self.document.where((name, key))}: {name}.{key}: {what}" for name, key, what in found]
 
     def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
-        """Where the batches of buffers come from that one valid trainer learns from, by name: its algorithm's own."""
+        """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is
+        exactly one trainer and it is valid.
+        """
         found: dict[str, Sampling] = {}
         trainers = [part for part in values.values() if isinstance(part, dict) and part.get("kind") == "trainer"]
         if len(trainers) == 1:
@@ -249,7 +251,7 @@ class _Validation:
             list(bray.translate("trainer", part, set(_walk(TrainerConfig, ())[1])))  # renames them in place
             try:
                 trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True)
-            except (TypeError, ValidationError):  # told in its turn
+            except (TypeError, ValidationError):  # reported when the trainer is validated
                 return found
             found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
         return found
@@ -274,7 +276,7 @@ class _Validation:
             value = {**buffer_options(sampling, value), **value}
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
-            # A replica runs elsewhere: its working directory is not where whoever wrote the file thinks of.
+            # A replica runs elsewhere, in another working directory than the author of the file expects.
             component = component.model_copy(update={"keys_file": str(Path(self.folder, component.keys_file))})
         if component is not None:
             groups[_GROUPS[kind]][name] = component

@@ -1,9 +1,8 @@
-"""What ``serve run MODULE:app`` can tell its user before it starts Ray: that its door's port is taken, or that the Ray
-which it would join is gone.
+"""Checks of ``serve run MODULE:app`` before it starts Ray: the door's port is free, and the Ray to join is alive.
 
-Without it the user waits for Ray, in the latter case for minutes, and then reads a traceback. The command builds the
-application first, in its own process; with a Serve config it does not, and builds nothing there. Knows nothing of
-applications.
+Without them the user waits for Ray, for minutes if it is gone, and then reads a traceback. ``serve run MODULE:app``
+builds the application in its own process, where these checks can run; ``serve run`` with a Serve config does not. Knows
+nothing of applications.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ _TIMEOUT_S = 1.0
 
 
 def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) -> None:
-    """Ends ``serve run`` with one line if something else than Serve listens where Serve is to, or nobody where it would
-    join a Ray; else does nothing.
+    """Ends ``serve run`` with one line if another program has Serve's port, or if the Ray it would join is gone.
+
+    Does nothing in any other command.
 
     Args:
-        argv: what this process was started with.
-        host, port: where Serve listens; empty: where it does unless told.
+        argv: command line of this process.
+        host, port: where Serve listens; empty: Serve's defaults.
     """
     if Path(argv[0]).name != "serve" or "run" not in argv:
         return

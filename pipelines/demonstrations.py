@@ -68,7 +68,7 @@ class Demonstrations:
 
     Attributes:
         batch_size: columns of a batch.
-        rounds: batches that are as many columns as there are, or just more.
+        rounds: batches needed to cover all columns.
 
     Raises:
         ConfigError: there is no such file, or what it holds does not fit.
@@ -128,7 +128,7 @@ class Demonstrations:
         """
         if not self._next:
             columns = len(self._block["mask"])
-            # Each pass cuts the columns elsewhere, so that others are together.
+            # Each pass cuts the columns elsewhere, so that batches differ.
             shift = 0 if self._first else int(self._rng.integers(self.batch_size))
             starts = np.clip(np.arange(-shift, columns, self.batch_size), 0, columns - self.batch_size)
             self._next, self._first = self._rng.permutation(np.unique(starts)).tolist(), False

@@ -34,7 +34,7 @@ class Evaluation:
 
     Attributes:
         returns: undiscounted return of each game, in no order.
-        missing: games that were asked for as well, and given up.
+        missing: number of games that were given up.
     """
 
     returns: Sequence[float]
@@ -50,7 +50,7 @@ class Evaluation:
         return (
             f"{self.mean:.1f} ± {spread:.1f} over {len(self.returns)} games "
             f"(lowest {min(self.returns):g}, highest {max(self.returns):g})"
-            + (f"; {self.missing} more had not ended and were given up" if self.missing else "")
+            + (f"; {self.missing} more did not end and were given up" if self.missing else "")
         )
 
 
@@ -83,8 +83,8 @@ def evaluate(
 
     Raises:
         ConfigError: there is no such key, or the URL cannot be used.
-        StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or not
-            one game ended in time. Where some did, these are the result.
+        StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
+            game ended in time. If some games ended in time, they are the result.
     """
     credentials(keys_file, key)
     _check_listening(url)
@@ -126,8 +126,9 @@ def play(
     clock: Callable[[], float] = time.monotonic,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> list[float]:
-    """Runs gamecores side by side to their ends, and gives the returns of their games in the order of their ends; of
-    those that ended before the deadline, if any did.
+    """Runs gamecores side by side and gives the returns of their games, in the order in which the games ended.
+
+    If the deadline passes, it gives the returns of the games that had ended.
 
     Args:
         commands: that write a line of JSON with a ``return`` when a game has ended.

@@ -50,7 +50,7 @@ def check_algorithm(
             buffer = job.buffers[name]
             imitated = algorithm.name == "mixed" and any(source.buffer == name for source in feeding.values())
             played_into = bool(job.actors) or any(rollout.buffer == name for rollout in job.rollouts.values())
-            # Cloning weighs columns, and what was recorded may be read as often as one likes.
+            # Cloning weighs columns, and recorded steps may be read any number of times.
             sampler = None if imitated or not (played_into or buffer.sampler != "fifo") else buffer.sampler
             check_fits(algorithm, unroll_length=buffer.unroll_length, sampler=sampler)
             steps = buffer.batch_size * buffer.unroll_length * trainer.num_workers

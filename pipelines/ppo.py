@@ -40,16 +40,16 @@ _OWN: Any = object()
 
 
 class _Option(NamedTuple):
-    """What the command line tells a config.
+    """An option of the command line.
 
     Attributes:
         name: on the command line, with ``_`` for ``-``.
-        default: unless a preset has another; `_OWN`: that of its config.
-        parse: makes the value of what is given.
-        text: says what it is.
-        config: that it is of: ``algorithm``, ``network`` or ``training``; empty: of none by itself.
-        field: its name there, where that is another.
-        more: what `argparse` is told beside.
+        default: value without the option, unless a preset has another; `_OWN`: the default of its config.
+        parse: makes the value from its text.
+        text: help text.
+        config: the config that has it: ``algorithm``, ``network`` or ``training``; empty: none.
+        field: its name in the config; empty: ``name``.
+        more: further arguments for `argparse`.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _pair(text: str) -> dict[str, Any]:
 
 
 class _Merge(argparse.Action):
-    """Of an option that is given again and again: one dict."""
+    """Merges the values of a repeated option into one dict."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
@@ -104,10 +104,10 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             "total_steps",
         ),
         _Option("target_return", _OWN, float, "stop when the last hundred episodes have this mean", "training"),
-        _Option("seed", _OWN, int, "of everything that is drawn", "training"),
+        _Option("seed", _OWN, int, "of all random numbers", "training"),
         _Option("save_interval", 50, _count, "updates between two checkpoints", "training", "checkpoint_interval"),
         _Option(
-            "eval_episodes", 0, int, "played greedily in the end: eval_return_mean", "training", "evaluation_episodes"
+            "eval_episodes", 0, int, "greedy episodes at the end: eval_return_mean", "training", "evaluation_episodes"
         ),
     ),
     "collecting": (
@@ -154,7 +154,7 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
             {"choices": ["tanh", "relu", "silu", "elu"]},
         ),
         _Option(
-            "convolutions", _OWN, str, "what sees images", "network", "",
+            "convolutions", _OWN, str, "network for images", "network", "",
             {"choices": ["small", "nature", "impala"]},
         ),
         _Option("lstm", _OWN, int, "size of a memory after the hidden layers; 0: none", "network"),
@@ -168,13 +168,13 @@ _OPTIONS: dict[str, tuple[_Option, ...]] = {
         _Option("sde_steps", _OWN, _count, "steps for which the noise of sde stays", "training"),
     ),
 }  # fmt: skip
-"""What is told to a config, by title. A preset may set any."""
+"""Options by their group's title. A preset may set any."""
 _ALL = [option for options in _OPTIONS.values() for option in options]
 
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """Of each option: what it is where neither the command line nor a preset says; from Python it is the same."""
+    """Value of each option that neither the command line nor a preset sets, as in Python."""
     from brayx.algorithms.ppo import PPOConfig
     from brayx.nets.policy import NetworkConfig
     from pipelines.training import Training
@@ -238,7 +238,7 @@ def options(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _of(config: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config is told, by its own names."""
+    """The options of one config, by their names there."""
     return {option.field or option.name: chosen[option.name] for option in _ALL if option.config == config}
 
 
@@ -255,7 +255,7 @@ def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
 
 
 def training_of(chosen: Mapping[str, Any]) -> Training:
-    """Everything that is not the algorithm's."""
+    """All options but the algorithm's."""
     from brayx.nets.policy import NetworkConfig
     from pipelines.training import Training
 
@@ -455,7 +455,7 @@ def _flag(name: str) -> str:
 
 
 class _Help(argparse.HelpFormatter):
-    """Adds the defaults, which are those of the configs: only who asks for help waits for their imports."""
+    """Adds the defaults, which come from the configs: only ``--help`` waits for their imports."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.dest not in defaults():

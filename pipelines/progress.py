@@ -52,7 +52,7 @@ def _not_written(numbers: Mapping[str, float]) -> str:
 
 
 def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
-    """What agents raised, a line for each of their methods: how often, and the newest with its place.
+    """Exceptions of agents, a line for each method that raised: their number, and the newest with its location.
 
     Args:
         numbers, notes: as `brayx.hub.Hub.snapshot` and `brayx.hub.Hub.notes` give them.

@@ -57,10 +57,10 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
     (``rating_games``, ``rating_env``).
 
     Raises:
-        ConfigError: games were given up: those that ended are the short ones.
+        ConfigError: games were given up: the others would bias the rating, as short games end first.
         TrackingError: the registry failed.
     """
     if result.missing:
-        raise ConfigError(f"{result.missing} games had not ended and were given up: the others make no rating")
+        raise ConfigError(f"{result.missing} games did not end and were given up: the others alone give no rating")
     games = str(len(result.returns))
     tag(name, version, {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id}, uri)

@@ -35,7 +35,7 @@ class TrainResult:
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
         began: when ``seconds`` began, on the monotonic clock.
-        errors: what agents raised, a line for each of their methods.
+        errors: exceptions of agents, a line for each method that raised.
     """
 
     trial: Trial

@@ -145,8 +145,8 @@ def train_local(
             ``scale_actions``.
         model: makes module and example arguments instead of the ready-made ones, given one observation and the action
             space.
-        on_update: called after each run's updates with their number, env steps and the newest numbers: sums since this
-            process began, means over that run's updates.
+        on_update: called after each run's updates with the number of runs, env steps and the newest numbers: sums since
+            this process began, means over that run's updates.
         clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
         stop: once set, training ends after the next update, and an evaluation is given up.
         due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
@@ -292,7 +292,7 @@ def train_local(
 
 
 def observation_of(envs: Any) -> NestedArray:
-    """One observation of zeros as a model should take it: float64 is float32.
+    """One observation of zeros as a model takes it, float64 as float32.
 
     Raises:
         ConfigError: observations are not arrays of one shape.
@@ -305,17 +305,17 @@ def ready_made(
 ) -> Callable[[NestedArray, ActionSpec], Model]:
     """Makes the networks that an algorithm learns, for an observation and an action space.
 
-    An actor-critic; for SAC and MAPPO their own, whose critic does not act. Whole numbers are seen one-hot.
+    An actor-critic; SAC and MAPPO have networks of their own, whose critic does not act. Whole numbers become one-hot.
 
     Raises:
-        ConfigError: there are none for what is observed.
+        ConfigError: there is no ready-made network for the observation space.
     """
     space = envs.single_observation_space
     if any(isinstance(part, gymnasium.spaces.Tuple) for part in _parts(space)):
         raise ConfigError(
-            f"observation space is {space}: ready-made networks see an array, or a Dict of arrays by name. Expected a "
-            "Dict instead of the Tuple (gymnasium.wrappers.TransformObservation makes one), or a model of your own, "
-            "which gets each part of a Tuple as an argument",
+            f"observation space is {space}: ready-made networks take an array, or a Dict of arrays. Expected a Dict "
+            "instead of the Tuple (gymnasium.wrappers.TransformObservation makes one), or a model of your own, which "
+            "gets each part of a Tuple as an argument",
             key="observation_space",
         )
     categories = _categories(space)
@@ -337,7 +337,7 @@ def ready_made(
 
 
 def _parts(space: Any) -> list[Any]:
-    """A space, and all that it is made of."""
+    """A space and all spaces inside it."""
     inner = getattr(space, "spaces", ())
     members = inner.values() if isinstance(inner, Mapping) else inner
     return [space, *(part for member in members for part in _parts(member))]
@@ -444,8 +444,10 @@ class _Run:
         self._batches_before = learned
 
     def newest(self) -> Mapping[str, float]:
-        """As `loop.Numbers.newest`: exact, since everything is in this process. Means are of the run that is learned
-        from, and of the one before where there is nothing yet."""
+        """As `loop.Numbers.newest`; exact, since everything is in this process.
+
+        Means are over the current run, or over the one before while the current run has none yet.
+        """
         part = self._recorder.drain()
         self._books.merge(part)
         if self._clerk is not None:
@@ -605,7 +607,7 @@ class _Run:
 
     def _after_update(self) -> None:
         numbers = self.newest()
-        self._books.take_interval()  # the next numbers are those of the next run
+        self._books.take_interval()  # so that the next means are of the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
             self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
@@ -625,12 +627,12 @@ def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
 
 
 def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:
-    """Refuses a training that would learn next to nothing, or nothing at all.
+    """Refuses a training that would learn next to nothing.
 
     Args:
-        algorithm: options.
-        training: of it.
-        recorded: what a clone learns from.
+        algorithm: its options.
+        training: options of the training.
+        recorded: the demonstrations that a clone learns from.
 
     Raises:
         ConfigError: names the option to change.

@@ -34,7 +34,7 @@ _INNER = "reinforcement."
 _OWN = {"sac": NETWORK.model_dump()}
 """Networks that differ from `NetworkConfig`'s defaults."""
 _CLONING = {"evaluation_episodes": 20}
-"""Games for clones to be compared by."""
+"""Cloning plays no games while it learns: these compare its trials."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
 
 
@@ -122,10 +122,10 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 
 
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
-    """What `pipelines.rollouts.train_local` is told, from options by name.
+    """Arguments for `pipelines.rollouts.train_local`, from options by name.
 
-    What is not given is what suits the algorithm: networks of its own, the batches that `Training.of` gives it, and for
-    cloning games that are played with the clone.
+    Options that are not given get values that suit the algorithm: its own networks, the batches of `Training.of`, and
+    for cloning an evaluation after training.
 
     Args:
         algorithm: its name, such as ``ppo``.

@@ -266,7 +266,7 @@ def train_on(
         except BaseException:
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
             raise
-        served.close()  # before the books: replicas hand over what they have gathered when they end
+        served.close()  # before the books: replicas hand over their last metrics when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)

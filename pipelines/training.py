@@ -21,7 +21,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Training(BaseModel):
-    """Options of a training, beside those of its algorithm, which says what those are that are left None: `of`."""
+    """Options of a training, beside those of its algorithm. `of` replaces None by the algorithm's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -31,8 +31,8 @@ class Training(BaseModel):
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Environments stepped together; over a cluster those of all workers, shared out evenly."""
     unroll_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Steps of a run; None: the algorithm's. With ``fifo``, a batch is a run of all: ``num_envs * unroll_length``
-    transitions."""
+    """Steps of a run; None: the algorithm's. With ``fifo``, a batch is a run of all environments: ``num_envs *
+    unroll_length`` transitions."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """Adam's, at the start; its epsilon is 1e-5."""
     target_return: float | None = None
@@ -57,10 +57,10 @@ class Training(BaseModel):
     capacity: _Count = 100_000
     """Columns of the table."""
     samples_per_insert: Annotated[float, Field(gt=0)] | None = None
-    """How often a column is sampled on average; None: so that there are as many updates for each transition as the
-    algorithm asks for."""
+    """How often a column is sampled on average; None: often enough for the algorithm's number of updates for each
+    transition."""
     min_columns: _Count = 1_000
-    """That must be there before the first is sampled."""
+    """Columns that the table must have before the first is sampled."""
     blocking: bool = True
     """Collect with the newest weights only; else the next run is collected while one is learned from, with weights that
     are one update older."""
@@ -85,14 +85,14 @@ class Training(BaseModel):
     use_gpu: bool = False
     """Learn on this machine's GPU."""
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
-    """Played greedily when training is over."""
+    """Greedy episodes played after training."""
     evaluation_steps: _Count = MAX_STEPS
-    """Of such an episode: one that takes longer is cut, and counts as far as it came (`Evaluation.cut`)."""
+    """Limit of such an episode: a longer one is cut, and counts with its return so far (`Evaluation.cut`)."""
     checkpoint_interval: _Count | None = None
-    """Updates between two checkpoints, beside those that the seconds ask for."""
+    """Updates between two checkpoints, beside the checkpoints that are due by time."""
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:
-        """The same, with the algorithm's own where an option is None that it has a say in."""
+        """These options, with the algorithm's default for each of its options that is None."""
         own = algorithm.sampling
         length = self.unroll_length or own.unroll_length
         size = self.batch_size or own.batch_size(length)
@@ -106,7 +106,7 @@ class Training(BaseModel):
 
 
 class Settled(Training):
-    """A training of one algorithm, in which nothing is left to say: what `Training.of` gives."""
+    """Options of a training with all defaults of its algorithm filled in, as `Training.of` gives them."""
 
     sampler: Literal["fifo", "uniform", "prioritised"]
     unroll_length: int

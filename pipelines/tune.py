@@ -253,7 +253,7 @@ def _fits(
                 "evaluation_episodes is 0, and trials of 'bc' are compared by those alone: expected 1 at least",
                 key="evaluation_episodes",
             )
-        if not isinstance(algorithm, BCConfig):  # whose batches are known with its data
+        if not isinstance(algorithm, BCConfig):  # cloning's batches depend on its data
             check_updates(algorithm, training)
         heads = getattr(algorithm, "reward_heads", None)
         # What a model may fit or not: most draws have the same.

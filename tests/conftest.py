@@ -42,7 +42,7 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 _leftovers: list[str] = []
 _ray_trouble: list[str] = []
-"""Starts of Ray that failed before one did not."""
+"""Failed starts of Ray that were tried again."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _lines_of_one_test() -> None:
-    """What one test has logged leaves the next one all its lines."""
+    """Resets the limit of log lines before each test."""
     limit.forget()
 
 
@@ -148,7 +148,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes over what a worker of pytest-xdist has to say."""
+    """Takes over the findings of a worker of pytest-xdist."""
     output = getattr(node, "workeroutput", {})
     _leftovers.extend(output.get("leftovers", []))
     _ray_trouble.extend(output.get("ray_trouble", []))

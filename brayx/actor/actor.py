@@ -362,7 +362,7 @@ class AgentActor(Actor):
             await _on_tick(agent, state, services.recorder)
 
     def _count_ticks(self) -> None:
-        """Tells the arms of the ticks since this was last called: in lots, since one by one it would be felt."""
+        """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
         if self._models.arms and self._tick > self._counted:
             self._models.count("arm_ticks", float(self._tick - self._counted))
         self._counted = self._tick
@@ -440,7 +440,7 @@ def _agent_error(recorder: Sink, name: str, method: str, error: Exception, when:
 
 
 def _count(recorder: Sink, name: str, method: str, error: Exception) -> None:
-    """Counts an agent's exception, with its message and place for whoever watches the training."""
+    """Counts an agent's exception, with a note of its message and location, which the training's progress shows."""
     sample = Recorder()
     note = f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})"
     sample.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)

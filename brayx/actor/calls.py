@@ -19,14 +19,14 @@ class Calls:
     """A replica's stateless calls.
 
     Args:
-        make_actor: makes the one that answers them, when the first comes.
-        most: as many run at once; further ones get `QueueFull`.
+        make_actor: makes the actor that answers the calls, at the first call.
+        most: calls that may run at once; further ones get `QueueFull`.
         timeout_s: deadline of each.
         refuse: counts a refusal and replies with it.
-        show_errors: clients are told the text of what the actor raised.
+        show_errors: clients get the text of the actor's exceptions.
 
     Attributes:
-        tasks: those under way.
+        tasks: the running calls.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Calls:
         self._actor: Actor | None = None
 
     def submit(self, body: bytes, reply: Reply) -> None:
-        """Takes a call; ``reply`` gets what it came to."""
+        """Starts a call; ``reply`` gets its result or error."""
         if len(self.tasks) >= self._most:
             told = f"this replica answers {len(self.tasks)} stateless calls, at most {self._most} at once"
             self._refuse(reply, QueueFull(told))

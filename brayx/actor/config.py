@@ -111,7 +111,7 @@ class ActorConfig(BaseModel):
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. Not asked for while a job trains."""
     show_errors: bool | None = None
-    """Clients are told the text of an exception that an agent raised; null: only while all doors listen on loopback."""
+    """Clients get the text of an agent's exception; null: only while all doors listen on loopback."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []

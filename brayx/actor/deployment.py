@@ -197,7 +197,7 @@ class ActorReplica(GrpcDoor):
         await self._agree_on_secret(fresh=True)
         self._native = NativePorts(self, self._app, config, directory)
         try:
-            self._address = await self._native.open_to_peers()  # first: connections are named after it
+            self._address = await self._native.open_to_peers()  # first: connections' names contain it
             await self._native.open()
         except BaseException:
             await self._native.close()  # Serve may try again in this process
@@ -208,7 +208,7 @@ class ActorReplica(GrpcDoor):
         self._watching = asyncio.create_task(self._drain_when_told())
         here = serve.get_replica_context()
         self._serve_name = here.app_name
-        shown = logging.getLogger("ray.serve")  # to who runs `serve run`
+        shown = logging.getLogger("ray.serve")  # `serve run` prints its lines
         warn_if_open(shown)
         shown.info("ready: acting with %s", self._runtime.versions() or "no model")
         limit_others()
@@ -251,7 +251,7 @@ class ActorReplica(GrpcDoor):
     def _route(
         self, how: Callable[..., Coroutine[Any, Any, None]], request: StepRequest, reply: Reply, *args: Any
     ) -> None:
-        """Has a request answered by a task of its own."""
+        """Answers a request in a task of its own."""
         if len(self._routing) >= _MAX_ROUTING:
             self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
             return
@@ -358,13 +358,16 @@ class ActorReplica(GrpcDoor):
         return found
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
-        """See `Service.holder`; its name says where a peer that runs the session tells of its end."""
+        """See `Service.holder`. The name begins with this replica's address, where peers report a session's end."""
         return self._table.holder(on_end, self._address)
 
     def _tell(self, holder: str, reason: str) -> None:
-        """Has the connection of another replica told; one that is not hears it with its next request."""
+        """Reports a session's end to the replica that has its connection.
+
+        A connection that the report does not reach gets the error with its next request.
+        """
         address = holder.partition(HOLDER_MARK)[0]
-        # After a move it goes on: its next request is passed on to where the session is.
+        # After a move the connection goes on: its next request is forwarded to the session's new owner.
         if reason not in ("moved", "error") and address != self._address and len(self._routing) < _MAX_ROUTING:
             self._run(self._tell_peer(address, holder, reason))
 
@@ -374,10 +377,10 @@ class ActorReplica(GrpcDoor):
                 address, ENDED_PREFIX, StepRequest(StepKind.CALL, "", reason.encode(), holder=holder)
             )
         except BrayxError as error:
-            logger.info("a connection was not told that its session is not its own any more: %s", error)
+            logger.info("could not tell a connection of another replica that it lost its session: %s", error)
 
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
-        """Tells the session's owner that its connection is gone."""
+        """Tells the session's owner that the session's connection is gone."""
         if session in self._table:
             await self._table.disconnect(session, holder, for_good=for_good)
             return
@@ -387,18 +390,18 @@ class ActorReplica(GrpcDoor):
                 left = StepRequest(StepKind.STOP, session, b"1" if for_good else b"", holder=holder)
                 await self._peers.tell(found.address, LEFT_PREFIX, left)
         except BrayxError as error:
-            logger.info("session %s: its owner was not told that the connection broke: %s", session, error)
+            logger.info("session %s: could not tell its owner that the connection broke: %s", session, error)
 
     async def left(self, request: StepRequest) -> None:
-        """A peer tells that the connection of a session is gone that runs here."""
+        """A peer reports that the connection of a session on this replica is gone."""
         await self._table.disconnect(request.session, request.holder, for_good=bool(request.body))
 
     async def ended(self, request: StepRequest) -> None:
-        """A peer tells why the session of a connection is its own no more that is open here."""
+        """A peer reports why a connection of this replica has lost its session."""
         self._table.tell(request.holder, request.body.decode())
 
     def secret(self) -> str:
-        """What the application's replicas prove to each other with that they are replicas."""
+        """The secret by which the application's replicas recognise each other."""
         return self._secret
 
     async def _agree_on_secret(self, *, fresh: bool = False) -> None:
@@ -671,7 +674,7 @@ class Peers:
             await transport.close()
 
     async def tell(self, address: str, prefix: str, message: StepRequest) -> None:
-        """Tells a replica something, `LEFT_PREFIX` or `ENDED_PREFIX`, over a connection of its own."""
+        """Sends a message to a replica at ``prefix`` (`LEFT_PREFIX` or `ENDED_PREFIX`), over a new connection."""
         transport = self._open(f"{address}{prefix}")
         try:
             await transport.step(message, _PROBE_TIMEOUT_S)
@@ -767,7 +770,8 @@ class NativePorts:
         nodes = await asyncio.to_thread(ray.nodes)
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         if host not in self._peers:
-            # On loopback it is one more door beside the native ports; elsewhere it would be open where none should be.
+            # On loopback the listener is a normal door too, like the native ports. On another interface it would be a
+            # door that nobody configured, so there it refuses clients.
             replica = self._replica
             peers = ForPeers(replica.left, replica.ended, replica.secret, closed=host != "127.0.0.1")
             listener = self._http(peers)
@@ -801,14 +805,14 @@ def _is_told_to_end() -> bool:
 
 
 async def _on_loopback(config: ActorConfig) -> bool:
-    """Whether no other machine can reach a door of this application; if Serve does not say so, one can.
+    """Whether all doors of this application listen on loopback only; False if Serve does not answer.
 
-    What counts is where the doors listen: behind Serve's proxy every client has an address of this machine.
+    A client's address would not do: behind Serve's proxy every client has an address of this machine.
     """
 
-    def serve_is() -> bool:
+    def serve_on_loopback() -> bool:
         client: Any = serve.context._get_global_client()
-        # Serve's gRPC proxy listens on every address, whatever it is told.
+        # Serve's gRPC proxy listens on every address, and no option changes that.
         grpc = ray.get(client._controller.get_grpc_config.remote())
         return is_loopback(client.http_config.host) and not grpc.grpc_servicer_functions
 
@@ -816,14 +820,14 @@ async def _on_loopback(config: ActorConfig) -> bool:
         return False
     try:
         async with asyncio.timeout(_DIRECTORY_TIMEOUT_S):
-            return await asyncio.to_thread(serve_is)
+            return await asyncio.to_thread(serve_on_loopback)
     except Exception as error:
-        logger.warning("Serve did not tell where it listens: %s: %s", type(error).__name__, error)
+        logger.warning("could not find out where Serve listens: %s: %s", type(error).__name__, error)
         return False
 
 
 async def _is_going(application: str) -> bool:
-    """Whether Serve is deleting the application, all its replicas with it; if Serve does not say so, it is not."""
+    """Whether Serve is deleting the application with all its replicas; False if Serve does not answer."""
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             of = (await asyncio.to_thread(serve.status)).applications.get(application)

@@ -64,13 +64,13 @@ class Waiting:
 
 
 class Session:
-    """One session. The table makes and ends it; no door sees it.
+    """One session. The table creates and ends it; doors never see it.
 
     Args:
         session: its id.
-        context: of its task.
+        context: context variables of its task.
         announced: its client has said that it numbers its ticks.
-        holder: name of the connection that holds it; empty: none does.
+        holder: name of the connection that holds it; empty: none.
     """
 
     __slots__ = (

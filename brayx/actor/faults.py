@@ -1,6 +1,6 @@
-"""What is told of an exception that is not for clients: they get its type and an id, the log gets the rest.
+"""Reports of exceptions that clients may not see in full: clients get the type and an id, the log gets the rest.
 
-The text of an exception may hold paths, addresses and data of others. Knows nothing of sessions and doors.
+An exception's text may hold paths, addresses and other clients' data. Knows nothing of sessions and doors.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ _FRAMES = 5
 
 
 def report(error: BaseException, what: str, whose: str, *, show_text: bool) -> BrayxError:
-    """What a client is told of what its actor raised; the log has it all. Other typed errors are meant for clients.
+    """The error that a client gets for an exception of its actor; logs the whole exception.
+
+    Typed errors other than `AgentError` are meant for clients: they pass unchanged and are not logged.
 
     Args:
-        error: what was raised; the message of an `AgentError` with a cause ends with that one's type and text.
-        what: what was done, of any other exception.
-        whose: whose request it was, for the log.
-        show_text: the client is told the exception's text, too.
+        error: the exception; the message of an `AgentError` with a cause ends with the cause's type and text.
+        what: says what failed, for any other exception.
+        whose: says whose request failed, for the log.
+        show_text: the client gets the exception's text too.
     """
     if isinstance(error, BrayxError) and (not isinstance(error, AgentError) or "id" in error.details):
         return error
@@ -47,8 +49,9 @@ def report(error: BaseException, what: str, whose: str, *, show_text: bool) -> B
 
 
 def fault_id(error: BaseException) -> str:
-    """A name for an exception's type and the place that raised it: the same each time, so that the log has it although
-    it has not all of a thousand like it.
+    """An id of an exception's type and the place that raised it.
+
+    It is the same each time, so the log has it even where it leaves out most of a thousand repeats.
     """
     frames = list(traceback.walk_tb(error.__traceback__))[-_FRAMES:]
     places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]

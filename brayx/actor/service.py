@@ -1,4 +1,4 @@
-"""What a door needs of the replica behind it. Knows nothing of any door, nor of sessions."""
+"""The interface between a door and the replica behind it. Knows nothing of any door, nor of sessions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from brayx.logs import limited
 logger = limited(__name__)
 
 Reply = Callable[[bytes | BrayxError], None]
-"""Told once what a request came to, in the loop's thread. Must not raise."""
+"""Called once with a request's result or error, in the loop's thread. Must not raise."""
 
 
 class Holder:
-    """A connection that holds a session, of the doors where one connection is one session.
+    """A connection that holds a session, at a door where one connection is one session.
 
     Attributes:
         name: unique among the connections of all replicas.
-        attached: the session has been this connection's; its door sets it.
-        ended: why it is not any more; empty: it is, as far as is known here.
+        attached: this connection has held the session; its door sets it.
+        ended: why it no longer holds the session; empty: it does, as far as this replica knows.
     """
 
     def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
@@ -33,16 +33,16 @@ class Holder:
         self._on_end = on_end
 
     def end(self, reason: str) -> None:
-        """Tells the connection that the session is its own no more: it has ended, or another has ``taken`` it."""
+        """Tells the connection that it no longer holds the session: that has ended, or another has ``taken`` it."""
         self.ended = reason
         self._on_end(reason)
 
 
 class Service:
-    """What answers. A service implements one of `step` and `submit`; `submit` spares a tick a task of its own."""
+    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task of its own."""
 
     def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
-        """Takes a request; ``reply`` is called once with what it came to, perhaps before this returns.
+        """Takes a request; ``reply`` is called once with its result or error, perhaps before this returns.
 
         Args:
             request: what a client asks.
@@ -64,7 +64,7 @@ class Service:
         return await waiter
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
-        """A connection that is going to hold a session; its requests carry the holder's name.
+        """Registers a connection that is going to hold a session; its requests carry the holder's name.
 
         Args:
             on_end: see `Holder.end`.
@@ -80,7 +80,7 @@ class Service:
         raise NotImplementedError
 
     def refused(self, error: BrayxError) -> None:
-        """Counts an error that a door has answered with itself; what `submit` refuses, the service has counted."""
+        """Counts an error that a door gave by itself; the service counts what `submit` refuses."""
 
     def status(self) -> dict[str, Any]:
         """JSON facts about the replica."""
@@ -88,7 +88,7 @@ class Service:
 
 
 def into(waiter: asyncio.Future[bytes]) -> Reply:
-    """The reply that fulfils a future; one that nobody waits for any more is let go."""
+    """A reply that fulfils a future; it does nothing if the future is done already, as when it was cancelled."""
 
     def reply(result: bytes | BrayxError) -> None:
         if waiter.done():
@@ -102,7 +102,7 @@ def into(waiter: asyncio.Future[bytes]) -> Reply:
 
 
 def told(error: Exception) -> BrayxError:
-    """What a client is told of an exception: a typed one as it is, of any other that there was one; the log has it."""
+    """The error that a client gets for an exception: a typed one unchanged, else one with its type; the log has it."""
     if isinstance(error, BrayxError):
         return error
     logger.error("a request failed", exc_info=error)
@@ -110,7 +110,7 @@ def told(error: Exception) -> BrayxError:
 
 
 def leaves_running(error: BrayxError) -> bool:
-    """Whether an error that the service gave for a tick or a stop says that the session runs, and goes on."""
+    """Whether the session still runs after the service gave this error for a tick or a stop."""
     return isinstance(error, (*SESSION_KEEPING, BadBody))
 
 

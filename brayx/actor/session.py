@@ -65,25 +65,25 @@ BETWEEN = "between"
 """Layer of the error for a request that came while its session was moved: it was not applied."""
 
 HOLDER_MARK = "#"
-"""Stands in a connection's name between the address of its replica and what is its own."""
+"""Separates the replica's address from the rest of a connection's name."""
 
 T = TypeVar("T")
 
 
 def _nobody(result: bytes | BrayxError) -> None:
-    """The reply to what nobody asked."""
+    """The reply to a request that no client sent."""
 
 
 async def _take(session: str) -> None:
-    """The claim of a table that stands alone."""
+    """Default ``claim`` of a table without peers."""
 
 
 async def _free(session: str, reason: str) -> None:
-    """The release of a table that stands alone."""
+    """Default ``release`` of a table without peers."""
 
 
 def _tell_nobody(holder: str, reason: str) -> None:
-    """The telling of a table that stands alone."""
+    """Default ``tell`` of a table without peers: all connections are here."""
 
 
 class SessionTable(Service):
@@ -107,9 +107,9 @@ class SessionTable(Service):
         snapshot_every: ticks between two snapshots of a session whose actor can give one; 0: none.
         keep: is given each snapshot.
         lease: nothing is answered while it is over, see `lose`.
-        elsewhere: is given the ticks and stops of sessions that another replica has taken over.
-        tell: tells a connection of another replica, by name, why the session is its own no more.
-        show_errors: clients are told the text of what an actor raised, else its type, and an id that the log has.
+        elsewhere: gets the ticks and stops of sessions that another replica has taken over.
+        tell: tells a connection of another replica, by name, why it no longer holds its session.
+        show_errors: clients get the text of an actor's exception; False: its type, and an id that is in the log.
     """
 
     def __init__(
@@ -184,13 +184,13 @@ class SessionTable(Service):
         return list(self._sessions)
 
     def holder(self, on_end: Callable[[str], None], at: str = "") -> Holder:
-        """See `Service.holder`; ``at`` begins its name."""
+        """See `Service.holder`; the name begins with ``at``."""
         holder = Holder(f"{at}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
         self._holders[holder.name] = holder
         return holder
 
     def tell(self, holder: str, reason: str) -> bool:
-        """Tells a connection why the session is its own no more; False: it is not here, or gone."""
+        """Tells a connection why it no longer holds its session; False: there is no such connection here."""
         connection = self._holders.get(holder)
         if connection is None:
             return False
@@ -233,10 +233,10 @@ class SessionTable(Service):
         elif (
             session.wake is not None
             and request.kind is _TICK
-            and asyncio.current_task(session.task.get_loop()) is None  # without asking for the loop: it would be felt
+            and asyncio.current_task(session.task.get_loop()) is None  # given the loop: to look it up costs time
             and self._may_begin(session)
         ):
-            # The task waits, so nothing is before this tick.
+            # The task waits, so no other request is ahead of this tick.
             rest = begin(session.task, session.context, self._tick(session, request, reply, _now()))
             if rest is not None:
                 session.rest = rest
@@ -249,17 +249,17 @@ class SessionTable(Service):
         return True
 
     def _take_over(self, session: Session, request: StepRequest) -> BrayxError | None:
-        """What a request is told that may not touch the session, which another connection holds; None: it may.
+        """Checks a request for a session that another connection holds; the error that refuses it, or None.
 
-        A connection that comes later is the holder from then on, and so is nobody after a numbered tick without one:
-        its client has gone over to a door whose connections hold no sessions.
+        The connection that came last becomes the holder. A numbered tick without a connection leaves the session
+        without a holder: its client has changed to a door whose connections hold no sessions.
         """
         if request.attached:
-            told = f"session {session.id!r} is not this connection's any more: it was taken over"
-            return SessionLost(told, reason="taken")
+            message = f"this connection no longer holds session {session.id!r}: it was taken over"
+            return SessionLost(message, reason="taken")
         if request.seq is None and request.holder and request.kind is _TICK:
-            told = "a tick without a number over a connection that has no session"
-            return SessionUnknown(f"{told}: send a start first, or the tick's number")
+            message = "a tick without a number came over a connection that has no session"
+            return SessionUnknown(f"{message}: send a start first, or the tick's number")
         if request.seq is not None or request.holder:
             holder, session.holder = session.holder, request.holder
             self._tell_holder(session, holder, "taken")
@@ -270,7 +270,7 @@ class SessionTable(Service):
             if holder and not self.tell(holder, reason):
                 self._tell_elsewhere(holder, reason)
         except Exception:
-            logger.exception("session %s: its connection could not be told of its end", session.id)
+            logger.exception("session %s: could not tell its connection that it ended or was taken over", session.id)
 
     def _put(self, session: Session, request: StepRequest, reply: Reply) -> None:
         session.put(request, reply)
@@ -375,12 +375,12 @@ class SessionTable(Service):
         await self._finish(session)
 
     async def _open(self, session: Session, request: StepRequest, reply: Reply) -> bool:
-        """Starts a session; False: it did not, and has been told why."""
+        """Starts a session; False: that failed, and the client got the error."""
         try:
             await self._claim(session.id)
         except BaseException as error:
             self._forget(session)
-            self._refuse(reply, self._told(session.id, error, "its id could not be claimed"))
+            self._refuse(reply, self._client_error(session.id, error, "its id could not be claimed"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -390,7 +390,7 @@ class SessionTable(Service):
         except BaseException as error:
             self._forget(session)
             await self._give_back(session.id, "stop")
-            self._refuse(reply, self._told(session.id, error, "the actor could not be made"))
+            self._refuse(reply, self._client_error(session.id, error, "the actor could not be made"))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -411,7 +411,7 @@ class SessionTable(Service):
             if not session.ended:
                 self.recorder.add("sessions_ended", 1.0, label="lost")
             await self._give_back(session.id, "owner_died" if may_be_repeat(request) else "stop")
-            why = self._told(session.id, error, "the actor could not be restored")
+            why = self._client_error(session.id, error, "the actor could not be restored")
             self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
@@ -742,20 +742,20 @@ class SessionTable(Service):
         session.task.uncancel()
 
     def _typed(self, session: Session, error: BaseException, kind: str) -> BaseException:
-        """What the actor raised as a typed error; the cancelling of the session's task as it is."""
+        """The actor's exception as a typed error; the cancelling of the session's task stays as it is."""
         if isinstance(error, asyncio.CancelledError):
             if session.timed_out:
                 late = f"the actor took longer than {self._tick_timeout_s} s for {kind} of session {session.id!r}"
                 return DeadlineExceeded(late, layer="actor")
             return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
-        return self._told(session.id, error, f"the actor raised in {kind}")
+        return self._client_error(session.id, error, f"the actor raised in {kind}")
 
-    def _told(self, session: str, error: BaseException, what: str) -> BrayxError:
-        """What a client is told of what was raised while its session did ``what``."""
+    def _client_error(self, session: str, error: BaseException, what: str) -> BrayxError:
+        """The error that a client gets for an exception in its session; ``what`` says what failed."""
         return report(error, what, f"session {session}", show_text=self._show_errors)
 
     async def _snapshot(self, session: Session, at: Position) -> None:
-        """Has the actor's state after the tick before ``at`` kept; an actor that cannot give one goes on without."""
+        """Keeps the actor's state after the tick before ``at``; an actor that cannot give one goes on without."""
         assert self._keep is not None
         try:
             data = await self._guard(session, session.actor.snapshot(), "snapshot")
@@ -833,12 +833,12 @@ class SessionTable(Service):
             self._refuse(entry.reply, _over(session.id, request.kind.value, session.ended))
 
     async def _finish(self, session: Session) -> None:
-        """The end of a session that had begun: frees its id, tells its connection, then the actor."""
+        """Ends a session that had begun: frees its id, tells its connection, then the actor."""
         moved = session.ended == "moved"
         if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
-            # Who asks next is told why only if nobody has been told yet.
+            # The next request gets the reason only if no request has got it yet.
             await self._give_back(session.id, session.ended if session.id in self._ended else "stop")
-        # Of what was taken over the doors know nothing: their clients are to ask again, as after a move.
+        # A session that another replica took over counts as moved for the doors: their clients shall ask again.
         told = "moved" if session.ended == "lost" else session.ended
         self._tell_holder(session, session.holder, told)
         if moved:
@@ -960,5 +960,5 @@ def _over(session: str, kind: str, reason: str) -> BrayxError:
 
 
 def ending() -> ServiceFull:
-    """What a start is told that comes to a replica that ends."""
+    """The error for a start at a replica that is ending."""
     return ServiceFull("this replica is ending and takes no new sessions; try again")

@@ -14,8 +14,8 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
 EPS = 1e-5
-"""Adam's epsilon of every model, whatever the algorithm: PPO's usual, where torch has 1e-8. A parameter whose gradients
-are much smaller than it takes smaller steps. SAC's temperature has torch's."""
+"""Adam's epsilon for every model and algorithm. It is usual for PPO; torch's default is 1e-8, which only SAC's
+temperature has. A parameter whose gradients are much smaller than epsilon takes smaller steps."""
 
 
 def _plain(name: str) -> Any:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where an algorithm's batches come from, unless whoever sets up a training says otherwise.
+    """An algorithm's default source and size of batches; the options of a training override them.
 
     Attributes:
-        unroll_length: transitions of a column.
-        batch_steps: transitions of a batch.
-        sampler: ``fifo``: what was collected is learned from once, in order. Else batches are drawn from a table.
-        updates_per_step: batches drawn from a table for each transition that comes into it.
+        unroll_length: transitions in a column.
+        batch_steps: transitions in a batch.
+        sampler: ``fifo``: each run is learned from once, in order. Otherwise batches are sampled from a table.
+        updates_per_step: batches sampled from a table for each transition added to it.
     """
 
     unroll_length: int
@@ -30,11 +30,11 @@ class Sampling:
     updates_per_step: float = 0.0
 
     def batch_size(self, unroll_length: int) -> int:
-        """Columns of a batch."""
+        """Columns in a batch."""
         return max(1, self.batch_steps // unroll_length)
 
     def samples_per_insert(self, unroll_length: int, batch_size: int) -> float:
-        """How often a column is drawn from a table on average."""
+        """How often a column of a table is sampled on average."""
         return self.updates_per_step * unroll_length * batch_size
 
 

@@ -45,7 +45,7 @@ class BCConfig(OptimiseConfig):
 
     @property
     def sampling(self) -> Sampling:
-        """A thousand recorded transitions a gradient."""
+        """About a thousand recorded transitions for each gradient step."""
         return Sampling(unroll_length=32, batch_steps=1024)
 
 

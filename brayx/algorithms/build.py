@@ -64,13 +64,14 @@ _ASKS = {
 }
 """What batches must have for an algorithm, beside what any play gives."""
 _PRIORITIES = ("impala", "sac")
-"""Those that say what priority a sampled column has, and weigh it by how often it comes."""
+"""Algorithms that set a sampled column's priority, and weigh the column by how often it comes."""
 _UNWEIGHED = ("ppo", "mappo")
-"""Those that do neither; cloning weighs columns, whose priorities may be pushed with them."""
-_SAMPLES = ("sac",)
-"""Those that learn from each transition many times, of one gradient a batch."""
+"""Algorithms that do neither. Cloning weighs columns, whose priorities may be pushed with them."""
+_NEED_TABLE = ("sac",)
+"""Algorithms that take one gradient step a batch, and so must learn from each transition many times."""
 _LEAST_GRADIENTS = 50
-"""That a training leads to, or one for each `_MOST_STEPS` transitions: what comes to fewer learns next to nothing."""
+"""A training needs as many gradient steps, or one for each `_MOST_STEPS` transitions where that is fewer: with less it
+learns next to nothing."""
 _MOST_STEPS = 1_000
 _CRITICS = {"sac": sac.CRITIC, "mappo": mappo.CRITIC}
 _OUTPUTS = {
@@ -174,10 +175,10 @@ def check_fits(
             key="n_step",
         )
     plays = getattr(config, "reinforcement", config)
-    if sampler == "fifo" and plays.name in _SAMPLES:
+    if sampler == "fifo" and plays.name in _NEED_TABLE:
         raise ConfigError(
             f"sampler is 'fifo', which gives each transition once, and {plays.name!r} learns from each many times: "
-            f"expected uniform or prioritised, or none, which is {plays.sampling.sampler}",
+            f"expected uniform or prioritised; without the option it is {plays.sampling.sampler}",
             key="sampler",
         )
     if sampler == "prioritised" and plays.name in _UNWEIGHED:
@@ -209,17 +210,17 @@ def check_fits(
 
 
 def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, batch_steps: int, change: str) -> None:
-    """Refuses a training of so few gradients that it would come to next to nothing, however long it takes.
+    """Refuses a training with so few gradient steps that it would learn next to nothing.
 
     Args:
         config: options of the algorithm.
-        total_steps: transitions of the training.
-        batches: that they come to.
-        batch_steps: transitions of each.
-        change: what leads to more, for the message.
+        total_steps: transitions in the training.
+        batches: number of batches that these give.
+        batch_steps: transitions in a batch.
+        change: says which option to change to get more, for the message.
 
     Raises:
-        ConfigError: says how many gradients there would be, and what to change.
+        ConfigError: says how many gradient steps there would be, and what to change.
     """
     gradients = batches * config.gradients(batch_steps)
     if gradients < min(_LEAST_GRADIENTS, total_steps / _MOST_STEPS):
@@ -231,11 +232,11 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
 
 
 def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
-    """Refuses an algorithm for a model beside whose observation nothing else can be recorded, if it learns from that.
+    """Refuses an algorithm that learns from the game's state too, for a model whose observation is a single array.
 
     Args:
-        config: its options.
-        obs: keys that a batch has of what the model takes.
+        config: options of the algorithm.
+        obs: keys of the model's inputs in a batch.
 
     Raises:
         ConfigError: says what the model is to take.
@@ -249,12 +250,12 @@ def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
 
 
 def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurrent: bool = False) -> None:
-    """Refuses an algorithm for a model that does not give what it learns from.
+    """Refuses a model without the outputs that the algorithm learns from.
 
     Args:
-        config: its options.
-        outputs: names of what the model gives.
-        recurrent: it has a memory.
+        config: options of the algorithm.
+        outputs: names of the model's outputs.
+        recurrent: the model has a memory.
 
     Raises:
         ConfigError: names what is missing, or the algorithms that fit.

@@ -1,8 +1,8 @@
 """Calls a module on learner data, so that a memory replayed is the memory that acted. Torch only.
 
 A module without memory sees steps in any order, ``[N, ...]``. One with memory (`brayx.nets.recurrent`) sees sequences,
-time-major ``[T, N, ...]``, beside the state that acting stored before every step. Learning goes on from its own state
-where acting did, and takes the stored one where an episode or a piece of one begins.
+time-major ``[T, N, ...]``, beside the state that acting stored before every step. Learning carries its own state along
+where acting did, and takes the stored state where an episode or a column begins.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class ImpalaConfig(OptimiseConfig):
 
     @property
     def sampling(self) -> Sampling:
-        """The paper's batch; of a table, each transition is learned from eight times."""
+        """The paper's batch size. From a table, each transition is learned from eight times."""
         return Sampling(unroll_length=20, batch_steps=640, updates_per_step=8 / 640)
 
 

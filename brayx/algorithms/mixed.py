@@ -90,11 +90,11 @@ class MixedConfig(BaseModel):
 
     @property
     def sampling(self) -> Sampling:
-        """The reinforcement's."""
+        """That of the reinforcement algorithm."""
         return self.reinforcement.sampling
 
     def gradients(self, batch_steps: int) -> int:
-        """Gradient steps that a batch of so many transitions leads to."""
+        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
         return self.reinforcement.gradients(batch_steps)
 
 

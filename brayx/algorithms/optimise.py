@@ -41,7 +41,7 @@ class OptimiseConfig(BaseModel):
     """Parts that a minibatch is computed in one after the other, for the same gradient in less memory."""
 
     def gradients(self, batch_steps: int) -> int:
-        """Gradient steps that a batch of so many transitions leads to."""
+        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
         return 1
 
 

@@ -94,19 +94,19 @@ class PPOConfig(OptimiseConfig):
     """What the target does. ``stop``: no further epoch once one is beyond 1.5 times it. ``learning_rate``: that is
     multiplied by 1.5 after an update below half of it, and divided by 1.5 after one above twice of it."""
     normalise_value: bool = False
-    """The network's values are in units of the running deviation of the returns. Its last layer is not rescaled when
-    that changes, as PopArt's is, so at first, and where returns grow fast, values are off until they have followed."""
+    """The network's values are in units of the running deviation of the returns. Unlike PopArt, this does not rescale
+    the last layer when the deviation changes: values are off at first, and while returns grow fast."""
     reward_heads: Annotated[list[RewardHead], Field(max_length=64)] = []
     """Of a reward of several parts (``reward_heads`` ``[..., K]`` in a batch), in their order; empty: ``reward``
     with ``gamma`` and ``gae_lambda``."""
 
     @property
     def sampling(self) -> Sampling:
-        """A run is learned from whole; a table would be drawn from as often as each transition comes once."""
+        """Learns from each whole run once. From a table, each transition is sampled once on average."""
         return Sampling(unroll_length=64, batch_steps=2048, updates_per_step=1 / 2048)
 
     def gradients(self, batch_steps: int) -> int:
-        """Gradient steps that a batch of so many transitions leads to."""
+        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
         return self.epochs * max(1, round(batch_steps / self.minibatch_size))
 
 

@@ -1,12 +1,12 @@
 """Soft actor-critic with twin critics and automatic temperature, for continuous actions. Torch only.
 
-Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. One gradient a
-batch, of which every transition begins a return. It takes ``n_step`` of them, and fewer where the episode or the column
-ends before; there it bootstraps, unless that is a termination. With ``n_step`` above 1 the entropy of the steps between
-is not part of the return, only that of the step it bootstraps from, and rewards count as they were earned, whatever the
-policy would do by now: both are small for few steps. Columns may have a ``weight`` (Schaul et al. 2016,
-"Prioritized experience replay", section 3.4), which counts in the critics' loss; an ``index`` gets priorities back, the
-mean absolute error of the critics.
+Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. Takes one
+gradient step a batch. Each transition of the batch begins a return, of ``n_step`` transitions, or fewer where the
+episode or the column ends before. The return bootstraps at its end, unless the episode terminated there. With
+``n_step`` above 1 the return is not exact: it contains the entropy of the step it bootstraps from, not that of the
+steps between, and it is not corrected for what the policy would do by now. Both errors are small for few steps. Columns
+may have a ``weight`` (Schaul et al. 2016, "Prioritized experience replay", section 3.4), which counts in the critics'
+loss. A batch with an ``index`` gets priorities back, the mean absolute error of the critics.
 
 The module gives ``tanh_mean`` and ``tanh_log_std``, and has a submodule ``critic``, called with observations and
 actions for ``[N, number of critics]``, which acting never computes (`brayx.nets.soft`). The critics that targets come
@@ -49,8 +49,8 @@ class SACConfig(OptimiseConfig):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Discount per transition."""
     n_step: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Transitions of a return before it bootstraps, fewer at the end of a column; the buffer's columns must have as
-    many. Of the steps between only rewards count, not their entropy."""
+    """Transitions in a return before it bootstraps, fewer at the end of a column; the buffer's columns must have as
+    many. The return counts only rewards of the steps between, not their entropy."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """Share of the critics that their slow copy takes over with each update."""
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -66,7 +66,7 @@ class SACConfig(OptimiseConfig):
 
     @property
     def sampling(self) -> Sampling:
-        """A table, and a gradient of 256 transitions for each that comes."""
+        """A table, and one gradient step on 256 transitions for each new transition."""
         return Sampling(unroll_length=self.n_step, batch_steps=256, sampler="uniform", updates_per_step=1.0)
 
 

@@ -53,7 +53,7 @@ class OnnxGraph:
         outputs: graph names of the result's leaves, in the order of ``spec.outputs``.
         weights: graph input name by `state_dict` name, for the weights the graph uses; empty when they are constants.
         spec: signature of the model.
-        traced: recorded by torch's older exporter.
+        traced: made by torch's older exporter, which traces.
     """
 
     proto: bytes
@@ -149,7 +149,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
         import onnx
 
         proto = onnx.load_model_from_string(file.getvalue())
-    except Exception:  # whatever it is, the other exporter may do without, or say it better
+    except Exception:  # the other exporter may not fail, or have a better message
         return None
     names = [value.name for value in proto.graph.input]
     weights = {name.removeprefix(_PREFIX): name for name in names if name.startswith(_PREFIX)}

@@ -97,10 +97,10 @@ class Int8Engine(FrozenOnnxEngine):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the quantiser's advice to preprocess the model, which the exporter has done, off the root logger.
+    """Keeps the quantiser's advice to preprocess the model off the root logger: the exporter has done that.
 
-    It calls ``logging.warning``, which gives a root logger without handlers one: that goes again. What other threads of
-    the process log meanwhile is written as ever.
+    The quantiser calls ``logging.warning``, which adds a handler to a root logger that has none; this removes it again.
+    Lines that other threads log meanwhile are written as usual.
     """
     root = logging.getLogger()
     before = root.handlers[:]

@@ -27,7 +27,7 @@ def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torc
     """A copy of ``module`` that sees its observation through ``scalings``.
 
     Args:
-        module: takes an observation as learner batches name it: its arguments but its memory's, in one nest.
+        module: takes an observation as learner batches name it: all arguments except its memory's, in one nest.
         scalings: by path of the leaf.
 
     Raises:

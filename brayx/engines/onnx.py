@@ -65,8 +65,8 @@ class OnnxEngine(Engine):
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         threads: of one run; more than one pays for large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
-        traced: export in a tenth of the time where that is possible, see `to_onnx`; what ONNX Runtime or the comparison
-            then refuses is exported the other way, so the comparison should not be left out.
+        traced: export by tracing, in a tenth of the time, where that is possible, see `to_onnx`. If ONNX Runtime or the
+            comparison then refuses the graph, export it without tracing; so do not leave the comparison out.
 
     Raises:
         ModelError: the module cannot be exported.
@@ -100,7 +100,7 @@ class OnnxEngine(Engine):
         threads: int,
         verify_outputs: bool,
     ) -> None:
-        """Makes the session that runs ``graph``, and compares it with torch."""
+        """Makes the ONNX Runtime session for ``graph``, and compares it with torch."""
         self.graph, self.spec = graph, graph.spec
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
         self._session = open_session(graph.proto, threads)

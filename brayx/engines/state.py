@@ -27,7 +27,7 @@ class Recurrence:
 
     def __init__(self, spec: ModelSpec) -> None:
         if spec.state is None:
-            raise ModelError("the model carries no state: one with a memory declares is_recurrent = True")
+            raise ModelError("the model has no memory: a recurrent model declares is_recurrent = True")
         self._spec = spec.state
         self.state: NestedArray = self._spec.initial
 

@@ -71,8 +71,8 @@ ONE_MIB = 1024 * 1024
 class DoorCompliance:
     """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
     `doors` but WebSocket's, which has no stateless call, ``test_held_*`` of each if the service has a door whose
-    connections hold sessions (``ws``, ``grpc``), and all others of each. What a subclass has no door for is None in it,
-    so that pytest does not collect it.
+    connections hold sessions (``ws``, ``grpc``), and all others of each. A subclass has None for tests whose door it
+    lacks, so that pytest does not collect them.
 
     Attributes:
         url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
@@ -294,12 +294,12 @@ class DoorCompliance:
 
     # Sessions that a connection holds, taken over by every door
 
-    def test_held_session_goes_on_with_who_takes_it_over(self, door: Door) -> None:
+    def test_held_session_goes_on_after_another_takes_it_over(self, door: Door) -> None:
         for held in self.holders():
             session = uuid.uuid4().hex
             with held(session) as old, self.step(door) as step:
                 assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
-                old.is_told_and_closed()
+                old.assert_taken_and_closed()
                 old.leave()
                 assert step(StepKind.TICK, session, b"one", 1) == b"one"
                 step(StepKind.STOP, session, b"", None)
@@ -831,7 +831,7 @@ class DoorCompliance:
         assert str(got) in error.message
 
     def holders(self) -> Iterator[Callable[[str], AbstractContextManager[Holder]]]:
-        """What starts a session that its connection holds: a WebSocket either way, a stream of gRPC."""
+        """Ways to start a session that its connection holds: a bare or enveloped WebSocket, a stream of gRPC."""
         if "ws" in self.doors:
             yield partial(self.held_by_websocket, enveloped=False)
             yield partial(self.held_by_websocket, enveloped=True)
@@ -850,11 +850,11 @@ class DoorCompliance:
                 connection.send(tick + body)
                 return _bytes(self.receive(connection)).removeprefix(reply)
 
-            def is_told_and_closed() -> None:
+            def assert_taken_and_closed() -> None:
                 code, reason = self.close_of(connection)
                 assert (code, "taken" in reason) == (4410, True), (code, reason)
 
-            yield Holder(ask, is_told_and_closed, connection.close)
+            yield Holder(ask, assert_taken_and_closed, connection.close)
 
     @contextmanager
     def held_by_stream(self, session: str) -> Iterator[Holder]:
@@ -862,13 +862,13 @@ class DoorCompliance:
             stream = stub.stream(session=session)
             assert isinstance(stream.reply(), bytes)
 
-            def is_told_and_closed() -> None:
+            def assert_taken_and_closed() -> None:
                 error = stream.reply()
                 assert isinstance(error, SessionLost), error
                 assert error.details["reason"] == "taken"
                 assert stream.reply() is None
 
-            yield Holder(stream.tick, is_told_and_closed, stream.end)
+            yield Holder(stream.tick, assert_taken_and_closed, stream.end)
 
     @contextmanager
     def tcp(self) -> Iterator[TcpPeer]:
@@ -885,7 +885,7 @@ class DoorCompliance:
 
     @contextmanager
     def http(self) -> Iterator[http.client.HTTPConnection]:
-        """A bare connection to the HTTP door."""
+        """A plain connection to the HTTP door."""
         endpoint = Endpoint.parse(self.url_of("http"))
         kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
         with closing(kind(endpoint.host, endpoint.port, timeout=self.timeout_s)) as connection:
@@ -902,7 +902,7 @@ class DoorCompliance:
         return self.request("POST", STEP_PATH, body, headers)
 
     def refused(self, status: int, code: str, **headers: str) -> str:
-        """The request gets this status and an error document with this code; gives its message."""
+        """Asserts that the request gets this status and an error document with this code; gives its message."""
         got, body = self.post(b"{}", **headers)
         assert got == status, (got, body)
         document = json.loads(body)
@@ -983,13 +983,13 @@ class Holder:
     """A connection that holds a session.
 
     Attributes:
-        tick: sends one; gives its reply.
-        is_told_and_closed: the service says that the session was taken over, and closes.
-        leave: closes in order.
+        tick: sends a tick; gives its reply.
+        assert_taken_and_closed: asserts that the service reports the takeover and closes the connection.
+        leave: closes the connection in order.
     """
 
     tick: Callable[[bytes], bytes | BrayxError | None]
-    is_told_and_closed: Callable[[], None]
+    assert_taken_and_closed: Callable[[], None]
     leave: Callable[[], None]
 
 

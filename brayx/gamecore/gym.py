@@ -4,7 +4,7 @@ The gym profile, as JSON bodies:
 
     start  {"env_id": "CartPole-v1", "seed": 7}                        seed of this game's reset
     tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
-           beside them {"action_mask": [1, 0, ...]}                    where the environment's info has one
+           and {"action_mask": [1, 0, ...]} if the environment's info has one
     reply  {"action": 1}                                               a number, or lists as the action space has them
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
 

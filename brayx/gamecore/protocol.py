@@ -65,8 +65,8 @@ class StepRequest(NamedTuple):
         key, time, token: Bray's credentials, as sent.
         seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; 0 at a start says
             that its ticks will have one; None: not given.
-        holder: inside the service, name of the connection that it came over, if one connection is one session there.
-        attached: that connection has held the session before this request.
+        holder: inside the service: name of the connection it came over, at a door where one connection is one session.
+        attached: that connection held the session before this request.
     """
 
     kind: StepKind
@@ -150,20 +150,21 @@ def parse_seq(text: str) -> int | None:
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
     """The request that HTTP ``headers`` (lower-case names) and ``body`` make.
 
-    Proxies drop headers with an underscore, so ``step-kind`` means ``step_kind``. A session without either has lost
-    its step kind on the way: only a request without both is a stateless call.
+    Some proxies drop headers with an underscore, so ``step-kind`` means the same as ``step_kind``. A request with a
+    session and neither header has lost its step kind on the way, and is refused.
 
     Raises:
         ProtocolError: a header is missing or malformed.
     """
-    text, hyphened = headers.get("step_kind", ""), headers.get("step-kind", "")
-    if hyphened and hyphened != text:
+    text, hyphenated = headers.get("step_kind", ""), headers.get("step-kind", "")
+    if hyphenated and hyphenated != text:
         if text:
             raise ProtocolError(
-                f"header 'step_kind' is {text!r} and header 'step-kind' is {hyphened!r}: they mean the same, send one",
+                f"header 'step_kind' is {text!r} and header 'step-kind' is {hyphenated!r}: they mean the same, send "
+                "only one",
                 header="step_kind",
             )
-        text = hyphened
+        text = hyphenated
     kind = parse_kind(text)
     session = headers.get("session", "")
     if session and not text:

@@ -23,6 +23,7 @@ from brayx.nets.policy import (
     observation_for,
     refuse_options,
     refuse_unused,
+    start_layers,
     trunk_for,
 )
 from brayx.types import NestedArray
@@ -94,6 +95,7 @@ class CentralisedPolicy(nn.Module):
         self.critic = Central(state, network, categories.get(STATE))
         seen = zip(self.encoder.names, self.encoder.encoders, strict=True)
         refuse_unused(network, [*seen, (STATE, self.critic.encoder)], continuous=action_size is not None)
+        start_layers(self, network)
 
     def towers(self) -> Towers | None:
         """Its layers with the critic's, if both are nothing but MLPs on flat arrays; as `Policy.towers`."""

@@ -33,9 +33,7 @@ class _Images(nn.Module):
             raise ValueError(f"an image has a shape of [C, H, W], got {list(shape)}")
         least = self.smallest()
         if min(shape[1:]) < least:
-            raise ValueError(
-                f"{type(self).__name__} needs an image of {least} x {least} pixels at least, got {list(shape)}"
-            )
+            raise ValueError(f"{type(self).__name__} needs at least {least} x {least} pixels, got {list(shape)}")
         self.body = body
         with torch.no_grad():
             flat = body(torch.zeros(1, *shape)).flatten(1).shape[1]
@@ -44,7 +42,7 @@ class _Images(nn.Module):
 
     @classmethod
     def smallest(cls) -> int:
-        """Height and width that an image must have at least, in pixels."""
+        """Least height and width of an image, in pixels."""
         return 1
 
     def forward(self, image: Tensor) -> Tensor:
@@ -64,7 +62,7 @@ class _Strided(_Images):
     """Convolutions without padding, each followed by a ReLU."""
 
     layers: ClassVar[tuple[tuple[int, int, int], ...]]
-    """Channels, kernel and stride of each."""
+    """Channels, kernel and stride of each convolution."""
 
     def __init__(self, shape: Sequence[int], features: int) -> None:
         body: list[nn.Module] = []

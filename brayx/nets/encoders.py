@@ -100,7 +100,7 @@ class Spatial(nn.Module):
         features: that come out; None: the network's own number.
 
     Raises:
-        ValueError: there is no such network, or the image is too small for it; names those that fit.
+        ValueError: there is no such network, or the image is too small for it; names the networks that fit.
     """
 
     def __init__(self, shape: Sequence[int], network: str = "nature", features: int | None = None) -> None:
@@ -114,7 +114,7 @@ class Spatial(nn.Module):
             fits = [name for name, other in _CONVOLUTIONS.items() if min(height, width) >= other.smallest()]
             raise ValueError(
                 f"an image of {height} x {width} pixels is too small for convolutions {network!r}, which need "
-                f"{kind.smallest()} x {kind.smallest()} at least; these fit: {', '.join(fits)}"
+                f"at least {kind.smallest()} x {kind.smallest()}; these fit: {', '.join(fits)}"
             )
         image = [channels, height, width]
         self.network = kind(image) if features is None else kind(image, features)
@@ -123,7 +123,7 @@ class Spatial(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """``[..., C, H, W]`` or ``[..., H, W, C] -> [..., features]``."""
         if self.last:
-            # Not `movedim`, which the tracing exporter writes with negative axes that ONNX does not have.
+            # Not `movedim`: the tracing exporter writes it with negative axes, which ONNX does not allow.
             first = image.ndim - 3
             image = image.permute(*range(first), image.ndim - 1, first, first + 1)
         y: Tensor = self.network(image)

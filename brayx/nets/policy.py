@@ -48,6 +48,9 @@ class NetworkConfig(BaseModel):
     """Logarithm of the deviation of continuous actions at the start; null: 0, with state-dependent exploration -2."""
     value_heads: Annotated[int, Field(ge=1)] | None = None
     """Values, one a reward head; null: a single one."""
+    uniform_init: bool = False
+    """Weights and biases start uniform within 1 / sqrt(inputs), as those of torch's own layers; else weights start
+    orthogonal, those of the policy's last layer near zero, and biases at zero."""
 
 
 _DEFAULT = NetworkConfig()
@@ -163,12 +166,20 @@ def policy_for(
     else:
         shared = images if network.shared is None else network.shared
         module = Policy(encoder, head_for(num_actions, action_size, network), network, shared)
+    start_layers(module, network)
     if isinstance(obs, Mapping) and MASK in obs and num_actions is not None:
         expected = num_actions if isinstance(num_actions, int) else sum(num_actions)
         if np.shape(obs[MASK]) != (expected,):
             raise ValueError(f"{MASK}: expected shape ({expected},), one for each action, got {np.shape(obs[MASK])}")
     example = example_of(obs)
     return module, (example, module.memory.initial(2)) if isinstance(module, RecurrentPolicy) else (example,)
+
+
+def start_layers(module: nn.Module, network: NetworkConfig) -> None:
+    """Starts all linear and convolutional layers anew, if ``uniform_init`` asks for it."""
+    for layer in module.modules() if network.uniform_init else ():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.reset_parameters()
 
 
 def example_of(obs: NestedArray) -> NestedArray:

@@ -1,7 +1,7 @@
-"""How a model declares a memory: ``is_recurrent = True`` in its class. Torch only.
+"""The declaration of a model's memory: ``is_recurrent = True`` in its class. Torch only.
 
-Such a model takes what its memory holds as the argument ``state``, and gives what it holds after the step as the output
-``state``, alike in nesting, shapes and dtypes. To any other model both names are like others.
+Such a model takes its memory as the argument ``state`` and gives the memory after the step as the output ``state``, of
+the same nesting, shapes and dtypes. In any other model both names mean nothing special.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from brayx.errors import ModelError
 
 STATE = "state"
-"""Name of the argument and of the output."""
+"""Name of the argument and of the output that hold the memory."""
 
 
 def state_argument(module: nn.Module) -> int | None:
-    """Place of the argument ``state`` of a model with a memory; None: it has none.
+    """Index of the argument ``state`` of a model with a memory; None: the model has no memory.
 
     Raises:
-        ModelError: it declares a memory and takes no such argument, or declares neither yes nor no.
+        ModelError: it declares a memory and takes no such argument, or its declaration is no bool.
     """
     declared = getattr(module, "is_recurrent", False)
     if not isinstance(declared, bool):
@@ -30,25 +30,25 @@ def state_argument(module: nn.Module) -> int | None:
         return None
     names = list(inspect.signature(module.forward).parameters)
     if STATE not in names:
-        raise ModelError(f"the model declares is_recurrent = True: expected an argument 'state', it takes {names}")
+        raise ModelError(f"the model declares is_recurrent = True: expected an argument 'state', got {names}")
     return names.index(STATE)
 
 
 def check_declared(module: nn.Module, outputs: Collection[str]) -> None:
-    """Refuses a model whose outputs are not what it declares.
+    """Refuses a model whose outputs do not match its declaration.
 
     Args:
-        module: of any kind.
-        outputs: names of what it gives.
+        module: with or without a memory.
+        outputs: names of its outputs.
 
     Raises:
-        ModelError: it declares a memory and gives no ``state``; or it takes and gives one without saying what that is.
+        ModelError: it declares a memory and gives no ``state``, or has ``state`` on both sides and no declaration.
     """
     if state_argument(module) is not None and STATE not in outputs:
-        raise ModelError(f"the model declares is_recurrent = True: expected an output 'state', it gives {outputs}")
+        raise ModelError(f"the model declares is_recurrent = True: expected an output 'state', got {outputs}")
     both = STATE in outputs and STATE in inspect.signature(module.forward).parameters
     if both and not hasattr(module, "is_recurrent"):
         raise ModelError(
-            "the model takes and gives 'state', and does not say whether that is its memory: expected "
-            "is_recurrent = True in its class, or False"
+            "the model has an argument and an output 'state', and does not declare whether that is a memory: expected "
+            "is_recurrent = True or False in its class"
         )

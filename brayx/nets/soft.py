@@ -102,6 +102,7 @@ class SoftActorCritic(nn.Module):
             lstm="has no memory",
             shared="has critics with layers of their own",
             value_heads="has critics, and no value",
+            uniform_init="has critics that start orthogonal",
         )
         if network.distribution == "sde":
             raise ValueError(

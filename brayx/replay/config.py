@@ -19,13 +19,13 @@ thread fetches a block's metadata while the executor sleeps in ``ray.wait`` for 
 batch 100 ms late; inline, push to batch takes 15 ms. Nothing else depends on it."""
 
 _TABLE_COLUMNS, _FIRST_COLUMNS = 100_000, 1_000
-"""Of a table that an algorithm samples: what it keeps, and what it has before the first sample."""
+"""Defaults of a table: columns it keeps, and columns it must have before the first sample."""
 
 
 class BufferConfig(BaseModel):
     """Where fragments wait for the learner, and the shape of the batches it gets.
 
-    In a job, what is not given of a buffer that the trainer learns from is its algorithm's own (`buffer_options`).
+    In a job, options left out of a buffer that the trainer learns from get its algorithm's defaults (`buffer_options`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -103,11 +103,11 @@ class BufferConfig(BaseModel):
 
 
 def buffer_options(sampling: Sampling, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a buffer that an algorithm learns from, where its own are to count.
+    """An algorithm's defaults for the options of a buffer it learns from.
 
     Args:
-        sampling: the algorithm's.
-        given: options of the buffer, valid or not; they win.
+        sampling: of the algorithm.
+        given: the buffer's own options, valid or not, which the defaults must fit.
     """
     length = given.get("unroll_length", sampling.unroll_length)
     if type(length) is not int or length < 1:

@@ -39,7 +39,7 @@ from brayx.types import Columns, NestedArray, Weights, flatten
 logger = logging.getLogger(__name__)
 
 _MAX_EPISODES = 65_536
-"""Finished episodes that wait to be asked for."""
+"""Finished episodes kept for `Collector.episodes`."""
 _WARM_UP = 1_000
 """Observations before which the normaliser looks at every step, not only at every run."""
 
@@ -101,7 +101,7 @@ class Collector:
     ) -> None:
         check_noise(sde_steps, policy.output_names)
         if isinstance(envs, InfoMasks) and not any(MASK in key.split("/") for key in policy.obs_keys):
-            logger.warning("the environments tell which actions are allowed, and the model takes no action_mask")
+            logger.warning("the environments give action masks, but the model takes no action_mask: they are ignored")
             envs = envs.env
         self.envs = envs
         self.policy = policy
@@ -156,8 +156,8 @@ class Collector:
     def collect(self) -> Columns:
         """The next run: ``num_envs`` columns of ``unroll_length`` transitions.
 
-        A run that raises is lost, whatever raised. The next one starts every environment anew, by another seed: some
-        may have taken the step that others raised in, and nobody knows at which step of an episode each is.
+        A run that raises is lost, whatever raised. The next one resets every environment with another seed: some may
+        have taken the step in which others raised, so their places in their episodes are unknown.
 
         Raises:
             EnvironmentFailed: an environment raised.
@@ -204,7 +204,7 @@ class Collector:
         return Columns(arrays)
 
     def unfinished(self) -> list[Episode]:
-        """The episode that each environment is in, as far as it has come."""
+        """The running episode of each environment, with its return and length so far."""
         return [
             Episode(*each, env)
             for env, each in enumerate(zip(self._return.tolist(), self._length.tolist(), strict=True))

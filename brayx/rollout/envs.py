@@ -47,11 +47,12 @@ def make_envs(
         options: passed on to the environment; a native Atari environment has ale_py's: ``frameskip``, ``num_threads``
             and others.
 
-    What an environment tells in ``info["action_mask"]`` is observed, see `brayx.rollout.masks.InfoMasks`.
+    A mask in an environment's ``info["action_mask"]`` becomes part of the observation, see
+    `brayx.rollout.masks.InfoMasks`.
 
     Raises:
         ConfigError: there is no such environment or vectorization of it, or it does not take these options.
-        EnvironmentFailed: it raised when it was made, or first reset.
+        EnvironmentFailed: its constructor or its first reset raised.
     """
     from brayx.rollout.masks import with_masks  # loads torch
 
@@ -64,7 +65,7 @@ def make_envs(
 
 
 def failed(what: str, error: Exception) -> BrayxError:
-    """What is told of an error that an environment raised in ``what``; a typed one stays."""
+    """The typed error for an environment's exception in its method ``what``; a typed one stays as it is."""
     if isinstance(error, BrayxError):
         return error
     return EnvironmentFailed(f"the environment raised {type(error).__name__} in {what}: {first_line(error)}")

@@ -1,4 +1,4 @@
-"""Plays whole episodes with a policy and says what they came to. Knows nothing of learning."""
+"""Plays whole episodes with a policy and gives their returns. Knows nothing of learning."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from brayx.rollout.policy import Policy
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 30_000
-"""Of an episode, unless told otherwise: an Atari game of half an hour has 27,000."""
+"""Default limit of an episode: half an hour of an Atari game has 27,000 steps."""
 _STEPS = 16
-"""Of a run."""
+"""Steps of a run."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What episodes came to.
+    """The result of an evaluation.
 
     Attributes:
-        episodes: as many as were asked for, in no order; fewer where it was stopped or cut, and short ones first.
-        cut: how many of these had not ended after ``max_steps``: they count as far as they had come.
+        episodes: as many as requested, in no order; fewer after a stop or a cut, and then short ones first.
+        cut: number of these that had not ended after ``max_steps``: they count with their return so far.
     """
 
     episodes: tuple[Episode, ...]
@@ -66,9 +66,8 @@ def evaluate(
         greedy: the most likely action instead of a drawn one.
         scale_actions: as the policy was trained.
         normaliser: of observations, as trained; stays as it is.
-        max_steps: of an episode; one that takes longer is cut, and its environment is played no further, as it may
-            never end.
-        stop: once set, those that ended until then come back, and there may be none.
+        max_steps: limit of an episode. A longer one is cut, and its environment plays no other, since it may never end.
+        stop: once set, the evaluation ends with the episodes that have ended so far, which may be none.
 
     Raises:
         ConfigError: the policy is of other environments.
@@ -102,6 +101,9 @@ def evaluate(
     left = sum(env in cut and turn == len(played[env]) - 1 for env, turn in order)
     if left:
         logger.warning(
-            "%d of %d episodes had not ended after %d steps: their returns are of those", left, len(order), max_steps
+            "%d of %d episodes had not ended after %d steps: they count as far as they came",
+            left,
+            len(order),
+            max_steps,
         )
     return Evaluation(tuple(played[env][turn] for env, turn in order), left)

@@ -1,8 +1,8 @@
-"""Masks of actions that environments tell in ``info``, as part of what is observed. Knows nothing of networks.
+"""Puts action masks from an environment's ``info`` into its observation. Knows nothing of networks.
 
-An observation then is ``{"obs": the environment's own, "action_mask": ...}``, or, where it is a dict already, that with
-the mask beside its leaves; where a game's state is beside what an agent observes, so is the agent's part of it. So
-acting, learning and evaluating have the same mask, and it is recorded with the rest.
+The observation becomes ``{"obs": the environment's own, "action_mask": ...}``. A dict gets ``action_mask`` as one more
+leaf; if it holds a game's state beside an agent's observation, the mask goes into the agent's observation. So acting,
+learning and evaluation use the same mask, and it is recorded with the observation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from brayx.rollout.envs import failed
 class InfoMasks(VectorWrapper):
     """Puts ``info["action_mask"]`` beside the observation, int8 ``[N, A]``: 1 for an action that is allowed.
 
-    ``A`` is how many actions there are, of several heads one after the other. An environment that tells no mask at a
-    step allows every action there.
+    ``A`` is the number of actions; the masks of several heads are concatenated. An environment without a mask at a step
+    allows every action there.
 
     Args:
-        env: discrete actions; its ``info`` is as Gymnasium lays out that of several environments.
+        env: has discrete actions, and an ``info`` in the layout of Gymnasium's vector environments.
         actions: ``A``.
     """
 
@@ -40,35 +40,35 @@ class InfoMasks(VectorWrapper):
         self._masks = np.ones((self.num_envs, actions), np.int8)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment's; one that is not reset keeps its mask."""
+        """Resets as ``env`` does; an environment that is not reset keeps its mask."""
         obs, info = self.env.reset(seed=seed, options=options)
         reset = None if options is None else options.get("reset_mask")
         return self._with_masks(obs, info, reset), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As the environment's.
+        """Steps as ``env`` does.
 
         Raises:
-            ConfigError: a mask has not one number for each action.
+            ConfigError: the length of a mask is not the number of actions.
         """
         obs, reward, terminated, truncated, info = self.env.step(actions)
         return self._with_masks(obs, info, None), reward, terminated, truncated, info
 
     def _with_masks(self, obs: Any, info: Mapping[str, Any], rows: np.ndarray | None) -> Any:
-        """The observation with the masks of ``rows``, or of all, as ``info`` has them."""
+        """The observation with the masks; those of ``rows``, or of all environments, are updated from ``info``."""
         fresh = np.ones_like(self._masks)
         if MASK in info:
-            told = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
-            fresh[told] = self._rows(np.asarray(info[MASK])[told])
+            given = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
+            fresh[given] = self._rows(np.asarray(info[MASK])[given])
         self._masks = fresh if rows is None else np.where(rows[:, None], fresh, self._masks)
         return _beside(obs, self._masks)
 
-    def _rows(self, told: np.ndarray) -> np.ndarray:
-        """Masks that environments told ``[n, A]``, whether as one array or as objects."""
-        if told.dtype == object:  # lists; of several heads a tuple of arrays, as `spaces.MultiDiscrete.sample` has it
-            found = [np.concatenate([np.ravel(part) for part in mask]) for mask in told]
+    def _rows(self, masks: np.ndarray) -> np.ndarray:
+        """``masks``, an array or objects, as a bool array ``[n, A]``."""
+        if masks.dtype == object:  # lists; for several heads a tuple of arrays, as `spaces.MultiDiscrete.sample` takes
+            found = [np.concatenate([np.ravel(part) for part in mask]) for mask in masks]
         else:
-            found = list(told.reshape(len(told), -1))
+            found = list(masks.reshape(len(masks), -1))
         expected = self._masks.shape[1]
         wrong = next((len(mask) for mask in found if len(mask) != expected), None)
         if wrong is not None:
@@ -77,7 +77,7 @@ class InfoMasks(VectorWrapper):
 
 
 def _beside(own: Any, mask: Any) -> Any:
-    """An observation with a mask beside it; or their spaces."""
+    """An observation with its mask added; or an observation space with the mask's space."""
     if not isinstance(own, Mapping | spaces.Dict):
         found = {OWN: own, MASK: mask}
     elif {OWN, STATE} <= set(own):
@@ -88,17 +88,18 @@ def _beside(own: Any, mask: Any) -> Any:
 
 
 def _observed(space: Any) -> bool:
-    """Whether a mask is part of an observation already."""
+    """Whether an observation space already has a mask."""
     inner = space if isinstance(space, spaces.Dict) else {}
     return MASK in inner or (OWN in inner and _observed(inner[OWN]))
 
 
 def with_masks(envs: VectorEnv) -> VectorEnv:
-    """``envs`` with `InfoMasks` if their actions are discrete and the first reset tells of a mask that is not observed
-    already. Resets one environment, or all where they cannot be had one by one.
+    """``envs``, in `InfoMasks` if their actions are discrete and a reset gives a mask that is not yet observed.
+
+    Resets one environment to find out, or all if they cannot be reset one by one.
 
     Raises:
-        ConfigError: the action space is none that a policy could act in.
+        ConfigError: policies do not support the action space.
         EnvironmentFailed: the reset raised.
     """
     sizes = ActionSpec.of(envs.single_action_space).sizes

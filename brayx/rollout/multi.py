@@ -132,10 +132,10 @@ class AgentsAsRows(VectorEnv):
 
 
 def _masks(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The masks in each row's info, as Gymnasium has those of several environments."""
-    told = np.array([MASK in info for info in infos])
-    if not told.any():
+    """The masks in each row's info, in the layout of Gymnasium's vector environments."""
+    given = np.array([MASK in info for info in infos])
+    if not given.any():
         return {}
     found = np.empty(len(infos), object)
     found[:] = [info.get(MASK) for info in infos]
-    return {MASK: found, f"_{MASK}": told}
+    return {MASK: found, f"_{MASK}": given}

@@ -39,7 +39,7 @@ class Policy:
 
     Args:
         module: takes ``forward_args``, gives the outputs that `brayx.actions` draws from; copied.
-        forward_args: example arguments, batch axis of at least 1; what a memory holds is carried from step to step.
+        forward_args: example arguments, batch axis of at least 1; a memory's argument is carried from step to step.
         engine: ``onnx`` or, for what cannot be exported, ``torch``.
         threads: of one run, with ``onnx``.
 
@@ -138,7 +138,7 @@ def _engine(
     if not names & {"logits", "mean", "tanh_mean"}:
         raise ModelError(f"the model gives {sorted(names)}, and no logits, mean or tanh_mean to act by")
     wrapped, prefix = module, ""
-    # A recurrent model's outputs share what they are computed from, and `_Acting` declares no memory.
+    # Not for a recurrent model: its outputs share most of their computation, and `_Acting` declares no memory.
     if spec.state is None and names & set(_NOT_FOR_ACTING):
         wrapped, prefix = _Acting(module), _PREFIX
     if kind == "torch":

@@ -148,7 +148,7 @@ class WithLoss(nn.Module):
         self.module = module
         self._hooks = hooks
         self._seen: list[tuple[Any, Any]] = []
-        # Declared and signed as the module is, since an algorithm looks there for a memory.
+        # Has the module's declaration and signature, since algorithms look there for a memory.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self.is_recurrent = getattr(inner, "is_recurrent", False)
 

@@ -46,7 +46,7 @@ WINDOW_METRIC = "games_in_window"
 """Games that the mean is of, `WINDOW_GAMES` at most. After a resume they are counted anew, as one lucky game is no
 mean of many."""
 _LARGE_REWARD = 1e9
-"""Float32 has no number for the square of what such rewards add up to, or soon none."""
+"""Float32 overflows, or soon will, when losses square the returns of such rewards."""
 _LAST_RETURNS_S = 3.0
 """A training that is over before its games' returns have come in waits this long for them."""
 
@@ -314,8 +314,8 @@ def _refuse_divergence(measured: Mapping[str, float], ready: Ready, module: nn.M
     rewards = ready.batch.get("reward_heads", ready.batch["reward"])
     largest = float(np.abs(rewards).max(initial=0.0, where=np.isfinite(rewards)))
     why = (
-        f"; the batch's rewards reach {largest:.3g}, which losses square: expected small ones, as normalise_reward, "
-        "reward_clip or the environment's own unit make them"
+        f"; the batch's rewards reach {largest:.3g}, which losses square: expected small rewards, by normalise_reward, "
+        "reward_clip or another unit in the environment"
         if largest > _LARGE_REWARD
         else ""
     )

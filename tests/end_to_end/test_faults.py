@@ -262,7 +262,7 @@ def test_its_partial_episode_is_not_lost(interrupted: Interrupted) -> None:
     assert not [name for name in interrupted.metrics if name.startswith("fragments_dropped")]
 
 
-def test_what_an_agent_raises_is_on_the_screen_with_its_place(interrupted: Interrupted) -> None:
+def test_exceptions_of_agents_are_shown_with_their_location(interrupted: Interrupted) -> None:
     line = TELLING_AGENT.splitlines().index('        raise RuntimeError(f"ended by {reason}")') + 1
     place = f"{interrupted.folder / 'telling_agent.py'}:{line}"
     shown = (

@@ -49,7 +49,7 @@ def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> No
         for agent in command.processes("dashboard/agent.py"):
             agent.suspend()
         assert command.ended() == 0, command.err
-        assert "Ray did not start, which is tried again (1 of 5 tries failed)" in command.err
+        assert "Ray did not start, trying again (1 of 5 tries failed)" in command.err
         assert "metrics_agent_port" in command.err, "it says what happened"
         command.gone(10.0)
     ((trial,),) = trials(tmp_path).values()

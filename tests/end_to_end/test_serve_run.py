@@ -112,7 +112,7 @@ def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
     opened = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}
     with Command(["serve", "run", "serve_config.yaml"], tmp_path, opened) as command, said_on_failure(command):
         command.until(lambda: bool(status(url)), "the service answered")
-        command.until(command.says("Ray asks for no token here: whoever reaches its ports"), "it warned")
+        command.until(command.says("Ray asks for no token: anyone who reaches its ports"), "it warned")
         assert status(url)["policy_versions"] == {"model": 1}, "the registry's version, by which it is promoted"
         assert status(url)["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"

@@ -251,7 +251,7 @@ class Touch:
         return Path.touch, (self._file,)
 
 
-def test_serves_own_port_of_a_replica_takes_no_pickle_without_the_token(echo: str, tmp_path: Path) -> None:
+def test_a_replicas_serve_port_refuses_pickles_without_the_token(echo: str, tmp_path: Path) -> None:
     with Client(echo, timeout_s=WAIT_S) as client:
         client.start()
         location = locate(str(client.session))
@@ -396,9 +396,7 @@ def test_bad_ticks_are_told_what_is_wrong(cartpole: str, body: bytes, status: in
         ({"native_host": "0.0.0.0", "native_port": None, "tcp_port": None}, True),
     ],
 )
-async def test_what_agents_raise_is_shown_while_all_doors_are_on_loopback(
-    service: str, options: dict[str, Any], loopback: bool
-) -> None:
+async def test_whether_all_doors_are_on_loopback(service: str, options: dict[str, Any], loopback: bool) -> None:
     assert await _on_loopback(ActorConfig(agents=["a"], **options)) == loopback
 
 

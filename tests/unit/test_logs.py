@@ -42,7 +42,7 @@ def raised(text: str) -> Exception:
         return error
 
 
-def test_a_place_logs_so_many_lines_in_a_period_and_says_how_many_it_left_out(log: Log) -> None:
+def test_a_place_logs_a_limited_number_of_lines_and_says_how_many_it_left_out(log: Log) -> None:
     def say(number: int) -> None:
         log.logger.warning("number %d", number)
 
@@ -73,13 +73,13 @@ def test_an_exception_is_one_line_with_its_place_and_its_cause(log: Log) -> None
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r\nforged line", "\x1b[2J", "a\u2028b", "\x9b31m"])
-def test_what_a_client_sent_cannot_begin_a_line_or_steer_a_terminal(log: Log, text: str) -> None:
+def test_client_text_cannot_begin_a_line_or_control_a_terminal(log: Log, text: str) -> None:
     log.logger.warning("it said %s", text)
     (line,) = log.lines()
     assert line.isprintable()
 
 
-def test_a_line_has_an_end(log: Log) -> None:
+def test_a_long_line_is_cut(log: Log) -> None:
     log.logger.warning("it said %s", "x" * 10_000_000)
     (line,) = log.lines()
     assert len(line) < 10_000

@@ -60,7 +60,7 @@ class DoorApp:
 
 
 async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers a WebSocket's opening that comes on another path."""
+    """Refuses a WebSocket's opening on any path but `SESSION_PATH`."""
     error = ProtocolError(f"only {SESSION_PATH} is a WebSocket")
 
     async def respond(message: MutableMapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send
     await receive()
     if "websocket.http.response" in (scope.get("extensions") or {}):
         await refuse(service, respond, 426, error)
-    else:  # the server has one answer, an empty 403
+    else:  # this server can only answer with an empty 403
         service.refused(error)
         await send({"type": "websocket.close"})
 

@@ -98,8 +98,9 @@ class _Stream:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def next(self) -> pb.StepRequest | None:
-        """The next request; None when there will be none, with `farewell` if the client has not been told why."""
-        # A session is reaped by its owner, which then says so; another replica may be cut off from this one.
+        """The next request; None at the stream's end, with `farewell` set if the client does not know why yet."""
+        # The session's owner ends it when idle, and reports that. Wait twice as long, since the owner may be another
+        # replica that cannot reach this one.
         timeout_s = self._door.idle_timeout_s * (2 if self._running else 1)
         self._coming = asyncio.create_task(self._read())
         await asyncio.wait((self._coming, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +150,7 @@ class _Stream:
         return pb.PlayReply(body=reply)
 
     def _attach(self, request: StepRequest) -> None:
-        """The session is this stream's from now on."""
+        """This stream holds the session from now on."""
         self._running = self._holder.attached = True
         self._key = request.key
 

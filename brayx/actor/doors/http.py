@@ -50,23 +50,23 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """A request's headers by their names in lower case; of one that came twice, the last."""
+    """A request's headers by lower-case name; the last one counts if a name came twice."""
     return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
 
 
 def wrong_path(path: str) -> tuple[int, ProtocolError]:
-    """Status and error of a request for ``path``, where nothing answers plain HTTP."""
+    """Status and error for a plain HTTP request to a ``path`` that does not answer any."""
     if path == SESSION_PATH:
-        told = f"{SESSION_PATH} takes the opening of a WebSocket: send 'Connection: Upgrade' and 'Upgrade: websocket'"
-        return 426, ProtocolError(f"{told}; a proxy that does not know WebSocket drops both")
+        message = f"{SESSION_PATH} is for WebSockets only: send 'Connection: Upgrade' and 'Upgrade: websocket'"
+        return 426, ProtocolError(f"{message}; a proxy without WebSocket support drops both")
     return 404, ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
 
 
 def check_headers(scope: Scope) -> None:
-    """Makes sure that a request's line and headers are not above `MAX_HEADER_BYTES`; servers before this allow more.
+    """Refuses a request whose line and headers exceed `MAX_HEADER_BYTES`; the servers in front of this allow more.
 
     Raises:
-        HeaderTooLarge: they are.
+        HeaderTooLarge: they do.
     """
     size = len(scope["path"]) + len(scope.get("query_string", b""))
     for name, value in scope["headers"]:

@@ -1,7 +1,7 @@
 """HTTP/1.1 on the native port: ``POST /step`` without a framework; WebSocket connections are handed over to uvicorn's.
 
-httptools parses; what is a request, and what an error looks like, is told where the other HTTP door tells it. One
-request of a connection is under way at a time, further ones on it wait their turn, as HTTP/1.1 has it.
+httptools parses. The rules for requests and errors are those of the other HTTP door, from the same functions. A
+connection has one request under way at a time; further ones wait their turn, as HTTP/1.1 requires.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ logger = limited(__name__)
 
 _STEP = STEP_PATH.encode()
 FORWARDED_PREFIX = "/-/peer"
-"""Where a replica sends what it passes on to a session's owner, so that it is passed on once. Peers' listeners only."""
+"""Path prefix of requests that a replica forwards to a session's owner, which never forwards them again. Only listeners
+for peers have it."""
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
-"""Where a replica tells a peer that the connection of one of its sessions is gone; for good if there is a body."""
+"""Path prefix where a replica tells a peer that the connection of one of the peer's sessions is gone; with a body, for
+good."""
 ENDED_PREFIX = "/-/ended"
-"""Where a replica tells a peer that the session of one of its connections is that one's no more; the body says why."""
+"""Path prefix where a replica tells a peer that one of the peer's connections lost its session; the body says why."""
 SECRET_HEADER = "peer-secret"
-"""Where a replica proves to a peer that it is one."""
-Heard = Callable[[StepRequest], Awaitable[None]]
+"""Header with the secret by which a replica proves to a peer that it is a replica."""
+PeerHandler = Callable[[StepRequest], Awaitable[None]]
 _SECRET = SECRET_HEADER.encode()
 PEER = "peer"
 """Layer of the errors on the way from replica to replica."""
@@ -66,10 +68,10 @@ _PEERS_STEPS = (_FORWARDED_STEP, _LEFT_STEP, _ENDED_STEP)
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
-_KEEPS = b""
-_KEEPS_AND_SAYS_SO = b"connection: keep-alive\r\n"
-"""To a client of HTTP/1.0, which without it takes the connection for one that is about to be closed."""
-_CLOSES = b"connection: close\r\n"
+_KEEP_IMPLICIT = b""
+_KEEP_EXPLICIT = b"connection: keep-alive\r\n"
+"""For clients of HTTP/1.0, which otherwise expect the connection to close."""
+_CLOSE = b"connection: close\r\n"
 _FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached")
 _NAMES = {name.encode(): name for name in _FIELDS}
 
@@ -85,7 +87,7 @@ class WebSockets:
     def __init__(self, app: DoorApp, limits: Limits) -> None:
         self._config = uvicorn.Config(
             app,
-            log_config=None,  # uvicorn's own closes every handler of the process, also those of Serve
+            log_config=None,  # uvicorn's own would close every handler of the process, Serve's too
             log_level="error",
             access_log=False,
             lifespan="off",
@@ -110,10 +112,11 @@ class WebSockets:
 
 
 class WebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol of one connection, for clients that do not keep to theirs.
+    """uvicorn's protocol of one connection, with better answers to clients that break the protocol.
 
-    It takes what comes before the handshake is answered for impossible: here that waits. And it refuses in words of its
-    own: here an opening is checked before the connection is taken over, and who is refused gets the error's document.
+    uvicorn fails on data that comes before it has answered the handshake: here that data waits. uvicorn also refuses an
+    opening in its own words: here the opening is checked before uvicorn takes the connection over, and a refused client
+    gets the error's document.
     """
 
     def __init__(self, config: uvicorn.Config, state: ServerState, gone: Callable[[], None]) -> None:
@@ -122,10 +125,10 @@ class WebSocket(WebSocketsSansIOProtocol):
         self._early = b""
 
     def read(self, opening: bytes) -> Request:
-        """The request that asks for a WebSocket, which ``opening`` holds whole.
+        """Parses ``opening``, a whole request for a WebSocket.
 
         Raises:
-            _Refused: it cannot be one.
+            _Refused: it is not a valid opening.
         """
         self.conn.receive_data(opening)
         status = 400
@@ -149,8 +152,8 @@ class WebSocket(WebSocketsSansIOProtocol):
 
         Args:
             transport: its transport.
-            request: what `read` made of its opening.
-            early: what came after that.
+            request: its opening, as `read` parsed it.
+            early: the data that came after the opening.
         """
         self._early = early
         self.connection_made(transport)
@@ -190,7 +193,7 @@ class WebSocket(WebSocketsSansIOProtocol):
     def _refuse(self, error: BrayxError) -> None:
         if not self.transport.is_closing():
             retry = isinstance(error, Overloaded)
-            self.transport.write(_response(error.http_status, error.to_wire(), _CLOSES, retry=retry))
+            self.transport.write(_response(error.http_status, error.to_wire(), _CLOSE, retry=retry))
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -200,23 +203,23 @@ class WebSocket(WebSocketsSansIOProtocol):
 
 @dataclass(frozen=True)
 class ForPeers:
-    """What makes a listener one for peers.
+    """Options of a listener for peers.
 
     Attributes:
-        left: told of sessions whose connection is gone.
-        ended: told of connections whose session is theirs no more.
-        secret: what a request must prove itself with to be a peer's.
-        closed: to anybody else; or a door as any for those.
+        left: handles messages about sessions whose connection is gone.
+        ended: handles messages about connections that lost their session.
+        secret: gives the secret that a peer's requests carry.
+        closed: refuse all other requests; False: the listener is also a normal door.
     """
 
-    left: Heard
-    ended: Heard
+    left: PeerHandler
+    ended: PeerHandler
     secret: Callable[[], str]
     closed: bool = True
 
 
 class HttpConnection(Connection):
-    """One client's connection; with ``peers`` perhaps a peer's."""
+    """One client's connection; with ``peers`` it may be a peer's."""
 
     def __init__(self, listener: Listener, websockets: WebSockets, peers: ForPeers | None = None) -> None:
         super().__init__(listener)
@@ -239,7 +242,7 @@ class HttpConnection(Connection):
         self._header_bytes = 0
         self._refused: BrayxError | None = None
         self._expects = False
-        self._says_keep = False
+        self._keep_explicit = False
         self._proved = False
 
     # What httptools calls
@@ -262,7 +265,7 @@ class HttpConnection(Connection):
         elif name == b"expect":
             self._expects = value.lower() == b"100-continue"
         elif name == b"connection":
-            self._says_keep = self._parser.get_http_version() == "1.0"
+            self._keep_explicit = self._parser.get_http_version() == "1.0"
         elif name == _SECRET and self._peers is not None:
             self._proved = hmac.compare_digest(value, self._peers.secret().encode())
 
@@ -272,8 +275,8 @@ class HttpConnection(Connection):
         if self._expects:
             if self._refused is None:
                 self.write(_CONTINUE)
-            else:  # whether its body still comes nobody can tell: the connection ends with the answer
-                self._enqueue(_CLOSES)
+            else:  # the body may or may not follow, so the connection ends with the answer
+                self._enqueue(_CLOSE)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -290,11 +293,11 @@ class HttpConnection(Connection):
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():
             return
-        connection = _KEEPS
+        connection = _KEEP_IMPLICIT
         if not self._parser.should_keep_alive():
-            connection = _CLOSES
-        elif self._says_keep:
-            connection = _KEEPS_AND_SAYS_SO
+            connection = _CLOSE
+        elif self._keep_explicit:
+            connection = _KEEP_EXPLICIT
         self._enqueue(connection)
         self.stalled_since = None
 
@@ -319,7 +322,7 @@ class HttpConnection(Connection):
         )
 
     def _request(self) -> StepRequest | BrayxError | None:
-        """What the message asks; None: nothing for the service."""
+        """The message as a request, or the error that answers it; None: it is not for the service."""
         path = self._url.partition(b"?")[0]
         of_peers = self._peers is not None and path in _PEERS_STEPS
         if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
@@ -392,14 +395,14 @@ class HttpConnection(Connection):
                 elif isinstance(request, BrayxError):
                     if (
                         request.details.get("layer") != PEER
-                    ):  # a replica tells its own client something else, and counts that
+                    ):  # the peer answers its client with another error, and counts that one
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
                 elif self._peers is not None and url.startswith((_LEFT_STEP, _ENDED_STEP)):
                     self.in_flight = 1
-                    heard = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
-                    self._telling = asyncio.get_running_loop().create_task(self._tell(heard, request))
+                    handler = self._peers.left if url.startswith(_LEFT_STEP) else self._peers.ended
+                    self._telling = asyncio.get_running_loop().create_task(self._handle(handler, request))
                 else:
                     self.in_flight = 1
                     self.waiting_since = None
@@ -422,11 +425,11 @@ class HttpConnection(Connection):
         else:
             super().regulate()
 
-    async def _tell(self, heard: Heard, request: StepRequest) -> None:
-        await heard(request)
+    async def _handle(self, handler: PeerHandler, request: StepRequest) -> None:
+        await handler(request)
         self._reply(b"")
 
-    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEPS) -> None:
+    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT) -> None:
         self.in_flight = 0
         self.waiting_since = time.monotonic()
         if isinstance(result, bytes):
@@ -440,7 +443,7 @@ class HttpConnection(Connection):
             self._next()
 
     def _other(self, url: bytes, connection: bytes, bodiless: bool) -> None:
-        """What is no step: the status page, or nothing that there is."""
+        """Answers a request that is no step: the status page, or an error for any other path."""
         path = url.partition(b"?")[0].decode("latin-1")
         if path in ("", "/"):
             self._write(200, json.dumps(self.service.status()).encode(), connection, bodiless=bodiless)
@@ -463,16 +466,19 @@ class HttpConnection(Connection):
             return
         response = _response(status, body, connection, content_type, retry=retry)
         self.write(response[: len(response) - len(body)] if bodiless else response)
-        if connection is _CLOSES:
+        if connection is _CLOSE:
             self.close()
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
-        """Answers what cannot be read any further, and closes."""
+        """Answers with an error and closes, as the rest of the input cannot be read."""
         self.service.refused(error)
-        self._write(status or error.http_status, error.to_wire(), _CLOSES, retry=isinstance(error, Overloaded))
+        self._write(status or error.http_status, error.to_wire(), _CLOSE, retry=isinstance(error, Overloaded))
 
     def _hand_over(self, data: bytes, early: int) -> None:
-        """Makes the connection a WebSocket's; it stays counted. The last ``early`` bytes came after the opening."""
+        """Hands the connection over to the WebSocket protocol; the listener still counts it.
+
+        The last ``early`` bytes of ``data`` came after the opening.
+        """
         opening = len(data) - early
         protocol = self._websockets.protocol(partial(self.listener.drop, self))
         try:
@@ -497,7 +503,7 @@ class HttpConnection(Connection):
 
 
 def _origin_form(url: bytes) -> bytes:
-    """Path and query of an absolute URI, as proxies get one; anything else as it is."""
+    """Path and query of an absolute URI, the form that proxies get; any other target unchanged."""
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
@@ -511,7 +517,7 @@ def _origin_form(url: bytes) -> bytes:
 def _response(
     status: int, body: bytes, connection: bytes, content_type: bytes = _JSON, *, retry: bool = False
 ) -> bytes:
-    """A whole response; ``connection`` is the header that says what becomes of it, or nothing."""
+    """A whole response; ``connection`` is its Connection header's line, or empty."""
     more = (b"retry-after: 1\r\n" if retry else b"") + connection
     if status == HTTPStatus.UPGRADE_REQUIRED:
         more += b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -525,7 +531,7 @@ def _not_a_peer() -> Unauthorized:
 
 
 class _Refused(Exception):
-    """Raised where a request is read, to read no further; ``status`` is not 0 if it is another than the error's."""
+    """Stops the reading of a request; a ``status`` other than 0 replaces the error's HTTP status."""
 
     def __init__(self, error: BrayxError, status: int = 0) -> None:
         super().__init__(str(error))

@@ -155,7 +155,7 @@ class _Connection:
         await self._step(kind, body, text=text, seq=seq)
 
     async def _step(self, kind: StepKind, body: bytes, *, text: bool, seq: int | None = None) -> None:
-        """Asks the service; a numbered tick on a connection without a session attaches to the one that runs."""
+        """Passes a step to the service; a numbered tick attaches a connection without a session to the running one."""
         attaching = not self._running
         try:
             if kind is StepKind.START:
@@ -187,7 +187,7 @@ class _Connection:
         await self._write(Frame.REPLY, reply, text=text)
 
     def _attach(self) -> None:
-        """The session is this connection's from now on."""
+        """This connection holds the session from now on."""
         self._wait_no_more()
         self._running = self._let_in = self._holder.attached = True
         if self._holder.ended:
@@ -215,7 +215,7 @@ class _Connection:
             raise _Closed
 
     def _ended_elsewhere(self, reason: str) -> None:
-        """The session is not this connection's any more, which did not ask for that: idle, drained, taken over..."""
+        """Closes the connection after it lost its session without a stop of its own: idle, drained, taken over..."""
         if self._running and not self._stopping and reason != "error":
             self._running = False
             code = _CLOSE_SERVICE_RESTART if reason == "moved" else close_code(410)
@@ -248,11 +248,11 @@ class _Connection:
         if self._enveloped:
             await self._service.disconnect(self._fields["session"], self._holder.name, for_good=True)
         else:
-            with contextlib.suppress(BrayxError):  # nobody is there to be told
+            with contextlib.suppress(BrayxError):  # the client is gone: no answer can reach it
                 await self._service.step(self._request(StepKind.STOP, b"", None), let_in=True)
 
     async def abandon(self) -> None:
-        """Leaves nothing behind: a session still running had lost its client."""
+        """Cleans up: a session that still runs has lost its client."""
         self._wait_no_more()
         if self._running:
             self._running = False
@@ -262,10 +262,10 @@ class _Connection:
 
 
 def _parse(message: bytes) -> tuple[StepKind, bytes, int | None]:
-    """What an enveloped message asks for, its body, and a tick's number.
+    """Step kind, body and tick number of an enveloped message.
 
     Raises:
-        ProtocolError: it is no message of a client's.
+        ProtocolError: a client cannot send such a message.
     """
     frame, body = decode_frame(message)
     seq = None

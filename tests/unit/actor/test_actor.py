@@ -212,7 +212,7 @@ async def test_an_episode_handler_that_raises_is_counted_and_the_session_goes_on
 
 
 @pytest.mark.parametrize("method", ["constructor", "on_tick", "on_session_end"])
-async def test_what_any_method_of_an_agent_raises_is_counted_with_its_place(method: str) -> None:
+async def test_exceptions_of_every_agent_method_are_counted_with_their_location(method: str) -> None:
     class Raises(Recorder):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)

@@ -160,5 +160,5 @@ async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -
         (None, False),
     ],
 )
-def test_what_listens_on_loopback(host: str | None, loopback: bool) -> None:
+def test_is_loopback(host: str | None, loopback: bool) -> None:
     assert is_loopback(host) == loopback

@@ -292,10 +292,10 @@ class TestPassedOn:
         assert asked.calls == ["locate"]
 
     @pytest.mark.parametrize("held", ["websocket", "stream"])
-    async def test_a_connection_elsewhere_is_told_that_its_session_was_taken_over(
+    async def test_a_takeover_is_reported_to_a_connection_of_another_replica(
         self, replicas: Open, held: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The session runs on one replica, and is reached through two others by one connection after the other."""
+        """The session runs on one replica; two connections reach it through two others, one after the other."""
         monkeypatch.setattr(Replica, "closed", False)
         a, b, c = await replicas("abc", share="none")
         await a.ask("start", "s")
@@ -335,11 +335,11 @@ class TestPassedOn:
             assert a.sessions == ["s"]
         await until(lambda: not a.sessions)
 
-    async def test_an_old_connection_elsewhere_that_was_not_told_touches_nothing(
+    async def test_an_old_connection_of_another_replica_touches_nothing_if_the_report_is_lost(
         self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, b = await replicas("ab", share="none")
-        monkeypatch.setattr(a._table, "_tell_elsewhere", lambda holder, reason: None)  # what it sent was lost
+        monkeypatch.setattr(a._table, "_tell_elsewhere", lambda holder, reason: None)  # as if the report were lost
         old = b.holder(lambda reason: None)
         await a.ask("start", "s")
         await b.step(StepRequest(StepKind.TICK, "s", b"0", seq=0, holder=old.name))

@@ -223,7 +223,7 @@ class _Agents(Script):
 
 @pytest.mark.parametrize("actor", [Script, _Agents, _Unmade])
 @pytest.mark.parametrize("kind", ["start", "tick", "stop", ""])
-async def test_what_an_agent_raised_is_told_by_its_type_and_an_id_that_the_log_has(
+async def test_a_client_gets_an_exceptions_type_and_an_id_that_is_in_the_log(
     actor: type[Script], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = SessionTable(actor)
@@ -242,7 +242,7 @@ async def test_what_an_agent_raised_is_told_by_its_type_and_an_id_that_the_log_h
         assert failed.value.details.get("agent") == ("a" if actor is _Agents else None)
         assert "agent's own" not in str(failed.value.to_wire())
         assert "ValueError; the service's log has more" in failed.value.message
-    (fault,) = ids  # the same fault, so that the log has it although it does not have each
+    (fault,) = ids  # the same each time, so the log has it even if it leaves out most repeats
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     for line in lines:
@@ -808,7 +808,7 @@ class TestBrokenConnections:
 
 
 class TestTakeovers:
-    """A session is held by the connection that attached last; what others do afterwards does not touch it."""
+    """The connection that attached last holds a session; no other connection can touch it afterwards."""
 
     def setup_method(self) -> None:
         self.bench = Bench()
@@ -825,14 +825,14 @@ class TestTakeovers:
         return reply
 
     async def taken(self) -> tuple[Holder, Holder]:
-        """The old holder of a session, and the new one."""
+        """Gives the old and the new holder of a session that was taken over."""
         old, new = self.connect(), self.connect()
         await self.ask(StepKind.START, old)
         await self.ask(StepKind.TICK, old, 0)
-        assert await self.ask(StepKind.TICK, new, 0) == b"s:0", "it asks for the reply that was lost"
+        assert await self.ask(StepKind.TICK, new, 0) == b"s:0", "it sends the tick again whose reply was lost"
         return old, new
 
-    async def test_the_old_connection_is_told_and_touches_nothing_any_more(self) -> None:
+    async def test_the_old_connection_is_notified_and_cannot_touch_the_session(self) -> None:
         old, new = await self.taken()
         assert self.heard == [["taken"], []]
         for kind, seq in ((StepKind.TICK, None), (StepKind.TICK, 1), (StepKind.STOP, None)):
@@ -860,17 +860,17 @@ class TestTakeovers:
                 await self.ask(StepKind.TICK, connection)
         assert self.bench.actors[1].seen == [b""]
 
-    async def test_a_numbered_tick_without_a_connection_leaves_the_session_to_nobody(self) -> None:
+    async def test_a_numbered_tick_without_a_connection_leaves_the_session_without_a_holder(self) -> None:
         old = self.connect()
         await self.ask(StepKind.START, old)
         assert await self.bench.ask("tick", body=b"beside") == b"s:beside"
-        assert self.heard == [[]], "one without a number takes nothing over"
+        assert self.heard == [[]], "a tick without a number takes nothing over"
         assert await self.bench.number(0, b"0") == b"s:0"
         assert self.heard == [["taken"]]
         await self.bench.table.disconnect("s", old.name, for_good=True)
         assert await self.bench.number(1, b"1") == b"s:1"
 
-    async def test_a_connection_takes_nothing_over_by_a_tick_without_a_number(self) -> None:
+    async def test_a_tick_without_a_number_takes_no_session_over(self) -> None:
         holder, other = self.connect(), self.connect()
         await self.ask(StepKind.START, holder)
         with pytest.raises(SessionUnknown, match="without a number"):
@@ -879,7 +879,7 @@ class TestTakeovers:
         await self.ask(StepKind.TICK, holder)
         assert self.heard == [[], []]
 
-    async def test_a_session_that_is_resumed_is_held_by_the_connection_that_asked_for_it(self) -> None:
+    async def test_a_resumed_session_is_held_by_the_connection_that_asked_for_it(self) -> None:
         holder, other = self.connect(), self.connect()
         holder.attached = True  # to where it ran before
         answers: list[asyncio.Future[bytes]] = []

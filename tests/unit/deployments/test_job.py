@@ -324,7 +324,7 @@ class TestTemplates:
             assert model.model_fields["kind"].default == kind
 
 
-def test_a_buffer_has_its_algorithms_own_where_nothing_is_said(write: Any) -> None:
+def test_missing_options_of_a_buffer_are_the_algorithms_defaults(write: Any) -> None:
     text = JOB.replace("buffers: [buffer]", "buffers: [buffer]\n  algorithm: {name: sac, n_step: 4}")
     job = JobConfig.load(write(text))
     buffer = job.buffers["buffer"]
@@ -355,7 +355,7 @@ def test_python_and_yaml_have_the_same_defaults(write: Any) -> None:
     assert buffer.batch_size == training.num_envs, "columns of a run of all environments"
 
 
-def test_a_buffer_that_cannot_be_is_refused_by_what_is_wrong_with_it(write: Any) -> None:
+def test_an_invalid_buffer_is_refused_for_its_own_fault(write: Any) -> None:
     for override, message in (
         ("buffer.unroll_length=0", "buffer.unroll_length: is 0"),
         ("buffer.batch_size=many", 'buffer.batch_size: is "many"'),

@@ -352,7 +352,7 @@ class ChannelsLast(torch.nn.Module):
         return self.convolution(image.movedim(-1, -3)).flatten(1)
 
 
-def test_what_tracing_exports_wrong_is_exported_the_other_way():
+def test_a_graph_that_tracing_exports_wrong_is_exported_without_tracing():
     module, example = ChannelsLast(), (np.ones((1, 4, 4, 2), np.float32),)
     assert to_onnx(module, example, traced=True).traced
     verify(OnnxEngine(module, example, traced=True), module, example)

@@ -91,8 +91,8 @@ class Unsteady(torch.nn.Module):
         return {"small": self.first(x)[:, 1]}
 
 
-def test_int8_is_built_beside_the_log_of_its_process(capfd):
-    """What other threads log meanwhile is written, the quantiser's advice is not, and no handler is left behind."""
+def test_building_int8_leaves_the_logging_of_its_process_unchanged(capfd):
+    """Lines of other threads are written, the quantiser's advice is not, and no handler is left behind."""
     written: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: written.append(record.getMessage())

@@ -55,7 +55,7 @@ class Foreseeing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_state_that_is_no_memory_is_an_input_and_an_output_like_others(kind):
+def test_a_state_that_is_no_memory_is_a_normal_input_and_output(kind):
     engine = build_engine(kind, Foreseeing(), (np.ones((1, 2), np.float32),))
     assert engine.spec.state is None
     (after,) = engine.run(engine.bind(engine.initial), [np.ones((3, 2), np.float32)])
@@ -136,5 +136,5 @@ async def test_a_session_keeps_its_own_state_between_forwards():
     sessions[0].reset()
     assert int(sessions[0].state["ticks"]) == 0
     await model.close()
-    with pytest.raises(ModelError, match="carries no state"):
+    with pytest.raises(ModelError, match="has no memory"):
         Recurrence(TorchEngine(*cartpole()).spec)

@@ -56,7 +56,7 @@ class EchoApp:
         applied: ``(session, seq, body)`` of the ticks that were answered, and not with a kept reply.
         reconnect_timeout_s: how long a numbered session outlives its WebSocket connection.
         holders: the WebSocket connection that holds a session.
-        taken: of each such connection, what tells it that another has taken its session over, and closes it.
+        taken: by connection, a function that tells it that another took its session over, and closes it.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes] = lambda body: body, prefix: str = "") -> None:
@@ -109,7 +109,7 @@ class EchoApp:
         return reply
 
     def hold(self, session: str, holder: str) -> None:
-        """The session is that connection's from now on, or nobody's."""
+        """Makes that connection the session's holder; an empty name: it has none."""
         before = self.holders.get(session, "")
         self.holders[session] = holder
         if before and before != holder:

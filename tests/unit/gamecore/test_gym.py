@@ -103,7 +103,7 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
     ]
 
 
-def test_a_mask_told_in_info_is_told_beside_its_observation(app: EchoApp, address: str) -> None:
+def test_a_mask_in_info_is_sent_with_its_observation(app: EchoApp, address: str) -> None:
     app.answer = lambda body: b'{"action": %d}' % json.loads(body or b"{}").get("action_mask", [1]).index(1)
     with Client(f"http://{address}") as client, gym.make_env("Taxi-v4") as env:
         gym.play_game(env, client, seed=7, max_ticks=5)

@@ -88,6 +88,12 @@ def test_continuous_actions_have_the_distribution_that_the_options_say(distribut
     assert names <= set(module(*example))
 
 
+def test_policy_and_value_start_uniform_where_asked_for():
+    obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
+    module, _ = central_policy_for(obs, num_actions=2, network=NetworkConfig(hidden=[8], uniform_init=True))
+    assert all(layer.bias.any() for layer in module.modules() if isinstance(layer, torch.nn.Linear))
+
+
 @pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
 def test_options_that_do_not_apply_are_refused_by_name(option, value):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}

@@ -43,7 +43,7 @@ def image(*shape):
 
 
 def cases():
-    """Networks with what they are called with, by name."""
+    """Networks with their arguments, by name."""
     torch.manual_seed(0)
     numbers = {"speed": Numbers((3,)), "kind": OneHot(4)}
     network = NetworkConfig(hidden=[8])
@@ -106,7 +106,7 @@ def test_no_network_is_left_out():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_acts_computes_what_torch_computes(name):
+def test_the_engine_for_acting_computes_what_torch_computes(name):
     module, args = CASES[name]
     verify(OnnxEngine(module, args, traced=True, verify_outputs=False), module, args, batch_sizes=(1, 3))
     graph = to_onnx(module, args, traced=True)
@@ -115,6 +115,6 @@ def test_what_acts_computes_what_torch_computes(name):
 
 
 @pytest.mark.slow  # an export of fifty networks
-def test_what_is_served_computes_what_torch_computes():
+def test_the_engine_for_serving_computes_what_torch_computes():
     module, args = All(), ({name: args for name, (_, args) in CASES.items()},)
     verify(OnnxEngine(module, args, verify_outputs=False), module, args, batch_sizes=(1, 3))

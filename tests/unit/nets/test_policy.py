@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from brayx.nets.distributions import log_prob_entropy, sample
 from brayx.nets.policy import NetworkConfig, policy_for
@@ -70,7 +71,7 @@ def test_what_fits_nothing_is_refused():
     with pytest.raises(ValueError, match="expected shape"):
         policy_for(MASKED, num_actions=4)
     with pytest.raises(
-        ValueError, match=r"8 x 9 pixels is too small for convolutions 'nature'.* 36 x 36 at least.* impala$"
+        ValueError, match=r"8 x 9 pixels is too small for convolutions 'nature'.* at least 36 x 36; .* impala$"
     ):
         policy_for(np.zeros((8, 9, 1), np.uint8), num_actions=2)
     with pytest.raises(ValueError, match="beside its action_mask"):
@@ -96,6 +97,31 @@ def test_what_fits_nothing_is_refused():
 def test_an_option_that_nothing_goes_by_is_refused_naming_what_fits(obs, action, network, message):
     with pytest.raises(ValueError, match=message):
         policy_for(obs, **action, network=NetworkConfig(**network))
+
+
+def spread(layer):
+    """Of the largest weight: a share of 1 / sqrt(inputs)."""
+    return layer.weight.abs().max() * layer.weight[0].numel() ** 0.5
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize(
+    ("obs", "network"),
+    [
+        (FLAT, {"distribution": "sde"}),
+        (FLAT, {"lstm": 8}),
+        (np.zeros((36, 36, 3), np.uint8), {"convolutions": "small"}),
+        (np.zeros((36, 36, 3), np.uint8), {"convolutions": "impala"}),
+    ],
+)
+def test_layers_start_uniform_where_asked_for(obs, network, uniform):
+    torch.manual_seed(0)
+    module, _ = policy_for(obs, action_size=2, network=NetworkConfig(**network, uniform_init=uniform))
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    assert len(layers) >= 4
+    assert all(0.5 < spread(layer) <= 1 for layer in layers) == uniform
+    assert (spread(module.head.mean) > 0.5) == uniform
+    assert all(layer.bias.any() for layer in layers if layer.bias is not None) == uniform
 
 
 @pytest.mark.parametrize("action", [{"num_actions": 3}, {"action_size": 2}])

@@ -73,7 +73,9 @@ def test_policy_and_critics_see_whole_numbers_one_hot_and_sets_by_a_transformer(
     assert bare(*example)["tanh_mean"].shape == (2, 2)
 
 
-@pytest.mark.parametrize(("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("lstm", 4), ("shared", True), ("value_heads", 2), ("uniform_init", True)]
+)
 def test_options_that_do_not_apply_are_refused_by_name(option, value):
     with pytest.raises(ValueError, match=f"network.{option} is {value}: soft actor-critic"):
         soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**{option: value}))

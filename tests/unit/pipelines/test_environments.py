@@ -76,7 +76,7 @@ def test_an_option_that_nothing_goes_by_is_refused(override: str, message: str) 
     assert message in told(override).message
 
 
-def test_a_mask_told_in_info_is_observed_by_workers_and_by_their_model() -> None:
+def test_a_mask_in_info_reaches_workers_and_their_model() -> None:
     taxi = job("rollout.env=Taxi-v4")
     ((_, batch),) = check_rollouts(taxi).values()
     assert {"obs/obs", "obs/action_mask"} <= batch

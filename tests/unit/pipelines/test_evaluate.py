@@ -57,12 +57,12 @@ def test_a_game_that_does_not_end_is_told_and_ended(program: str) -> None:
         play([python(program)], timeout_s=0.3)
 
 
-def test_what_has_ended_counts_though_the_rest_does_not_end() -> None:
+def test_games_that_ended_count_even_if_the_others_never_end() -> None:
     program = "import time; print('{\"return\": 3}', flush=True); print('{\"return\": 5}', flush=True); time.sleep(60)"
     assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
     cut = Evaluation([3.0, 5.0], 4)
-    assert str(cut).endswith("; 4 more had not ended and were given up")
-    with pytest.raises(ConfigError, match="4 games had not ended and were given up: the others make no rating"):
+    assert str(cut).endswith("; 4 more did not end and were given up")
+    with pytest.raises(ConfigError, match="4 games did not end and were given up: the others alone give no rating"):
         rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 

@@ -78,7 +78,7 @@ def test_an_option_reaches_its_config(words, told):
 
 
 @pytest.mark.parametrize("text", ["continuous", "=1", "continuous=[", "a b=1"])
-def test_an_option_of_the_environment_that_is_none_is_refused(text, capsys):
+def test_a_malformed_env_option_is_refused(text, capsys):
     with pytest.raises(SystemExit, match="2"):
         options(["--env", "CarRacing-v3", "--env-option", text])
     assert f"argument --env-option: is {text!r}" in capsys.readouterr().err
@@ -133,7 +133,7 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
 
 
 @pytest.mark.slow  # the command, whole
-def test_a_memory_learns_by_torch_in_the_environment_that_was_asked_for(tracking_db):
+def test_a_memory_learns_with_the_torch_engine_in_the_given_environment(tracking_db):
     words = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
     small = ["--timesteps", "4000", "--epochs", "1", "--tracking", tracking_db]
     done = run(*small, *words.split(), "--normalise-value", "true")

@@ -90,14 +90,14 @@ def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
     assert error_lines(NUMBERS, {}) == []
 
 
-def test_a_first_error_of_an_agent_does_not_wait_for_the_next_line() -> None:
+def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
     out = io.StringIO()
     with Progress("t", num_steps=100, log_interval=10, console=Console(file=out, width=200)) as progress:
         progress.update(NUMBERS)
         progress.update(NUMBERS, errors=["1 error in on_episode"])
         progress.update(NUMBERS, errors=["2 errors in on_episode"])
     assert "1 error in" in out.getvalue()
-    assert "2 errors in" not in out.getvalue(), "the next is told with the next line"
+    assert "2 errors in" not in out.getvalue(), "the next error comes with the next line"
 
 
 def test_what_could_not_be_written_is_told_before_the_games_note() -> None:

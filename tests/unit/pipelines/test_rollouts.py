@@ -138,8 +138,8 @@ def test_images_are_learned_from_by_every_convolution_that_fits_and_every_engine
     assert all(torch.isfinite(each).all() for each in result.module.parameters())
 
 
-def test_an_image_that_is_too_small_is_told_what_fits():
-    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* 36 x 36 at least; these fit: small, impala"):
+def test_an_image_that_is_too_small_is_refused_with_the_networks_that_fit():
+    with pytest.raises(ConfigError, match=r"20 x 20 pixels.*'nature'.* at least 36 x 36; these fit: small, impala"):
         train_local(lambda: Picture(20, 3), training=Training(**QUICK))
 
 
@@ -263,7 +263,7 @@ def test_a_table_that_is_never_full_enough_to_be_sampled_is_refused():
         train_local(Counting, ImpalaConfig(), Training(sampler="uniform", unroll_length=128, vectorization="sync"))
 
 
-def test_an_algorithm_brings_where_its_batches_come_from():
+def test_an_algorithm_has_its_own_default_batches():
     def settled(algorithm, **options):
         found = Training(**options).of(algorithm)
         return found.sampler, found.unroll_length, found.batch_size, found.samples_per_insert
@@ -279,7 +279,7 @@ def test_an_algorithm_brings_where_its_batches_come_from():
     assert settled(SACConfig(), **given) == tuple(given.values()), "what is given wins"
 
 
-def test_sac_takes_a_gradient_for_each_transition_where_nothing_is_said():
+def test_sac_takes_a_gradient_for_each_transition_by_default():
     training = Training(total_steps=1_300, num_envs=4, network=NetworkConfig(hidden=[4]))
     result = train_local("Pendulum-v1", SACConfig(), training)
     assert result.updates == pytest.approx(1_300 - training.min_columns, abs=8)
@@ -307,7 +307,7 @@ def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, optio
         train_local("Pendulum-v1", algorithm, Training(**{"total_steps": 20_000, **options}))
 
 
-def test_clones_of_few_gradients_are_refused_by_the_data_that_there_are(tmp_path: Path):
+def test_cloning_with_few_gradients_is_refused_by_the_size_of_its_data(tmp_path: Path):
     data = written(tmp_path / "expert.npz", 4000)  # 625 columns of 32
     training = Training(total_steps=100_000, batch_size=256)
     with pytest.raises(ConfigError, match="100,000 transitions come to 13 gradients of algorithm 'bc', of 8,192 "):
@@ -357,7 +357,7 @@ def test_a_model_of_ones_own_is_taken():
 
 
 @pytest.mark.parametrize("engine", get_args(ActingEngine))
-def test_an_argument_that_is_called_state_is_learned_from_like_others(engine):
+def test_an_argument_named_state_is_a_normal_input_in_learning(engine):
     class Bare(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -794,7 +794,7 @@ class Summed(Kept):
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {}), (ImpalaConfig(), TABLE)])
-def test_the_numbers_that_are_told_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
+def test_reported_numbers_are_those_of_the_newest_run(algorithm, options, blocking, tmp_path: Path) -> None:
     books, told, asked = Summed(tmp_path), [], []
 
     def look(runs: int, steps: int, numbers: Mapping[str, float]) -> None:
@@ -815,7 +815,7 @@ def test_the_numbers_that_are_told_are_those_of_the_newest_run(algorithm, option
 
 
 class Shown(gymnasium.Env):
-    """Shows whatever its space has, and gives the reward that it is told."""
+    """Its observations are samples of its space; its reward is an argument."""
 
     action_space = gymnasium.spaces.Box(-1, 1, (2,))
 
@@ -843,7 +843,7 @@ _BOX = gymnasium.spaces.Box(-1, 1, (3,))
         (gymnasium.spaces.Sequence(_BOX), r"observation space is Sequence\(.*, which has no one shape"),
     ],
 )
-def test_observations_that_no_network_sees_are_refused_with_what_fits(space: Any, message: str) -> None:
+def test_observations_without_a_ready_made_network_are_refused(space: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train_local(lambda: Shown(space), training=Training(**QUICK))
 
@@ -870,7 +870,7 @@ def test_a_model_of_ones_own_gets_the_parts_of_a_tuple() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(epochs=1), ImpalaConfig(), SACConfig()])
-def test_rewards_beyond_what_can_be_learned_from_are_named(algorithm: Any) -> None:
+def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
     options = QUICK | (TABLE if algorithm.name == "sac" else {})
     with pytest.raises(
         Diverged, match=r"diverged at update 1: .*; the batch's rewards reach 1e\+30, .* normalise_reward"
@@ -896,7 +896,7 @@ class Endless(Counting):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_an_evaluation_that_never_ends_is_cut_and_counts_as_far_as_it_came(blocking, caplog) -> None:
+def test_an_evaluation_episode_that_never_ends_is_cut_and_counts_its_return_so_far(blocking, caplog) -> None:
     Endless.made = 0
     training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=100)
     result = train_local(Endless, PPOConfig(epochs=1), training)

@@ -1,4 +1,4 @@
-"""Masks told in `info`: observed, recorded beside the observation that they are of, and never acted against."""
+"""Masks in `info`: each is observed and recorded with its observation, and no masked action is ever taken."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ ACTIONS = 4
 
 
 class Telling(Counting):
-    """`Counting`, where only the action of the step's number is allowed, and the last one where none is told."""
+    """`Counting` where only the action of the step's number is allowed; a step without a mask allows the last one."""
 
     action_space: spaces.Space = spaces.Discrete(ACTIONS)
 
-    def _told(self):
+    def _mask_info(self):
         return {} if self._at == 2 else {"action_mask": np.arange(ACTIONS) == self._at}
 
     def reset(self, *, seed=None, options=None):
         obs, _ = super().reset()
-        return obs, self._told()
+        return obs, self._mask_info()
 
     def step(self, action):
         assert self._at == 2 or action == self._at or self._lenient, "an action that is not allowed"
         obs, *rest, _ = super().step(action)
-        return obs, *rest, self._told()
+        return obs, *rest, self._mask_info()
 
     _lenient = False
 
@@ -51,7 +51,7 @@ class Several(Telling):
     observation_space = spaces.Dict({"where": Counting.observation_space})  # type: ignore[assignment]
     action_space = spaces.MultiDiscrete([2, 2])
 
-    def _told(self):
+    def _mask_info(self):
         return {"action_mask": (np.array([1, 0], np.int8), np.array([0, 1], np.int8))}
 
     def reset(self, *, seed=None, options=None):
@@ -93,8 +93,8 @@ def test_the_masks_of_several_heads_lie_one_after_the_other():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_taxi_never_does_what_it_may_not(vectorization):
-    """The game of Gymnasium's that tells masks; what would change nothing is not allowed in it."""
+def test_taxi_takes_no_masked_action(vectorization):
+    """Taxi is a Gymnasium game with masks; it forbids actions that would change nothing."""
     envs = make_envs("Taxi-v4", 4, vectorization=vectorization)
     module, args = ready_made(None, envs)(observation_of(envs), ActionSpec.of(envs.single_action_space))
     made = Collector(envs, Policy(module, args, engine="torch"), 50, seed=3)
@@ -137,12 +137,12 @@ def test_training_and_evaluation_keep_to_the_masks(blocking):
     assert result.updates > 5
 
 
-def test_a_model_that_takes_no_mask_acts_as_it_did(caplog):
+def test_a_model_without_a_mask_input_acts_as_before(caplog):
     class TwoOf(Telling):
         action_space = spaces.Discrete(2)
         _lenient = True
 
-        def _told(self):
+        def _mask_info(self):
             return {"action_mask": np.ones(2, np.int8)}
 
     envs = with_masks(SyncVectorEnv([TwoOf] * 2))
@@ -153,14 +153,14 @@ def test_a_model_that_takes_no_mask_acts_as_it_did(caplog):
 
 def test_a_mask_of_another_length_is_refused():
     class Short(Telling):
-        def _told(self):
+        def _mask_info(self):
             return {"action_mask": [1, 0]}
 
     with pytest.raises(ConfigError, match=r"info's action_mask: expected 4 numbers, one for each action, got 2"):
         collector(Short, AutoresetMode.NEXT_STEP)
 
 
-def test_what_raises_before_it_is_acted_in_is_named():
+def test_a_constructor_or_reset_that_raises_is_named():
     class Broken(Counting):
         def reset(self, *, seed=None, options=None):
             raise OSError("no licence")
@@ -172,24 +172,24 @@ def test_what_raises_before_it_is_acted_in_is_named():
 
 
 class Takes(Count):
-    """An agent may only do what the time says."""
+    """An agent may only take the action that the time says."""
 
-    def told(self):
+    def mask_info(self):
         return {agent: {"action_mask": np.arange(3) == self.time} for agent in "ab"}
 
     def reset(self, seed=None, options=None):
         seen, _ = super().reset(seed, options)
-        return seen, self.told()
+        return seen, self.mask_info()
 
     def step(self, actions):
         assert list(actions.values()) == [self.time] * 2
         *rest, _ = super().step(actions)
-        return *rest, self.told()
+        return *rest, self.mask_info()
 
 
 @pytest.mark.parametrize("state", [True, False])
 def test_agents_that_are_rows_have_a_mask_each(state):
-    """Where a game's state is beside it, the mask is part of what the agent observes itself."""
+    """Beside a game's state, the mask is part of the agent's own observation."""
     training = Training(total_steps=100, num_envs=4, unroll_length=5, engine="torch", evaluation_episodes=4)
     algorithm = (MAPPOConfig if state else PPOConfig)(epochs=1)
     result = train_local(lambda: AgentsAsRows(Takes, 2, state=state), algorithm, training)

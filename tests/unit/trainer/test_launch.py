@@ -95,7 +95,7 @@ STATE = "forward = Model.forward; Model.forward = lambda self, state: forward(se
 """Names the argument."""
 
 
-def test_an_argument_that_is_called_state_is_an_input_like_others(spec):
+def test_an_argument_named_state_is_a_normal_input(spec):
     layout, memory = learned_from(spec(GOOD, STATE))
     assert list(layout.obs) == ["obs"]
     assert memory == set()
@@ -106,9 +106,9 @@ def test_an_argument_that_is_called_state_is_an_input_like_others(spec):
 @pytest.mark.parametrize(
     ("returns", "begin", "message"),
     [
-        (GOOD + ', "state": obs', STATE, "does not say whether that is its memory: expected is_recurrent = True"),
-        (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', it gives \['logits', 'value'\]"),
-        (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', it takes \['obs'\]"),
+        (GOOD + ', "state": obs', STATE, "does not declare whether that is a memory: expected is_recurrent = True"),
+        (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', got \['logits', 'value'\]"),
+        (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', got \['obs'\]"),
         (GOOD, "Model.is_recurrent = torch.nn.Identity()", r"is_recurrent is Identity\(\), expected True or False"),
     ],
 )

@@ -104,8 +104,8 @@ def service() -> Iterator[Native]:
         yield made
 
 
-def test_a_door_leaves_the_log_of_its_process_alone(tmp_path: Path) -> None:
-    """Serve's replicas log through such a pair of handlers, and Serve ends one whose pair was closed."""
+def test_a_door_leaves_the_logging_of_its_process_unchanged(tmp_path: Path) -> None:
+    """Serve's replicas log through such a pair of handlers, and Serve ends a replica whose pair was closed."""
     file = logging.FileHandler(tmp_path / "replica.log")
     buffer = logging.handlers.MemoryHandler(1, target=file)
     try:
@@ -142,7 +142,7 @@ class TestNativeDoorsOnAsyncio(DoorCompliance):
             yield
 
 
-def test_frames_that_are_no_text_fill_no_log(service: Native, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_frames_that_are_not_utf_8_do_not_fill_the_log(service: Native, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3 * LINES):
         with websocket(f"{service.url.replace('http', 'ws')}/session", proxy=None) as connection:
             connection.send(b"\xff", text=True)
@@ -211,9 +211,7 @@ def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_client_that_expects_100_continue_is_told_at_once_that_its_body_is_too_large(
-    service: Native, order: int
-) -> None:
+def test_expect_100_continue_with_a_large_body_is_refused_at_once(service: Native, order: int) -> None:
     session = uuid.uuid4().hex
     headers = "\r\n".join([f"content-length: {MAX_BODY_BYTES + 1}", "expect: 100-continue"][::order])
     with connect(service.http) as connection:
@@ -225,7 +223,7 @@ def test_a_client_that_expects_100_continue_is_told_at_once_that_its_body_is_too
     assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
 
 
-def test_a_client_of_http_1_0_is_told_whether_its_connection_is_kept(service: Native) -> None:
+def test_http_1_0_responses_say_whether_the_connection_is_kept(service: Native) -> None:
     kept, closed = (
         f"POST /step HTTP/1.0\r\n{connection}content-length: 4\r\n\r\ncall".encode()
         for connection in ("connection: Keep-Alive\r\n", "")
@@ -239,7 +237,7 @@ def test_a_client_of_http_1_0_is_told_whether_its_connection_is_kept(service: Na
 
 
 def opening(path: str = "/session", *, leave: str = "", **headers: str) -> bytes:
-    """A WebSocket's opening without the header ``leave``, and with others as well or instead."""
+    """A WebSocket's opening without the header ``leave``, with others added or replaced."""
     fields = {
         "host": "x",
         "connection": "Upgrade",
@@ -252,7 +250,7 @@ def opening(path: str = "/session", *, leave: str = "", **headers: str) -> bytes
     return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
-def test_a_websocket_is_opened_by_an_absolute_uri_too(service: Native) -> None:
+def test_a_websocket_opens_with_an_absolute_uri(service: Native) -> None:
     with connect(service.http) as connection:
         connection.sendall(opening("http://x/session?session=" + uuid.uuid4().hex))
         assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
