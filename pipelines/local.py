@@ -223,7 +223,7 @@ class _Training:
         clerk.settle()
         trial = clerk.trial()
         version, outcome, curve = None, "", []
-        if self.finished:  # who interrupts does not wait for a picture
+        if self.finished:  # Ctrl-C does not wait for a picture
             version, outcome = promote(job, config, self.progress.say, clerk.call)
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         clerk.close("FINISHED" if self.finished else "KILLED")
@@ -278,7 +278,7 @@ class _Training:
                 self.progress.say(f"{hint}; the learner {self.learner.state()}")
 
     def _stop_learner(self) -> None:
-        """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
+        """Stops the learner, and gives it a few seconds for its last checkpoint."""
         with contextlib.suppress(BrayxError):
             self.learner.stop()
             self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))

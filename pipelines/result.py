@@ -94,7 +94,7 @@ def promote(
     Args:
         job: that was trained.
         config: of its trainer.
-        say: is told of a model that cannot be exported.
+        say: gets a line if the model cannot be exported.
         call: gives ``function(trial, *args)`` for a function and its further arguments, wherever the trial's books are.
 
     Returns:

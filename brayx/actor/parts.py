@@ -1,6 +1,6 @@
 """What an actor's options name: its agents' classes, and the format of its messages.
 
-Imports the user's modules. Knows nothing of who runs the actor.
+Imports the user's modules. Knows nothing of hosts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model that is learned, as it acts: on torch at once, on the engine that the job asks for when that is ready.
 
-An export takes seconds, and nobody waits for it. Knows nothing of who publishes weights, nor of who acts.
+An export takes seconds, and no tick waits for it. Knows nothing of learning, sessions or agents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from brayx.types import Weights
 logger = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 4
-"""Ready at least, so that who asks for one a little older than the newest gets it."""
+"""At least so many versions stay ready, for a forward that asks for a slightly older one."""
 
 
 class ActingModel:
@@ -67,15 +67,13 @@ class ActingModel:
             self._newest = (version, weights)
 
     def build(self, say: Callable[[str], None]) -> threading.Thread | None:
-        """Builds the engine that the job asks for in a thread, and swaps it in with the newest weights.
-
-        One that cannot be built leaves torch to act.
+        """Builds the configured engine in a thread, and swaps it in with the newest weights; torch stays if that fails.
 
         Args:
-            say: is told which engine acts from then on, or why none other does.
+            say: gets a line that names the engine from then on, or says why torch stays.
 
         Returns:
-            The thread; None where torch itself is what the job asks for.
+            The thread; None where torch on the CPU is what the job asks for.
         """
         if self._config.engine == "torch" and self._config.device == "cpu" and not self._config.compile:
             return None

@@ -1,6 +1,7 @@
 """A replay buffer between the event loop that fills it and the learner's thread that empties it.
 
-`ReplayBuffer` is the logic; this adds that neither side holds up the other. Knows nothing of who waits for batches.
+`ReplayBuffer` is the logic; this file adds the lock, and makes sure that a push never waits for it. Knows nothing of
+the threads on either side.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ logger = limited(__name__)
 
 
 class LocalBuffer:
-    """A `ReplayBuffer` for several threads. Its methods never wait for another thread but for the time of one batch,
-    and `push` not even that.
+    """A `ReplayBuffer` for several threads. A call waits for another thread at most for the time of one batch; `push`
+    does not wait at all.
 
     Args:
         config: sizes, and how to sample.
         layout: what fragments must look like.
-        sink: is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped``, ``replay_batches`` and
-            ``replay_reused``.
-        learned: what comes out is learned from. Otherwise the sink is told of ``eval_dropped`` alone.
+        sink: counts ``env_steps``, ``fragments_pushed``, ``replay_dropped``, ``replay_batches`` and ``replay_reused``.
+        learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
         changed: called when there may be a batch, or the end, that was not there before.
     """
 
@@ -55,14 +55,14 @@ class LocalBuffer:
         self._learned = learned
         self._lock = threading.Lock()
         self._pushed: deque[Fragment | Columns] = deque()
-        self._told: Counter[str] = Counter()
-        self._told_steps = self._told_reused = 0
+        self._counted: Counter[str] = Counter()
+        self._counted_steps = self._counted_reused = 0
         self._ready_since = math.nan
         self._ended = self._stopped = False
 
     @property
     def importance(self) -> Importance:
-        """How far whoever learns from this is to correct."""
+        """How far the learner corrects for prioritised sampling."""
         return self._config.importance
 
     @property
@@ -78,12 +78,12 @@ class LocalBuffer:
     def push(self, *replays: Fragment | Columns) -> None:
         """Takes fragments and columns in; when there is no room, the oldest are dropped and counted.
 
-        Never waits: while another thread is in the buffer, that one takes them in when it is done.
+        Never waits: if another thread holds the buffer, that thread takes them in when it is done.
         """
         self._pushed.extend(replays)
         lost = 0
         while len(self._pushed) > self._config.max_pending:
-            with contextlib.suppress(IndexError):  # who is in the buffer has just taken it
+            with contextlib.suppress(IndexError):  # another thread has just taken it
                 lost += transitions(self._pushed.popleft())
         if lost:
             self._count("replay_dropped", lost, "full")
@@ -96,12 +96,12 @@ class LocalBuffer:
                 return None
             since = np.asarray(self._ready_since)
             batch = self._buffer.pop(reuse=not self._ended)
-            self._count("replay_reused", self._buffer.reused - self._told_reused)
-            self._told_reused = self._buffer.reused
+            self._count("replay_reused", self._buffer.reused - self._counted_reused)
+            self._counted_reused = self._buffer.reused
         return None if batch is None else {**batch, READY_KEY: since}
 
     def published(self, version: int) -> None:
-        """Tells that the policy has this version: what is too old is dropped, what claims to be newer refused."""
+        """The policy has this version now: the buffer drops what is too old and refuses what claims to be newer."""
         with self._turn():
             self._buffer.published(version)
 
@@ -121,22 +121,22 @@ class LocalBuffer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """A turn in the buffer, after which what was pushed meanwhile is taken in."""
+        """Holds the buffer, then takes in what was pushed meanwhile."""
         with self._lock:
             yield
             self._look()
         self._take_in()
 
     def _take_in(self) -> None:
-        """Packs what was pushed, unless another thread is in the buffer, which does so when it leaves."""
+        """Packs what was pushed, unless another thread holds the buffer: that thread does so when it lets go."""
         while self._pushed and self._lock.acquire(blocking=False):
             try:
                 count = 0
                 with contextlib.suppress(IndexError):  # there is no more
                     while True:
                         count += self._pack(self._pushed.popleft())
-                self._count("env_steps", self._buffer.pushed - self._told_steps)
-                self._told_steps = self._buffer.pushed
+                self._count("env_steps", self._buffer.pushed - self._counted_steps)
+                self._counted_steps = self._buffer.pushed
                 self._count("fragments_pushed", count)
                 self._count("replay_batches", len(self._buffer))
                 self._look()
@@ -146,7 +146,7 @@ class LocalBuffer:
                 self.changed()
 
     def _pack(self, replay: Fragment | Columns) -> int:
-        """Takes one in; gives how many were."""
+        """Packs one; gives 1 if it was taken, else 0."""
         if self._ended:
             self._buffer.dropped_elsewhere("ended", transitions(replay))
             return 0
@@ -158,18 +158,18 @@ class LocalBuffer:
         return 1
 
     def _look(self) -> None:
-        """Notes since when there is something to give, and tells of what was dropped."""
+        """Notes since when a batch is ready, and counts what was dropped."""
         if self._buffer.exhausted:
             self._ready_since = math.nan
         elif math.isnan(self._ready_since):
             self._ready_since = time.time()
-        if self._told != self._buffer.dropped:
-            for reason, count in (self._buffer.dropped - self._told).items():
+        if self._counted != self._buffer.dropped:
+            for reason, count in (self._buffer.dropped - self._counted).items():
                 self._count("replay_dropped", count, reason)
-            self._told = self._buffer.dropped.copy()
+            self._counted = self._buffer.dropped.copy()
 
     def _count(self, name: str, value: float, label: str = "") -> None:
-        """Records a sample; where nothing is learned from, only of drops: all else would be taken for the learner's."""
+        """Records a sample; of a buffer for evaluation only drops, since the rest would look like the learner's."""
         if self._learned:
             self._sink.add(name, value, label=label)
         elif name == "replay_dropped":

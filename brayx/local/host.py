@@ -1,7 +1,7 @@
 """The doors and sessions of one actor on an event loop in a thread of its own; started and ended from any other.
 
 The same listeners and protocols as a replica's native ports, on the same numbers; the process owns every session, so
-nobody needs to be asked who does. Knows nothing of agents, models or learning.
+there is no session directory to ask. Knows nothing of agents, models or learning.
 """
 
 from __future__ import annotations

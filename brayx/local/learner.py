@@ -28,9 +28,9 @@ class LocalLearner:
 
     Args:
         config: options.
-        module, forward_args: what learns, fresh; this thread's alone from now on.
-        acting: acts with its weights.
-        batches: what it learns from; whoever ends them ends it, and it ends them.
+        module, forward_args: the model, fresh; from now on only the learner's thread may use it.
+        acting: the model that gets each published version.
+        batches: the stream to learn from. Its end ends the learner, and the learner's end ends it.
         numbers, keeper, about, hooks: as of `brayx.trainer.loop.learn`.
         eval_batches: what is measured and not learned from, by buffer.
 
@@ -81,7 +81,7 @@ class LocalLearner:
         return self._thread.is_alive()
 
     def state(self) -> str:
-        """What it is at, in a few words for people who wait for it."""
+        """How far it is, in a few words for the display."""
         if not self.running:
             return "has ended"
         return f"has published weights, version {self._version}" if self._published else "has published no weights yet"
@@ -134,7 +134,7 @@ class LocalLearner:
                 eval_batches=self._eval_batches,
                 resumed=self._batches.skip,
             )
-        except BaseException as error:  # told where the result is asked for
+        except BaseException as error:  # `result` raises it
             self._error = error
         finally:
             self.stop()

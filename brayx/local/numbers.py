@@ -1,6 +1,6 @@
-"""The numbers of a training in one process: every thread records here, and whoever asks gets the newest.
+"""The metrics of a training in one process: every thread records here, and the newest numbers can be read at any time.
 
-Knows nothing of MLflow: what was gathered goes on to whoever keeps it.
+Knows nothing of MLflow: a callback takes what was gathered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LocalNumbers:
 
     Args:
         totals: sums to go on from, those of an interrupted trial.
-        keep: is given each part that was gathered.
+        keep: takes each part that was gathered.
         x_axis: as of `Books`.
     """
 

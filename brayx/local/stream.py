@@ -58,11 +58,11 @@ class Batches:
         raise StopIteration
 
     def skip(self, batches: int) -> None:
-        """Tells of batches before the first one, those of an interrupted training: importance weights go on."""
+        """Counts the batches of an interrupted training, so that importance weights go on from there."""
         self._given = batches
 
     def published(self, version: int) -> None:
-        """Tells the buffers which version the policy has."""
+        """Passes the newest policy version on to the buffers."""
         for buffer in self._buffers.values():
             buffer.published(version)
 
