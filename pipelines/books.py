@@ -220,9 +220,8 @@ class Clerk:
         except TrackingError as error:
             self.check()
             self._not_kept(error)
-        copy = Path(self._folder.name) / f"{step:012d}"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
+        copy = Path(tempfile.mkdtemp(prefix=f"{step:012d}-", dir=self._folder.name))  # a step may be saved twice
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
         made = _Save(copy, step, dict(metrics))
         if opened.done():
             self._saving = self._ask("save", *made, self._kept)

@@ -84,21 +84,25 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
 def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
-        os.kill(clerk._process.pid, signal.SIGSTOP)
+        clerk._process.send_signal(signal.SIGSTOP)
         for number in range(12):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
             clerk.push(part(env_steps=10))
         assert not clerk.opened()
         assert len(list(Path(clerk._folder.name).iterdir())) == 3, "what is neither new nor best makes room"
-        os.kill(clerk._process.pid, signal.SIGCONT)
+        clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
+        clerk._process.send_signal(signal.SIGCONT)
         clerk.settle()
         assert clerk.opened()
         trial = clerk.trial()
-        assert [each.step for each in trial.checkpoints()] == [4, 10, 11]
+        assert [each.step for each in trial.checkpoints()] == [4, 11]
+        assert int(np.load(trial.latest_checkpoint() / "weights.npz")["number"]) == 12
         assert trial.metrics()["env_steps"] == 120
         assert clerk.totals() == {}, "of a trial that is not resumed"
+        clerk.close("FINISHED")
+        assert "checkpoints_failed" not in trial.metrics()
     finally:
-        os.kill(clerk._process.pid, signal.SIGCONT)
+        clerk._process.send_signal(signal.SIGCONT)
         clerk.end()
 
 
