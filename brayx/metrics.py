@@ -58,6 +58,8 @@ WINDOWED = ("episode_return", "episode_length")
 """Means that are also kept over the last games, as ``NAME.last100``: their samples travel one by one."""
 WINDOW_GAMES = 100
 """How many games those are at most."""
+BEST_METRIC = "episode_return"
+"""Name under which a checkpoint carries the mean return it was saved at."""
 _BOUNDS: Mapping[Kind, tuple[float, ...]] = {Kind.PERCENTILE: BOUNDS, Kind.HISTOGRAM: SIGNED_BOUNDS}
 
 METRICS: dict[str, Metric] = {

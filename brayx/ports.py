@@ -1,4 +1,4 @@
-"""The choice of free TCP ports, and the check for loopback addresses. Standard library only."""
+"""TCP ports: the choice of free ones, whether chosen ones are free, and the check for loopback addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import random
 import socket
+from collections.abc import Mapping
 
 from brayx.errors import StartupError
 
@@ -35,3 +36,39 @@ def free_port(host: str = "127.0.0.1") -> int:
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
     raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")
+
+
+def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:
+    """Makes sure that doors can be opened.
+
+    Args:
+        ports: host and number of each by the option that chooses it, as ``actor.port``.
+
+    Raises:
+        StartupError: somebody listens at one of them already; the message names all that are taken, and who has them
+            if that can be seen.
+    """
+    taken = {}
+    for option, (host, port) in ports.items():
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((host, port))
+        except OSError as error:
+            taken[option] = f"port {port} of {host} is taken{_holder(port)} ({error.strerror})"
+    if taken:
+        free = " ".join(f"--set {option}=0" for option in taken)
+        raise StartupError(
+            f"{'; '.join(taken.values())}: stop that, or take free ports with {free}",
+            ports=[ports[option][1] for option in taken],
+        )
+
+
+def _holder(port: int) -> str:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    return ""

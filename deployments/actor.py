@@ -20,13 +20,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
-from brayx.actor.actor import AgentActorFactory, Codec
+from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
-from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
+from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.deployment import ActorRuntime, actor_deployment
 from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
-from brayx.components import load
+from brayx.actor.parts import agents_of, codec_of
 from brayx.engines import FROZEN, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
 from brayx.hub import HubClient, get_hub
@@ -36,15 +36,15 @@ from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
 from brayx.model.deployment import engine_from, model_application
 from brayx.model.following import Following, begins
-from brayx.model.local import LocalModel
+from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Aliases, PoolClient
 from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
 from brayx.replay.remote import RemoteBuffer
 from brayx.tracking import Trial, find, local_files, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
-from deployments.job import JobConfig
-from deployments.render import EpisodeRenderer
+from deployments.job import JobConfig, only, pool_name
+from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import check_door
 
 logger = logging.getLogger("ray.serve")
@@ -156,12 +156,11 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
-    agents = _agents(spec)
     runtime.make_actor = AgentActorFactory(
-        agents=agents,
+        agents=agents_of(spec.agents, spec.folder),
         config=spec.config,
         services=Services(models=models, buffers=buffers, recorder=runtime),
-        codec=_codec(spec),
+        codec=codec_of(spec.actor, spec.folder),
         episode_length=spec.actor.episode_length,
         keeper=_keeper(spec),
         games=Games() if spec.actor.share == "game" else None,
@@ -224,7 +223,7 @@ async def _following(
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
     model = await ModelClient.connect(
-        handle, max_calls=config.num_workers, **_batching(config, runtime, "model_call_size", "model_call")
+        handle, max_calls=config.num_workers, **batching(config, runtime, "model_call_size", "model_call")
     )
 
     async def follow() -> None:
@@ -242,24 +241,6 @@ async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime)
 
     runtime.close.append(stop)
     return model
-
-
-def _batching(config: ModelConfig, runtime: ActorRuntime, size: str, what: str) -> dict[str, Any]:
-    """Options of a model's batcher, and which metrics its figures go to."""
-    seconds_name, wait_name = f"{what}_seconds", f"{what}_wait_seconds"
-
-    def on_batch(rows: int, seconds: float, waited_s: float) -> None:
-        runtime.recorder.add(size, float(rows))
-        runtime.recorder.add(seconds_name, seconds)
-        runtime.recorder.add(wait_name, waited_s)
-
-    return {
-        "max_batch_size": config.max_batch_size,
-        "max_wait_s": config.max_wait_ms / 1000,
-        "max_queue": config.max_queue,
-        "deadline_s": config.deadline_s,
-        "on_batch": on_batch,
-    }
 
 
 async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: ActorRuntime) -> LocalModel:
@@ -284,7 +265,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
         buckets=config.buckets,
         max_versions=config.max_versions,
         fetch=fetch,
-        **_batching(config, runtime, "forward_batch_size", "forward"),
+        **batching(config, runtime),
     )
     if store is not None:
         subscriber = WeightSubscriber(store, model.load)
@@ -304,18 +285,8 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
 def _keeper(spec: ActorSpec) -> EpisodeRenderer | None:
     if spec.trial is None or spec.actor.episode_save_interval is None or not spec.renders:
         return None
-    return EpisodeRenderer(spec.renders, spec.folder, spec.trial, every=spec.actor.episode_save_interval)
-
-
-def _agents(spec: ActorSpec) -> dict[str, Any]:
-    return {name: load(agent.module, agent.class_name, spec.folder) for name, agent in spec.agents.items()}
-
-
-def _codec(spec: ActorSpec) -> Codec:
-    def message(config: MessageConfig | None) -> Any:
-        return load(config.module, config.message, spec.folder) if config is not None else None
-
-    return Codec(spec.actor.serialize, message(spec.actor.tick_input_proto), message(spec.actor.tick_output_proto))
+    draw = drawing_in_ray(spec.renders, spec.folder, spec.trial)
+    return EpisodeRenderer(draw, every=spec.actor.episode_save_interval)
 
 
 def _no_actor() -> Any:
@@ -351,23 +322,6 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     return actor_deployment(
         build, spec.actor, name=name, directory=directory, handles=handles, asks_for_keys=asks_for_keys
     )
-
-
-def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
-    """The name of the one component of a kind, or ``name`` if there is one of that name.
-
-    Raises:
-        ConfigError: none, or several to choose from.
-    """
-    if name in components or (not name and len(components) == 1):
-        return name or next(iter(components))
-    which = f"named {name!r}" if name else "to take without being told which"
-    raise ConfigError(f"the job has no {kind} {which}; it has: {', '.join(components) or 'none'}")
-
-
-def pool_name(job: JobConfig, model: str) -> str:
-    """Name in the registry of one of a job's models: the project's, and the model's if there are several."""
-    return job.project if len(job.models) == 1 else f"{job.project}-{model}"
 
 
 def actor_spec(

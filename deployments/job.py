@@ -180,6 +180,23 @@ TOP_OPTIONS = ("project", "trial", "mode", "seed", "tracking")
 """Keys at the top of a job that are no components."""
 
 
+def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
+    """The name of the one component of a kind, or ``name`` if there is one of that name.
+
+    Raises:
+        ConfigError: none, or several to choose from.
+    """
+    if name in components or (not name and len(components) == 1):
+        return name or next(iter(components))
+    which = f"named {name!r}" if name else "to take without being told which"
+    raise ConfigError(f"the job has no {kind} {which}; it has: {', '.join(components) or 'none'}")
+
+
+def pool_name(job: JobConfig, model: str) -> str:
+    """Name in the registry of one of a job's models: the project's, and the model's if there are several."""
+    return job.project if len(job.models) == 1 else f"{job.project}-{model}"
+
+
 class _Validation:
     """One pass over a document that gathers everything wrong with it."""
 

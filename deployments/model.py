@@ -13,8 +13,8 @@ from ray import serve
 from brayx.model.build import acting_model
 from brayx.model.deployment import model_application
 from brayx.tracking import tracking_uri
-from deployments.actor import only, pool_of, pooled
-from deployments.job import JobConfig
+from deployments.actor import pool_of, pooled
+from deployments.job import JobConfig, only
 
 
 class ModelArgs(BaseModel):

@@ -1,13 +1,13 @@
 """Pictures of episodes: a user's render functions over a game that was just played, into the trial's artifacts.
 
-Drawing takes place in a Ray task, away from the replica that answers ticks. One is drawn at a time; a game that ends
-while another is drawn is skipped. Knows nothing of what is drawn.
+Drawing takes place in another process than the one that answers ticks: on Ray in a task. One is drawn at a time; a
+game that ends while another is drawn is skipped. Knows nothing of what is drawn.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,10 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import ray
 
 from brayx.actor.agent import State
-from brayx.components import load
+from brayx.components import load, load_module
 from brayx.errors import ConfigError
 from brayx.tracking import Trial
 
@@ -34,15 +33,12 @@ class EpisodeRenderer:
     """Chooses every ``every``-th session and has its game drawn when it ends.
 
     Args:
-        renders: ``(module, function)`` by component name; a function takes ``list[State]`` and returns an image
-            ``[height, width, 3]`` uint8, or a list of images, which becomes an animation.
-        folder: where modules are looked up first.
-        trial: where the pictures go.
+        draw: begins to draw a game elsewhere, and gives the future of that.
         every: sessions from one drawing to the next.
     """
 
-    def __init__(self, renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial, *, every: int) -> None:
-        self._renders, self._folder, self._trial = dict(renders), folder, trial
+    def __init__(self, draw: Callable[[list[State]], Future[Any]], *, every: int) -> None:
+        self._begin = draw
         self._every = every
         self._sessions = 0
         self._drawing: Future[Any] | None = None
@@ -55,13 +51,18 @@ class EpisodeRenderer:
     def _draw(self, episode: list[State]) -> None:
         if self._drawing is not None and not self._drawing.done():
             return
-        self._drawing = _remote_draw().remote(episode, self._renders, self._folder, self._trial).future()
+        self._drawing = self._begin(episode)
         self._drawing.add_done_callback(log_failure)
 
 
-@functools.cache
-def _remote_draw() -> Any:
-    return ray.remote(num_cpus=0, max_retries=0)(draw_episode)
+def drawing_in_ray(
+    renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
+) -> Callable[[list[State]], Future[Any]]:
+    """Has games drawn in Ray tasks; arguments as of `draw_episode`."""
+    import ray
+
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
+    return lambda episode: task.remote(episode, dict(renders), folder, trial).future()
 
 
 def log_failure(drawing: Future[Any]) -> None:
@@ -72,7 +73,15 @@ def log_failure(drawing: Future[Any]) -> None:
 
 
 def draw_episode(episode: list[State], renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial) -> list[str]:
-    """Draws one episode with every render function, and gives the names of the files it saved in the trial."""
+    """Draws one episode with every render function, and gives the names of the files it saved in the trial.
+
+    Args:
+        episode: the states of a game.
+        renders: ``(module, function)`` by component name; a function takes ``list[State]`` and returns an image
+            ``[height, width, 3]`` uint8, or a list of images, which becomes an animation.
+        folder: where modules are looked up first.
+        trial: where the pictures go.
+    """
     saved = []
     with tempfile.TemporaryDirectory(prefix="brayx-render-") as temporary:
         for name, (module, function) in renders.items():
@@ -85,6 +94,13 @@ def draw_episode(episode: list[State], renders: Mapping[str, tuple[str, str]], f
             trial.log_file(path, ARTIFACTS)
             saved.append(path.name)
     return saved
+
+
+def draw_pickled(trial: Trial, episode: bytes, renders: Mapping[str, tuple[str, str]], folder: str) -> list[str]:
+    """As `draw_episode`, of a pickled episode, whose classes may be of modules in ``folder``."""
+    for module, _ in renders.values():
+        load_module(module, folder)  # which looks there from then on
+    return draw_episode(pickle.loads(episode), renders, folder, trial)
 
 
 def save_picture(picture: np.ndarray | Sequence[np.ndarray], stem: str) -> Path:

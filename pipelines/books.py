@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import queue
@@ -21,16 +22,17 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from brayx.books import Drained
 from brayx.errors import BrayxError, TrackingError, first_line
-from brayx.hub import Drained
-from brayx.metrics import Recorder
+from brayx.metrics import BEST_METRIC, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path
+from pipelines.ending import leave
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ _EARLY = 120
 """Seconds of metrics that wait, apart from each other, for MLflow to come up; later ones are added to the last."""
 _WAITING = 8
 """Requests that may wait for the process."""
-_BEST_METRIC = "episode_return"
+_BESIDE_S = 2.0
+"""What is done beside the books may take so long after them."""
 _NICE = 5
 """Training goes first; the books must not starve either."""
 
@@ -68,6 +71,14 @@ class Books(Protocol):
         ...
 
 
+class _Save(NamedTuple):
+    """A checkpoint on its way."""
+
+    folder: Path
+    step: int
+    metrics: dict[str, float]
+
+
 class Clerk:
     """Keeps the books of one trial in another process.
 
@@ -82,10 +93,22 @@ class Clerk:
         params: written as the trial's.
         resume: go on with an unfinished trial of that name.
         kept: newest checkpoints kept, beside the best.
+        x_axis: what metrics are written over.
+
+    Attributes:
+        may_resume: there may be an unfinished trial of that name to go on with.
     """
 
     def __init__(
-        self, project: str, name: str, uri: str, params: Mapping[str, Any], *, resume: bool = True, kept: int = 2
+        self,
+        project: str,
+        name: str,
+        uri: str,
+        params: Mapping[str, Any],
+        *,
+        resume: bool = True,
+        kept: int = 2,
+        x_axis: XAxis = "env_steps",
     ) -> None:
         self._kept = kept
         self._recorder = Recorder()
@@ -94,9 +117,10 @@ class Clerk:
         self._lock = threading.Lock()
         self._requests: queue.Queue[tuple[tuple[Any, ...], Future[Any]] | None] = queue.Queue(maxsize=_WAITING)
         self._saving: Future[Any] | None = None
+        self._early_saves: list[_Save] = []
         self._failure: BaseException | None = None
         self._closed = False
-        self._may_resume = resume and may_resume(uri, project, name)
+        self.may_resume = resume and may_resume(uri, project, name)
         self._folder = tempfile.TemporaryDirectory(prefix="brayx-books-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pipelines.books"],
@@ -106,7 +130,7 @@ class Clerk:
         )
         self._thread = threading.Thread(target=self._talk, name="brayx-clerk", daemon=True)
         self._thread.start()
-        self._open = ("open", project, name, uri, dict(params), resume)
+        self._open = ("open", project, name, uri, dict(params), resume, x_axis)
         self._opened: Future[Any] | None = None
 
     def trial(self) -> Trial:
@@ -128,6 +152,51 @@ class Clerk:
                 self._early.append(self._recorder.drain())
                 self._cut = now
 
+    def totals(self) -> dict[str, float]:
+        """Sums that the trial goes on from, see `brayx.hub.totals_of`; waits as `latest` does."""
+        self._begun()
+        found: dict[str, float] = self._result(self._ask("totals"), _OPEN_S) if self.may_resume else {}
+        return found
+
+    def opened(self, timeout_s: float = 0.0) -> bool:
+        """Whether there is a trial, within so many seconds if it was asked for: where not, nothing is kept yet."""
+        if self._opened is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            return self._opened.exception(timeout_s) is None
+        return False
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What ``function(trial, *args)`` gives in the clerk's process; it is a module's own, so that it pickles.
+
+        Raises:
+            TrackingError: it failed.
+        """
+        self._begun()
+        return self._result(self._ask("call", function, args), _OPEN_S)
+
+    def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """As `call`, in a thread of the process, one at a time. What comes meanwhile is let go, and so is what comes
+        while the process has too much to do; whatever it gives is. The future is that of the request."""
+        future: Future[Any] = Future()
+        try:
+            self._requests.put_nowait((("aside", pickle.dumps((function, args))), future))
+        except queue.Full:
+            future.set_result(None)
+        except Exception as error:  # of pickling
+            future.set_exception(error)
+        return future
+
+    def settle(self) -> None:
+        """Waits until the last checkpoint and all metrics are written.
+
+        Raises:
+            TrackingError: they could not be.
+        """
+        self._begun()
+        self._saved()
+        self._flush()
+
     def check(self) -> None:
         """Raises what ended the clerk's process, if anything has."""
         if self._failure is not None:
@@ -136,26 +205,34 @@ class Clerk:
     def latest(self) -> Path | None:
         """As `Keeper.latest`; waits for MLflow only where a trial of that name may have been interrupted."""
         self._begun()
-        if not self._may_resume:
+        if not self.may_resume:
             return None
         found: Path | None = self._result(self._ask("latest"), _OPEN_S)
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """As `Keeper.save`: copied here, kept there later. Waits for the one before; if that could not be kept, it is
-        counted and logged, as there may be room again, and `close` raises what became of the last."""
-        self._begun()
+        counted and logged, as there may be room again, and `close` raises what became of the last. While MLflow comes
+        up nothing is waited for: the newest of that time, and the best, are kept."""
+        opened = self._begun()
         try:
             self._saved()
         except TrackingError as error:
             self.check()
-            with self._lock:
-                self._recorder.add("checkpoints_failed", 1)
-            log.warning("a checkpoint is not kept: %s", error)
-        copy = Path(self._folder.name) / f"{step:012d}"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
-        self._saving = self._ask("save", copy, step, dict(metrics), self._kept)
+            self._not_kept(error)
+        copy = Path(tempfile.mkdtemp(prefix=f"{step:012d}-", dir=self._folder.name))  # a step may be saved twice
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        made = _Save(copy, step, dict(metrics))
+        if opened.done():
+            self._saving = self._ask("save", *made, self._kept)
+            return
+        with self._lock:
+            saves = [*self._early_saves, made]
+            best = max(saves, key=lambda save: save.metrics.get(BEST_METRIC, -math.inf))
+            self._early_saves = [save for save in saves if save is best or save in saves[-self._kept :]]
+            dropped = [save for save in saves if save not in self._early_saves]
+        for save in dropped:
+            shutil.rmtree(save.folder, ignore_errors=True)
 
     def close(self, status: Status) -> Trial:
         """Writes what is left, ends the trial and the process.
@@ -208,11 +285,15 @@ class Clerk:
             saving, self._saving = self._saving, None
             self._result(saving, _OPEN_S)
 
+    def _not_kept(self, error: TrackingError) -> None:
+        with self._lock:
+            self._recorder.add("checkpoints_failed", 1)
+        log.warning("a checkpoint is not kept: %s", error)
+
     def _flush(self) -> None:
         with self._lock:
             part = self._recorder.drain()
-        if part[0]:
-            self._result(self._ask("push", part), _ANSWER_S)
+        self._result(self._ask("write", part), _ANSWER_S)
 
     def _ask(self, *request: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -247,13 +328,26 @@ class Clerk:
             try:
                 if self._failure is not None:
                     raise self._failure
-                while self._early and request[0] != "open":
-                    self._exchange(("write", self._early.popleft()))
+                if request[0] != "open":
+                    self._catch_up()
                 future.set_result(self._exchange(request))
             except BaseException as error:
                 if request[0] == "open" or not isinstance(error, BrayxError):
                     self._failure = self._failure or error
                 future.set_exception(error)
+
+    def _catch_up(self) -> None:
+        """Hands over what has gathered while MLflow came up."""
+        while self._early:
+            self._exchange(("write", self._early.popleft()))
+        while self._early_saves:
+            with self._lock:
+                save = self._early_saves.pop(0)
+            try:
+                self._exchange(("save", *save, self._kept))
+            except TrackingError as error:
+                self.check()
+                self._not_kept(error)
 
     def _exchange(self, request: tuple[Any, ...]) -> Any:
         assert self._process.stdin is not None
@@ -299,18 +393,19 @@ class _Desk:
     def __init__(self) -> None:
         self._trial: Trial | None = None
         self._hub: Any = None
+        self._beside: threading.Thread | None = None
 
     def answer(self, verb: str, *arguments: Any) -> Any:
         """Does what is asked for."""
         return getattr(self, f"_{verb}")(*arguments)
 
-    def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool) -> Trial:
+    def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
         from brayx.hub import Hub
         from brayx.tracking import initialise
 
         self._trial = Trial.open(project, name, initialise(uri), resume=resume)
         self._trial.log_params(params)
-        self._hub = Hub(self._trial)
+        self._hub = Hub(self._trial, x_axis=x_axis)
         return self._trial
 
     def _push(self, part: Drained) -> None:
@@ -328,12 +423,34 @@ class _Desk:
         assert self._trial is not None
         try:
             self._trial.save_checkpoint(folder, step, metrics)
-            self._trial.prune_checkpoints(kept, best_by=_BEST_METRIC)
+            self._trial.prune_checkpoints(kept, best_by=BEST_METRIC)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
 
+    def _totals(self) -> dict[str, float]:
+        from brayx.hub import totals_of
+
+        return totals_of(self._trial)
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return function(self._trial, *args)
+
+    def _aside(self, pickled: bytes) -> None:
+        if self._beside is None or not self._beside.is_alive():
+            self._beside = threading.Thread(target=self._run_beside, args=(pickled,), daemon=True)
+            self._beside.start()
+
+    def _run_beside(self, pickled: bytes) -> None:
+        try:
+            function, args = pickle.loads(pickled)
+            function(self._trial, *args)
+        except Exception:
+            log.exception("what was to be done beside the books failed")
+
     def _finish(self, status: Status) -> None:
         assert self._trial is not None
+        if self._beside is not None:
+            self._beside.join(_BESIDE_S)
         self._hub.close()
         self._trial.finish(status)
 
@@ -367,4 +484,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.ending import end_within, leave, mark
@@ -114,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run a job's training")
     train.add_argument("config", help="the job's YAML")
-    _training_options(train)
+    _train_options(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
@@ -234,12 +235,20 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    _training_options(parser)
+    parser.add_argument(
+        "--local", action="store_true",
+        help="in this one process, without Ray: starts in seconds; a job that needs more is told so",
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
-def _telling(config: str, interrupted: str) -> Iterator[None]:
+def _telling(config: str, interrupted: str, then: str = ", then starting Ray") -> Iterator[None]:
     """Says what is at hand before what it takes is imported, for seconds; and of an interrupt that left no result, when
     it came: ``interrupted``, unless it has a note of that."""
     try:
-        print(f"{config}: checking the job, then starting Ray ...", file=sys.stderr, flush=True)
+        print(f"{config}: checking the job{then} ...", file=sys.stderr, flush=True)
         yield
     except KeyboardInterrupt as error:
         when = getattr(error, "__notes__", [interrupted])[0]
@@ -248,19 +257,25 @@ def _telling(config: str, interrupted: str) -> Iterator[None]:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    with _telling(arguments.config, "before training began"):
+    if arguments.local and arguments.address:
+        raise ConfigError(f"--address is {arguments.address!r}, and with --local no cluster is joined: leave one out")
+    with _telling(arguments.config, "before training began", "" if arguments.local else ", then starting Ray"):
         from deployments.job import JobConfig
-        from pipelines.train import train
 
         job = JobConfig.load(arguments.config, arguments.overrides)
-        result = train(
-            job,
-            trial_name=arguments.trial,
-            resume=not arguments.new,
-            tracking=arguments.tracking,
-            address=arguments.address,
-            ingress=arguments.ingress,
-        )
+        books: dict[str, Any] = {
+            "trial_name": arguments.trial,
+            "resume": not arguments.new,
+            "tracking": arguments.tracking,
+        }
+        if arguments.local:
+            from pipelines.local import train_in_process
+
+            result = train_in_process(job, **books)
+        else:
+            from pipelines.train import train
+
+            result = train(job, address=arguments.address, ingress=arguments.ingress, **books)
     print(result.summary())
     return 0 if result.finished else 130
 
@@ -403,7 +418,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
     from deployments.options import documented
-    from pipelines.train import check_learning
+    from pipelines.checks import check_learning
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,7 +21,7 @@ import psutil
 
 from brayx.actor.directory import NAMESPACE
 from brayx.errors import StartupError
-from brayx.ports import free_port
+from brayx.ports import check_ports, free_port
 from brayx.ray_cluster import join_ray, start_ray, warn_if_open
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
@@ -33,32 +32,6 @@ Ingress = Literal["haproxy", "serve"]
 
 _MIN_LOGICAL_CPUS = 4
 """Ray's reservations, not cores: with fewer, a Train worker and a Data task wait for each other on a small machine."""
-
-
-def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:
-    """Makes sure that doors can be opened.
-
-    Args:
-        ports: host and number of each by the option that chooses it, as ``actor.port``.
-
-    Raises:
-        StartupError: somebody listens at one of them already; the message names all that are taken, and who has them
-            if that can be seen.
-    """
-    taken = {}
-    for option, (host, port) in ports.items():
-        try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind((host, port))
-        except OSError as error:
-            taken[option] = f"port {port} of {host} is taken{_holder(port)} ({error.strerror})"
-    if taken:
-        free = " ".join(f"--set {option}=0" for option in taken)
-        raise StartupError(
-            f"{'; '.join(taken.values())}: stop that, or take free ports with {free}",
-            ports=[ports[option][1] for option in taken],
-        )
 
 
 def check_ingress(host: str, port: int, found_host: str | None, found_port: int) -> None:
@@ -81,14 +54,6 @@ def check_ingress(host: str, port: int, found_host: str | None, found_port: int)
         f"component), or shut that Serve down first",
         port=found_port,
     )
-
-
-def _holder(port: int) -> str:
-    with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    return ""
 
 
 @dataclass

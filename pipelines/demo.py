@@ -19,9 +19,11 @@ from rich.console import Console
 from brayx.tracking import initialise, tracking_uri
 from deployments.actor import serving_application
 from deployments.job import JobConfig
+from pipelines.champion import CURVE_FILE
+from pipelines.checks import check_job
 from pipelines.evaluate import draw_curve, evaluate
 from pipelines.rating import rate
-from pipelines.train import CURVE_FILE, check_job, cluster_for, deploy, train_on
+from pipelines.train import cluster_for, deploy, train_on
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""

@@ -155,8 +155,8 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
     from brayx.engines.scaling import learned
     from brayx.model.build import build_model
     from brayx.trainer.loop import RETURN_METRIC
+    from pipelines.result import STEPS_THIS_RUN
     from pipelines.rollouts import Result
-    from pipelines.train import STEPS_THIS_RUN
 
     module, forward_args = build_model("", job.models["model"].module, "model", job.as_dict())
     folder = done.trial.latest_checkpoint()

@@ -62,7 +62,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
         metric, _, method = name.partition(".")
         if metric == "agent_errors":
             errors = "error" if count == 1 else "errors"
-            newest = notes.get(name, "see the log of Ray Serve")
+            newest = notes.get(name, "see the log")
             lines.append(f"{count:,.0f} {errors} in {method}; the newest: {newest}")
     return lines
 

@@ -33,9 +33,9 @@ from brayx.algorithms.mappo import STATE, MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
+from brayx.books import Books
 from brayx.engines.base import check_finite
 from brayx.errors import BadFragment, ConfigError
-from brayx.hub import Books
 from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for

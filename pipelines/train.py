@@ -11,66 +11,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import shlex
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.actor.directory import NAMESPACE, stop_directory
 from brayx.applications import delete_application
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ModelNotFound, StartupError
-from brayx.model.build import build_model
-from brayx.tracking import PoolEntry, Trial, find, initialise, register, tracking_uri
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
-from deployments.actor import (
-    WeightSource,
-    actor_spec,
-    application,
-    only,
-    pool_name,
-    pooled,
-)
-from deployments.code import check_code
-from deployments.job import JobConfig
+from deployments.actor import WeightSource, actor_spec, application, pooled
+from deployments.job import JobConfig, only, pool_name
+from pipelines.champion import drawn_curve
+from pipelines.checks import actor_of, check_job, ports_of
 from pipelines.cluster import Cluster, Ingress
 from pipelines.ending import END_S, Deadline, side_by_side
-from pipelines.environments import Rollouts, check_rollouts, lag_notes, normalises, policy_lag
-from pipelines.evaluate import draw_curve
-from pipelines.fitting import check_algorithm
+from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores
-from pipelines.progress import Progress, error_lines, milliseconds, number
+from pipelines.progress import Progress, error_lines
+from pipelines.result import STEPS_THIS_RUN, TrainResult, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
-from pipelines.sources import Sources, check_sources
+from pipelines.sources import Sources
+from pipelines.watching import Pace, Patience, last_of
 
 if TYPE_CHECKING:
     from ray import serve
 
-    from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.replay.remote import RemoteBuffer
-    from brayx.trainer.config import TrainerConfig
     from brayx.trainer.launch import Learner
-    from brayx.trainer.loop import Summary
-    from brayx.types import Fragment
-
-CURVE_METRIC = "episode_return.last100"
-CURVE_FILE = "curve.png"
-STEPS_THIS_RUN = "rollout_steps_this_run"
-"""Transitions that rollout workers have collected since this command started."""
 
 _READY_TIMEOUT_S = 180.0
-_FIRST_STEP_TIMEOUT_S = 20.0
-_NEXT_STEP_TIMEOUT_S = 180.0
-"""How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
-_HINT_S = 60.0
-"""How long an update may be missing until a line tells what it waits for."""
-_STALLED_TIMEOUT_S = 600.0
-"""How long the learner may take for one update of what has come: no less than ranks take that have to start again.
-
-So long, too, may it take to end once its stream is over."""
 _END_S = 20.0
 """How long all parts may take together to end, the learner of a finished training left out."""
 _INTERRUPTED_S = END_S - 1.0
@@ -87,61 +60,6 @@ _LAST_NUMBERS_S = 10.0
 _INTERRUPTED_END_TIMEOUT_S = 5.0
 """and an interrupted learner with its last checkpoint."""
 _INTERRUPTED_START_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a training job came to.
-
-    Attributes:
-        trial: its books.
-        numbers: the last snapshot of every metric.
-        finished: False when it was interrupted; it can be resumed.
-        pool_name, version: what was registered; version None if no checkpoint was good enough to register.
-        seconds: while games were played and learned from, without what starting and ending took.
-        curve: ``(env steps, mean return of the last 100 games)``.
-        outcome: whether that is the champion, and why not, for people; empty when interrupted.
-        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
-        began: when ``seconds`` began, on the monotonic clock.
-        errors: exceptions of agents, a line for each method that raised.
-    """
-
-    trial: Trial
-    numbers: dict[str, float]
-    finished: bool
-    pool_name: str
-    version: int | None
-    seconds: float
-    curve: list[tuple[int, float]]
-    outcome: str
-    reason: str = ""
-    began: float = 0.0
-    errors: tuple[str, ...] = ()
-
-    def summary(self) -> str:
-        """What there is to say, for people."""
-        get = self.numbers.get
-        state = "finished" if self.finished else "interrupted (the same command resumes it)"
-        took = f"{self.seconds:.0f} s of training, its start not counted"
-        lines = [
-            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
-            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
-            f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
-            f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
-        ]
-        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines())]
-        return "\n".join(lines)
-
-    def _rates(self) -> str:
-        get, seconds = self.numbers.get, max(self.seconds, 1e-9)
-        ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
-        rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
-        door = (
-            f"{ticks / seconds:,.0f} ticks/s through the door; "
-            f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
-            f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
-        )
-        return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
 
 
 def train(
@@ -178,56 +96,13 @@ def train(
         return train_on(cluster, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
 
 
-def check_job(job: JobConfig) -> tuple[str, Layout]:
-    """The name of the job's one actor, and what its model observes and does: to be known before Ray starts.
-
-    The name is empty for a job without one, whose data come from rollouts or sources alone.
-
-    Raises:
-        ConfigError, ModelError: names what is missing or wrong, or what fits what is there.
-    """
-    name = _actor_of(job)
-    check_code(job, [name] if name else [], mode="train")
-    return name, check_learning(job)
-
-
-def check_learning(job: JobConfig) -> Layout:
-    """Makes sure that the model can be learned, and from what the job's rollouts and sources give.
-
-    Returns:
-        What the model observes and does.
-
-    Raises:
-        ConfigError, ModelError: names what is wrong, or what fits what is there.
-    """
-    from brayx.trainer.fits import layout_of
-
-    config = job.trainers[only("trainer", job.trainers)]
-    opened: dict[str, tuple[Dataset, Fragment]] = {}
-    check_algorithm(job, check_rollouts(job), check_sources(job, opened=opened))
-    layout, memory = layout_of(config, config.model, job.models[config.model].module, job.folder, job.as_dict())
-    check_sources(job, layout, opened, memory)
-    return layout
-
-
-def _actor_of(job: JobConfig) -> str:
-    return "" if not job.actors and (job.rollouts or job.sources) else only("actor", job.actors)
-
-
 def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     """The cluster that a job runs on, which makes sure that all ports of its one actor are free before Ray starts."""
-    name = _actor_of(job)
+    name = actor_of(job)
     if not name:
         return Cluster(ingress=None, address=address)
     actor = job.actors[name]
-    doors = [
-        ("port", actor.host, actor.port),
-        ("native_port", actor.native_host, actor.native_port),
-        ("tcp_port", actor.native_host, actor.tcp_port),
-    ]
-    # Of 0 a free one is taken, and null opens none.
-    ports = {f"{name}.{option}": (host, port) for option, host, port in doors if port}
-    return Cluster(actor.host, actor.port, ingress, address, ports)
+    return Cluster(actor.host, actor.port, ingress, address, ports_of(job, name))
 
 
 def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
@@ -274,7 +149,7 @@ def train_on(
     from brayx.rollout.statistics import create_moments, stored_moments
     from brayx.trainer.launch import Learner, LearnerSpec
 
-    actor = _actor_of(job)
+    actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     check_books(uri, config.where, nodes, ray.get_runtime_context().get_node_id())
@@ -295,7 +170,7 @@ def train_on(
     reason = ""
     end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
-        stack.push(lambda _, error, __: _unfinished(trial, error, learning))
+        stack.push(lambda _, error, __: mark_unfinished(trial, error, learning))
         stack.enter_context(progress)
         trial.log_params(job.as_dict())
         tell_where(trial)
@@ -380,7 +255,7 @@ def train_on(
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
-                reason = _last_of(learner).reason
+                reason = last_of(learner).reason
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or (time.monotonic() - began if learning else 0.0)
@@ -395,23 +270,18 @@ def train_on(
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
         numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)
-        version, outcome = _promote(job, trial, config, progress.say) if finished else (None, "")
-        curve = trial.history(CURVE_METRIC)
-        if curve:
-            figure = draw_curve(curve, title=job.project, target=config.target_return, x_axis=config.x_axis)
-            trial.log_figure(figure, CURVE_FILE)
+        version, outcome = None, ""
+        if finished:
+            version, outcome = promote(job, config, progress.say, functools.partial(_call, trial))
+        curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
     name = pool_name(job, config.model)
     errors = tuple(error_lines(numbers, notes))
     return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began, errors)
 
 
-def _unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
-    """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
-    if isinstance(error, KeyboardInterrupt) and learned:
-        error.add_note("after training, while what came of it was written")
-    if error is not None:
-        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:
+    return function(trial, *args)
 
 
 class _Part(Protocol):
@@ -538,7 +408,7 @@ def _watch(
     """
     import ray
 
-    patience, pace, began = _Patience(), _Pace(batch_steps), time.monotonic()
+    patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
@@ -573,115 +443,6 @@ def _watch(
         time.sleep(0.25)
 
 
-_TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
-
-
-class _Patience:
-    """Tells a job that cannot learn from one that is slow: no env steps, and errors all the while.
-
-    Args:
-        clock: seconds, for tests.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since = clock()
-        self._steps: float | None = None
-        self._trouble_then = 0.0
-        self._limit_s = _FIRST_STEP_TIMEOUT_S
-
-    def is_over(self, numbers: Mapping[str, float], failures: int) -> bool:
-        """Whether to give up.
-
-        Args:
-            numbers: the hub's newest.
-            failures: how many gamecores have ended in failure so far.
-        """
-        steps = numbers.get("env_steps", 0.0)
-        trouble = failures + sum(value for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
-        if steps != self._steps:
-            if self._steps is not None:
-                self._limit_s = _NEXT_STEP_TIMEOUT_S
-            self._steps, self._trouble_then, self._since = steps, trouble, self._clock()
-        return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
-
-    def verdict(self, numbers: Mapping[str, float], last: str) -> str:
-        """One line for people: what came instead of env steps, and the newest error."""
-        came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
-        waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
-        return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log of Ray Serve'}"
-
-
-class _Pace:
-    """Tells a learner that hangs from one that waits for games: enough has come for an update, and none follows.
-
-    Args:
-        batch_steps: transitions that are enough for an update.
-        clock: seconds, for tests.
-    """
-
-    def __init__(self, batch_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        # Twice, as one batch may be on its way to being full when the other is given.
-        self._enough = 2 * batch_steps
-        self._clock = clock
-        self._moved: tuple[float | None, ...] = ()
-        self._steps_then = 0.0
-        self._since: float | None = None
-        self._first_step: float | None = None
-        self._told = False
-
-    def is_over(self, numbers: Mapping[str, float]) -> bool:
-        """Whether to give up, by the hub's newest numbers."""
-        steps = numbers.get("env_steps", 0.0)
-        moved = (numbers.get("updates"), numbers.get("policy_version"))
-        if moved != self._moved:
-            self._moved, self._steps_then, self._since, self._told = moved, steps, None, False
-        elif self._since is None and steps - self._steps_then >= self._enough:
-            self._since = self._clock()
-        return self._since is not None and self._clock() - self._since > _STALLED_TIMEOUT_S
-
-    def hint(self, numbers: Mapping[str, float]) -> str:
-        """What is waited for, once that takes long: for the first update, or for one that should have come. One line,
-        and empty where there is nothing new to tell; call it after `is_over`."""
-        now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
-        if self._first_step is None and steps:
-            self._first_step = now
-        if self._told:
-            return ""
-        if self._since is not None and now - self._since > _HINT_S:
-            self._told = True
-            return (
-                f"no update for {now - self._since:.0f} s, though {steps - self._steps_then:.0f} env steps have come "
-                f"since update {updates:.0f}; after {_STALLED_TIMEOUT_S:g} s of this the job gives up"
-            )
-        if self._since is None and not updates and self._first_step is not None and now - self._first_step > _HINT_S:
-            self._told = True
-            return f"no update yet: {steps:.0f} env steps have come, and the first takes {self._enough // 2} or more"
-        return ""
-
-    def verdict(self, numbers: Mapping[str, float]) -> str:
-        """One line for people."""
-        since = self._clock() - (self._since or 0.0)
-        return (
-            f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
-            f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
-        )
-
-
-def _last_of(learner: Learner) -> Summary:
-    """Waits for a learner whose stream is over to save its last checkpoint and end.
-
-    Raises:
-        BrayxError: what it failed with.
-        DeadlineExceeded: it hangs.
-    """
-    summary = learner.result(_STALLED_TIMEOUT_S)
-    if summary is None:
-        late = f"the learner has not ended within {_STALLED_TIMEOUT_S:g} s after the last batch"
-        raise DeadlineExceeded(f"{late}; it {learner.state()}")
-    return summary
-
-
 def _end(learner: Learner, learning: bool, end: Deadline) -> None:
     """Has a learner that has begun save a last checkpoint, for as long as somebody who wants to stop will wait."""
     with contextlib.suppress(BrayxError):
@@ -698,66 +459,6 @@ def _last_numbers(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[st
         return numbers, notes
     except ray.exceptions.RayError:
         return {}, {}
-
-
-def _promote(job: JobConfig, trial: Trial, config: TrainerConfig, say: Callable[[str], None]) -> tuple[int | None, str]:
-    """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
-
-    A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
-
-    Returns:
-        Its version, None when no checkpoint saw enough games; and what to tell people of it.
-    """
-    from brayx.engines.base import load_weights
-    from brayx.engines.export import to_onnx
-    from brayx.engines.torch import with_weights
-    from brayx.trainer.saving import BEST_METRIC
-
-    model, best = config.model, trial.best_checkpoint(BEST_METRIC)
-    if best is None:
-        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
-        return None, f"no champion: {few} were seen when its checkpoints were saved"
-    module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
-    module = with_weights(module, load_weights(trial.local(best) / "weights.npz"))
-    onnx = None
-    try:
-        onnx = to_onnx(module, example, weights_as_inputs=False).proto
-    except ModelError as error:
-        say(f"the best checkpoint is registered without an ONNX file: {error.message}")
-    mean = f"{best.metrics[BEST_METRIC]:.1f}"
-    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": job.project}
-    name = pool_name(job, model)
-    champion = _champion(name, trial.uri)
-    # As the tags have them, rounded: what is registered again must not lose against itself.
-    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
-    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
-    if champion is None or not stays:
-        return new, f"champion: {name} version {new}"
-    return new, (
-        f"registered as {name} version {new} with return {tags['return']}; "
-        f"version {champion.version} with {champion.tags['return']} stays champion\n"
-        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
-    )
-
-
-def _champion(name: str, uri: str) -> PoolEntry | None:
-    try:
-        return find(f"models:/{name}@champion", uri)
-    except ModelNotFound:
-        return None
-
-
-def _return_of(tags: Mapping[str, str]) -> float:
-    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
-    try:
-        return float(tags["return"])
-    except (KeyError, ValueError):
-        return float("nan")
-
-
-def _promotion(name: str, version: int, uri: str) -> str:
-    """The command line that does it, from any folder."""
-    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -91,9 +91,9 @@ def to_onnx(
         module: the model; it is copied, the copy goes to eval mode.
         example_args: tuple of arguments it runs on, batch axis of at least 1.
         weights_as_inputs: False makes the weights constants: a file that runs anywhere by itself.
-        traced: by torch's older exporter, which records one run and takes a tenth of a second. What depends on values
-            or the batch size is recorded as it was in that run, so the graph must be verified. Where that exporter
-            fails, or would fold weights into constants, the other one is taken.
+        traced: by torch's older exporter, which records one run and takes a tenth of a second. What depends on the
+            batch size is recorded as it was in that run, so the graph must be verified. Where that exporter fails,
+            warns of what depends on values, or would fold weights into constants, the other one is taken.
 
     Raises:
         ModelError: the module fails on the example, or torch cannot export it with a dynamic batch axis.
@@ -132,6 +132,8 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
     file = io.BytesIO()
     try:
         with _quiet():
+            # What depends on a value is recorded as one branch, which the values of a comparison may not tell.
+            warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
             torch.onnx.export(
                 flat,
                 leaves,

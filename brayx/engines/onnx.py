@@ -18,7 +18,7 @@ import torch
 
 from brayx.engines.base import Engine, Seat, check_weights, layout_of
 from brayx.engines.chain import chain_of, chained
-from brayx.engines.export import OnnxGraph, compare, noisy_leaves, peak, to_onnx, verify
+from brayx.engines.export import OnnxGraph, compare, noisy_leaves, peak, to_onnx, verify, with_constants
 from brayx.engines.torch import module_weights
 from brayx.errors import EngineMismatch, ModelError, first_line
 from brayx.types import NestedArray, Weights
@@ -102,7 +102,7 @@ class OnnxEngine(Engine):
         verify_outputs: bool,
     ) -> None:
         """Makes the ONNX Runtime session for ``graph``, and compares it with torch."""
-        self.spec = graph.spec
+        self.graph, self.spec = graph, graph.spec
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
         self._session = open_session(graph.proto, threads)
         self._chain = chain_of(graph.proto, self._inputs, self._outputs, self._weights.values())
@@ -189,6 +189,15 @@ class OnnxEngine(Engine):
 
         # The binding does not keep the arrays alive.
         return Seat(inputs, outputs, run, (bound.values,))
+
+
+def standalone(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> bytes:
+    """The module as an ONNX model with its weights in it, which runs anywhere by itself; compared with torch.
+
+    Raises:
+        ModelError: it cannot be exported.
+    """
+    return with_constants(OnnxEngine(module, example_args, traced=True).graph, module_weights(module))
 
 
 def _failed(batch_size: int, error: Exception) -> ModelError:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import optree
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
+from brayx.metrics import Sink
 from brayx.model.batcher import Batcher, repeat_last
 from brayx.model.handles import Caller, sooner
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, Weights
+
+if TYPE_CHECKING:
+    from brayx.model.config import ModelConfig
 
 _MAX_FETCHES = 16
 _WHOLE_FROM = 0.5
@@ -92,6 +96,33 @@ class _Columns:
         return _Columns([leaf[rows] for leaf in self.leaves], self.weights)
 
 
+def batching(
+    config: ModelConfig, sink: Sink, size: str = "forward_batch_size", what: str = "forward"
+) -> dict[str, Any]:
+    """A model component's options of its batcher, as keyword arguments, and the metrics that each batch goes to.
+
+    Args:
+        config: of the component.
+        sink: where batches are counted.
+        size: metric of a batch's rows.
+        what: ``WHAT_seconds`` and ``WHAT_wait_seconds`` are metrics of a batch's time, and of its first row's wait.
+    """
+    seconds_name, wait_name = f"{what}_seconds", f"{what}_wait_seconds"
+
+    def on_batch(rows: int, seconds: float, waited_s: float) -> None:
+        sink.add(size, float(rows))
+        sink.add(seconds_name, seconds)
+        sink.add(wait_name, waited_s)
+
+    return {
+        "max_batch_size": config.max_batch_size,
+        "max_wait_s": config.max_wait_ms / 1000,
+        "max_queue": config.max_queue,
+        "deadline_s": config.deadline_s,
+        "on_batch": on_batch,
+    }
+
+
 class LocalModel:
     """A model whose engine runs in this process. Use it on one event loop; only `load` may come from elsewhere.
 
@@ -125,7 +156,6 @@ class LocalModel:
         on_batch: Callable[[int, float, float], None] | None = None,
     ) -> None:
         buckets = tuple(buckets)
-        self._engine = engine
         self._spec = spec = engine.spec
         self._lone_input = spec.inputs[0] if spec.input_tree == _LONE else None
         self._lone_output = spec.output_tree.is_leaf()
@@ -172,6 +202,19 @@ class LocalModel:
             BadWeights: they do not fit the model; the weights in use stay.
         """
         self._versions.load(version, weights)
+
+    def swap(self, engine: Engine, version: int, weights: Weights) -> None:
+        """As `load`, with another engine of the same module, which the next batch runs on.
+
+        Handles that hold a version go on with the engine that they have it on. Not beside a `load`.
+
+        Raises:
+            ModelError: the engine takes or gives something else.
+            BadWeights: as `load`.
+        """
+        if (engine.spec.inputs, engine.spec.outputs) != (self._spec.inputs, self._spec.outputs):
+            raise ModelError("an engine of another model cannot take this one's place")
+        self._versions.swap(engine, version, weights)
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         """The model's outputs for one observation; see `Model.forward`."""
@@ -322,13 +365,13 @@ class LocalModel:
         if isinstance(weights, _Columns):
             block: Any = rows[0]  # the key, or what it was padded to
             used = block.weights or self._versions.newest
-            return [(self._engine.run(used.bound, block.leaves), used.version)]
+            return [(used.engine.run(used.bound, block.leaves), used.version)]
         weights = weights or self._versions.newest  # read once: a batch never mixes versions
-        version, bound = weights.version, weights.bound
+        version, bound, run = weights.version, weights.bound, weights.engine.run
         if len(rows) == 1:
-            outputs = self._engine.run(bound, [leaf[None] for leaf in rows[0]])
+            outputs = run(bound, [leaf[None] for leaf in rows[0]])
             return [([leaf[0, ...] for leaf in outputs], version)]
-        outputs = self._engine.run(bound, [_joined(column) for column in zip(*rows, strict=True)])
+        outputs = run(bound, [_joined(column) for column in zip(*rows, strict=True)])
         parts = zip(*[_rows(leaf) for leaf in outputs], strict=True)
         return [(list(leaves), version) for leaves in parts]
 

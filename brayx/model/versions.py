@@ -1,4 +1,4 @@
-"""Weight sets of one engine by policy version: each bound once, the newest in front, a bounded number kept ready.
+"""Weight sets of an engine by policy version: each bound once, the newest in front, a bounded number kept ready.
 
 A session that pins a version holds its weight set itself, so that one may be dropped here and live on there. Knows
 nothing of batching, of Ray, or of where weights come from. May be used from any thread: binding, which takes long,
@@ -20,12 +20,13 @@ from brayx.types import Weights
 
 
 class WeightSet:
-    """One version's weights, ready to run; compared by identity, freed when nobody holds it."""
+    """One version's weights, ready to run on an engine; compared by identity, freed when nobody holds it."""
 
-    __slots__ = ("__weakref__", "bound", "version")
+    __slots__ = ("__weakref__", "bound", "engine", "version")
 
-    def __init__(self, version: int, bound: Any) -> None:
+    def __init__(self, version: int, engine: Engine, bound: Any) -> None:
         self.version = version
+        self.engine = engine
         self.bound = bound
 
 
@@ -49,7 +50,7 @@ class Versions:
         self._keep = keep
         self._max_pinned = max_pinned
         self._lock = threading.Lock()
-        self.newest = WeightSet(version, self._bind(engine.initial if weights is None else weights))
+        self.newest = self._made(version, engine.initial if weights is None else weights)
         """What a forward without a version uses; replaced as a whole, so that nobody sees a half."""
         self._others: OrderedDict[int, WeightSet] = OrderedDict()
         self._alive: WeakValueDictionary[int, WeightSet] = WeakValueDictionary({version: self.newest})
@@ -65,7 +66,7 @@ class Versions:
         Raises:
             BadWeights: they do not fit the model; nothing changes.
         """
-        made = WeightSet(version, self._bind(weights))
+        made = self._made(version, weights)
         with self._lock:
             before, self.newest = self.newest, made
             self._alive[version] = made
@@ -73,13 +74,22 @@ class Versions:
             if before.version != version:
                 self._keep_ready(before)
 
+    def swap(self, engine: Engine, version: int, weights: Weights) -> None:
+        """As `load`, on another engine, as every version from now on; those that are ready stay on theirs."""
+        before, self._engine = self._engine, engine
+        try:
+            self.load(version, weights)
+        except BaseException:
+            self._engine = before
+            raise
+
     def add(self, version: int, weights: Weights) -> WeightSet:
         """Keeps a version ready that is not the newest, and gives it; one that is there already stays.
 
         Raises:
             BadWeights: they do not fit the model.
         """
-        made = WeightSet(version, self._bind(weights))
+        made = self._made(version, weights)
         with self._lock:
             found = self._alive.setdefault(version, made)
             if found is not self.newest:
@@ -116,8 +126,9 @@ class Versions:
                 )
         return found
 
-    def _bind(self, weights: Weights) -> Any:
-        return self._engine.bind(completed(self._engine.layout, weights))
+    def _made(self, version: int, weights: Weights) -> WeightSet:
+        engine = self._engine
+        return WeightSet(version, engine, engine.bind(completed(engine.layout, weights)))
 
     def _keep_ready(self, kept: WeightSet) -> None:
         self._others[kept.version] = kept

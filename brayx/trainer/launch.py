@@ -20,7 +20,7 @@ from torch import nn
 
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.hub import HubClient, get_hub
-from brayx.metrics import Kind
+from brayx.metrics import BEST_METRIC, Kind
 from brayx.model.weights import WeightPublisher, get_weight_store
 from brayx.replay.packing import Batch
 from brayx.replay.shards import Shards
@@ -33,7 +33,6 @@ from brayx.trainer.hooks import Hooks, load_hooks
 from brayx.trainer.loop import Summary, learn
 from brayx.trainer.prefetch import close
 from brayx.trainer.ranks import Alone, Processes, Ranks
-from brayx.trainer.saving import BEST_METRIC
 from brayx.types import Weights
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from brayx.errors import TrackingError
+from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.trainer.checkpoint import Counters
 
 log = logging.getLogger(__name__)
 
-BEST_METRIC = "episode_return"
-"""Name under which a checkpoint carries the mean return it was saved at."""
 _BETTER_BY = 0.05
 """A checkpoint out of turn needs a return this share better than the best saved so far,"""
 _BETTER_AFTER_S = 2.0

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from brayx.books import Books, Drained
 from brayx.errors import ConfigError
-from brayx.hub import Books, Drained, Hub, HubClient, XAxis
+from brayx.hub import Hub, HubClient, XAxis
 from brayx.metrics import Kind, Recorder
 from brayx.tracking import Trial
 from tests.waiting import until

@@ -35,7 +35,7 @@ def test_anything_else_is_refused(tmp_path: Path, picture: object) -> None:
 
 
 def test_every_so_many_sessions_are_chosen() -> None:
-    renderer = EpisodeRenderer({}, "", Trial("sqlite://", "r", "p", "t"), every=3)
+    renderer = EpisodeRenderer(lambda episode: Future(), every=3)
     assert [renderer() is not None for _ in range(7)] == [True, False, False, True, False, False, True]
 
 

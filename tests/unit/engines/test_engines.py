@@ -6,17 +6,18 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 
 from benchmarks.gpu import nature_cnn
 from brayx.engines import ENGINES, build_engine, chain
-from brayx.engines.export import to_onnx, verify
+from brayx.engines.export import noisy_leaves, to_onnx, verify
 from brayx.engines.frozen import Session
-from brayx.engines.onnx import OnnxEngine
+from brayx.engines.onnx import OnnxEngine, standalone
 from brayx.engines.torch import TorchEngine, example_leaves, module_weights
 from brayx.errors import BadWeights, ConfigError, EngineMismatch, ModelError
-from tests.unit.engines.models import awkward, cartpole, observations
+from tests.unit.engines.models import awkward, cartpole, observations, recurrent
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +265,20 @@ def test_a_file_that_is_no_model_is_a_model_error(tmp_path):
     for model in (b"no graph", path, tmp_path / "nowhere"):
         with pytest.raises(ModelError, match="cannot load the model"):
             Session(model, ["obs"], ["logits"])
+
+
+@pytest.mark.parametrize("make", [cartpole, awkward, recurrent])
+def test_a_standalone_file_computes_what_torch_does(make):
+    module, example = make()
+    engine = TorchEngine(module, example)
+    leaves = noisy_leaves(example, 7)
+    (want,) = [engine.run(engine.bind(engine.initial), leaves)]
+    session = ort.InferenceSession(standalone(module, example), providers=["CPUExecutionProvider"])
+    fed = {value.name for value in session.get_inputs()}
+    inputs = {leaf.path: array for leaf, array in zip(engine.spec.inputs, leaves, strict=True) if leaf.path in fed}
+    assert fed == set(inputs), "no weights among them"
+    for got, wanted in zip(session.run(None, inputs), want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_awkward_model_is_exported_right_and_in_silence(capfd):

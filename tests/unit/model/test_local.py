@@ -62,6 +62,20 @@ async def make():
         await model.close()
 
 
+class Counting:
+    """An engine that counts its runs."""
+
+    def __init__(self, engine) -> None:
+        self.runs, self._engine = 0, engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run(self, bound, inputs):
+        self.runs += 1
+        return self._engine.run(bound, inputs)
+
+
 def factor(value):
     return {"factor": np.array([value], np.float32)}
 
@@ -329,7 +343,7 @@ class Gated:
 @pytest.fixture
 async def gated(make, onnx_scale):
     model = make(onnx_scale, max_batch_size=4, max_queue=3, inline_below_s=0)
-    gate = model._engine = Gated(onnx_scale)
+    gate = model._versions.newest.engine = Gated(onnx_scale)
     yield model, gate
     gate.turns.release(1000)
 
@@ -357,7 +371,7 @@ async def test_a_batch_has_one_deadline(gated):
 
 async def test_a_batch_has_one_deadline_where_its_calls_hold_the_event_loop(make, onnx_scale):
     model = make(onnx_scale, max_batch_size=4, inline_below_s=1e9)
-    gate = model._engine = Gated(onnx_scale)
+    gate = model._versions.newest.engine = Gated(onnx_scale)
     run = gate.run
     gate.run = lambda bound, inputs: (time.sleep(0.03), run(bound, inputs))[1]
     gate.turns.release(10)
@@ -391,7 +405,8 @@ async def test_columns_are_padded_where_batches_are(make, engine, count, options
     sizes, batches = [], []
     model = make(engine, on_batch=lambda rows, *_: batches.append(rows), **options)
     whole = engine.run
-    model._engine = type("Seen", (), {"run": staticmethod(lambda b, x: sizes.append(len(x[0])) or whole(b, x))})()
+    seen_engine = type("Seen", (), {"run": staticmethod(lambda b, x: sizes.append(len(x[0])) or whole(b, x))})()
+    model._versions.newest.engine = seen_engine
     x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
     outputs, _ = await model.forward_columns([x])
     assert sizes == seen
@@ -414,3 +429,31 @@ async def test_columns_of_a_slow_model_do_not_hold_up_the_event_loop(make):
     assert threads[-1] is threading.current_thread()
     await model.forward_columns([np.ones((64, 3), np.float32)])
     assert threads[-1] is not threading.current_thread()
+
+
+async def test_another_engine_takes_over_at_the_next_batch(make, onnx_scale):
+    first, second = Counting(TorchEngine(Scale(), EXAMPLE)), Counting(onnx_scale)
+    model = make(first, max_versions=4)
+    model.load(1, factor(3.0))
+    held = model.pinned(1)
+    model.swap(second, 1, factor(3.0))
+    assert model.version == 1
+    swapped = await model.forward(OBS)
+    assert (swapped.outputs["factor"], swapped.policy_version, first.runs, second.runs) == (3.0, 1, 0, 1)
+    assert (await held.forward(OBS)).outputs["factor"] == 3.0
+    assert (first.runs, second.runs) == (1, 1), "who holds a version has it on the engine that it was ready on"
+    model.load(2, factor(5.0))
+    assert (await model.forward(OBS)).outputs["factor"] == 5.0
+    assert second.runs == 2
+
+
+async def test_an_engine_of_another_model_or_weights_that_do_not_fit_change_nothing(make, engine):
+    model = make(engine)
+    other = TorchEngine(torch.nn.Linear(2, 2), (np.zeros((1, 2), np.float32),))
+    with pytest.raises(ModelError, match="an engine of another model"):
+        model.swap(other, 1, other.initial)
+    with pytest.raises(BadWeights):
+        model.swap(TorchEngine(Scale(), EXAMPLE), 1, {"factor": np.zeros(2, np.float32)})
+    model.load(1, factor(2.0))
+    outputs, version = await model.forward(OBS)
+    assert (outputs["factor"], version, model._versions.newest.engine) == (2.0, 1, engine)

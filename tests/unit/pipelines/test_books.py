@@ -81,6 +81,47 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
 
 
 @pytest.mark.slow  # starts MLflow in a process of its own
+def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
+    clerk = Clerk("project", "name", tracking_db, {})
+    try:
+        clerk._process.send_signal(signal.SIGSTOP)
+        for number in range(12):
+            clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
+            clerk.push(part(env_steps=10))
+        assert not clerk.opened()
+        assert len(list(Path(clerk._folder.name).iterdir())) == 3, "what is neither new nor best makes room"
+        clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
+        clerk._process.send_signal(signal.SIGCONT)
+        clerk.settle()
+        assert clerk.opened()
+        trial = clerk.trial()
+        assert [each.step for each in trial.checkpoints()] == [4, 11]
+        assert int(np.load(trial.latest_checkpoint() / "weights.npz")["number"]) == 12
+        assert trial.metrics()["env_steps"] == 120
+        assert clerk.totals() == {}, "of a trial that is not resumed"
+        clerk.close("FINISHED")
+        assert "checkpoints_failed" not in trial.metrics()
+    finally:
+        clerk._process.send_signal(signal.SIGCONT)
+        clerk.end()
+
+
+@pytest.mark.slow  # starts MLflow in a process of its own
+def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
+    clerk = Clerk("project", "name", tracking_db, {})
+    try:
+        clerk.call(Trial.set_tag, "called", "yes")
+        with pytest.raises(TrackingError, match=r"the books cannot call: .*Trial"):
+            clerk.call(len)
+        assert clerk.aside(lambda trial: None).exception() is not None, "what does not pickle is told"
+        clerk.aside(Trial.set_tag, "beside", "yes").result(60)
+        tags = clerk.close("FINISHED").tags()
+        assert (tags["called"], tags["beside"]) == ("yes", "yes")
+    finally:
+        clerk.end()
+
+
+@pytest.mark.slow  # starts MLflow in a process of its own
 def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_end(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from brayx.errors import StartupError
-from brayx.ports import free_port
+from brayx.ports import check_ports, free_port
 from deployments.job import JobConfig
-from pipelines.cluster import Cluster, check_ingress, check_ports
+from pipelines.cluster import Cluster, check_ingress
 from pipelines.train import cluster_for
 
 

@@ -16,10 +16,11 @@ from brayx.algorithms.critic import critic_of
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, ModelError
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
+from pipelines.checks import check_job
 from pipelines.cli import main
 from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of
 from pipelines.models import build_model
-from pipelines.train import check_job, cluster_for
+from pipelines.train import cluster_for
 
 TEMPLATE = Path(__file__).parents[3] / "pipelines" / "templates" / "ppo_env.yaml"
 NAMES = {part: part for part in ("hub", "weights", "buffer/buffer", "moments")}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from brayx.hub import Books
+from brayx.books import Books
 from brayx.metrics import Recorder
 from pipelines.progress import Progress, error_lines
 

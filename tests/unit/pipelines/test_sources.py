@@ -14,8 +14,8 @@ from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout, Packer
 from brayx.types import DEMONSTRATION, Fragment
 from deployments.job import JobConfig
+from pipelines.checks import check_learning
 from pipelines.sources import Sources, check_sources
-from pipelines.train import check_learning
 from tests.waiting import until
 
 JOB = """

@@ -22,19 +22,9 @@ from pipelines import cli
 from pipelines import train as train_module
 from pipelines.cluster import free_port
 from pipelines.progress import Progress
-from pipelines.train import (
-    _FIRST_STEP_TIMEOUT_S,
-    _NEXT_STEP_TIMEOUT_S,
-    _STALLED_TIMEOUT_S,
-    TrainResult,
-    _last_of,
-    _Pace,
-    _Patience,
-    _promote,
-    _undeploy,
-    _wait_for_weights,
-    check_books,
-)
+from pipelines.result import TrainResult, promote
+from pipelines.train import _undeploy, _wait_for_weights, check_books
+from pipelines.watching import FIRST_STEP_TIMEOUT_S, NEXT_STEP_TIMEOUT_S, STALLED_TIMEOUT_S, Pace, Patience, last_of
 
 
 class Clock:
@@ -46,20 +36,20 @@ class Clock:
 
 def test_a_slow_game_without_errors_is_waited_for():
     clock = Clock()
-    patience = _Patience(clock)
+    patience = Patience(clock)
     for clock.now in (0.0, 100.0, 1e6):
         assert not patience.is_over({"ticks": clock.now}, failures=0)
 
 
 def test_errors_and_no_env_step_end_patience():
     clock = Clock()
-    patience = _Patience(clock)
+    patience = Patience(clock)
     numbers = {"requests_refused.agent_error": 0.0}
     assert not patience.is_over(numbers, failures=0)
     numbers["requests_refused.agent_error"] = 3.0
-    clock.now = _FIRST_STEP_TIMEOUT_S - 1
+    clock.now = FIRST_STEP_TIMEOUT_S - 1
     assert not patience.is_over(numbers, failures=0)
-    clock.now = _FIRST_STEP_TIMEOUT_S + 1
+    clock.now = FIRST_STEP_TIMEOUT_S + 1
     assert patience.is_over(numbers, failures=0)
     verdict = patience.verdict(numbers, "agent 'a' raised")
     assert verdict == (
@@ -69,35 +59,35 @@ def test_errors_and_no_env_step_end_patience():
 
 def test_gamecores_that_keep_failing_count_as_errors():
     clock = Clock()
-    patience = _Patience(clock)
+    patience = Patience(clock)
     assert not patience.is_over({}, failures=0)
-    clock.now = _FIRST_STEP_TIMEOUT_S + 1
+    clock.now = FIRST_STEP_TIMEOUT_S + 1
     assert not patience.is_over({}, failures=0)
     assert patience.is_over({}, failures=1)
 
 
 def test_once_steps_have_come_a_replica_may_take_its_time_to_restart():
     clock = Clock()
-    patience = _Patience(clock)
+    patience = Patience(clock)
     assert not patience.is_over({"env_steps": 500.0}, failures=0)  # those of the trial that is resumed
     assert not patience.is_over({"env_steps": 600.0}, failures=0)
-    clock.now = _NEXT_STEP_TIMEOUT_S - 1
+    clock.now = NEXT_STEP_TIMEOUT_S - 1
     assert not patience.is_over({"env_steps": 600.0}, failures=9)
     assert not patience.is_over({"env_steps": 601.0}, failures=9)
-    clock.now = 2 * _NEXT_STEP_TIMEOUT_S - 2
+    clock.now = 2 * NEXT_STEP_TIMEOUT_S - 2
     assert not patience.is_over({"env_steps": 601.0}, failures=9), "the errors were before the newest step"
-    clock.now = 2 * _NEXT_STEP_TIMEOUT_S
+    clock.now = 2 * NEXT_STEP_TIMEOUT_S
     assert patience.is_over({"env_steps": 601.0}, failures=10)
 
 
 def test_a_learner_that_hangs_while_games_play_is_given_up():
     clock = Clock()
-    pace = _Pace(100, clock)
+    pace = Pace(100, clock)
     assert not pace.is_over({"env_steps": 1000.0, "updates": 7.0, "policy_version": 8.0})
     for clock.now in (1e3, 1e4, 1e5):
         assert not pace.is_over({"env_steps": 1199.0, "updates": 7.0, "policy_version": 8.0}), "too little has come"
     assert not pace.is_over({"env_steps": 1200.0, "updates": 7.0, "policy_version": 8.0})
-    clock.now += _STALLED_TIMEOUT_S
+    clock.now += STALLED_TIMEOUT_S
     assert not pace.is_over({"env_steps": 9000.0, "updates": 7.0, "policy_version": 8.0})
     clock.now += 1
     numbers = {"env_steps": 9000.0, "updates": 7.0, "policy_version": 8.0}
@@ -110,11 +100,11 @@ def test_a_learner_that_hangs_while_games_play_is_given_up():
 @pytest.mark.parametrize("moved", [{"updates": 8.0}, {"policy_version": 9.0}])
 def test_a_learner_that_is_slow_is_not(moved):
     clock = Clock()
-    pace = _Pace(100, clock)
+    pace = Pace(100, clock)
     numbers = {"env_steps": 0.0, "updates": 7.0, "policy_version": 8.0}
     for turn in range(10):
         numbers["env_steps"] += 1e6
-        clock.now += _STALLED_TIMEOUT_S - 1
+        clock.now += STALLED_TIMEOUT_S - 1
         if turn % 2 == 0:
             numbers.update({name: value + turn for name, value in moved.items()})
         assert not pace.is_over(numbers)
@@ -122,7 +112,7 @@ def test_a_learner_that_is_slow_is_not(moved):
 
 def test_a_learner_that_hangs_is_told_of_long_before_it_is_given_up():
     clock = Clock()
-    pace = _Pace(100, clock)
+    pace = Pace(100, clock)
 
     def hint(now, steps, updates):
         clock.now = now
@@ -141,10 +131,10 @@ def test_a_learner_that_hangs_is_told_of_long_before_it_is_given_up():
 
 def test_who_waits_for_a_first_update_is_told_how_much_it_takes():
     clock = Clock()
-    pace = _Pace(4096, clock)
+    pace = Pace(4096, clock)
     for clock.now, steps, said in (
         (0.0, 0.0, ""),
-        (500.0, 0.0, ""),  # no step at all: that is `_Patience`'s
+        (500.0, 0.0, ""),  # no step at all: that is `Patience`'s
         (510.0, 3.0, ""),
         (571.0, 40.0, "no update yet: 40 env steps have come, and the first takes 4096 or more"),
         (700.0, 80.0, ""),
@@ -219,7 +209,7 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
     def train(episode_return, say=lambda line: None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
         trial.save_checkpoint(folder, 100, {} if episode_return is None else {"episode_return": episode_return})
-        return _promote(job, trial, TRAINER, say)
+        return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
 
     return train
 
@@ -306,7 +296,7 @@ class Hanging:
     running = True
 
     def result(self, timeout_s):
-        assert timeout_s == _STALLED_TIMEOUT_S
+        assert timeout_s == STALLED_TIMEOUT_S
 
     def state(self):
         return "has published weights, version 9"
@@ -314,7 +304,7 @@ class Hanging:
 
 def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
     with pytest.raises(DeadlineExceeded, match="not ended within 600 s after the last batch; it has published weights"):
-        _last_of(Hanging())
+        last_of(Hanging())
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////home/me/mlflow.db", "file:///home/me/mlruns"])

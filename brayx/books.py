@@ -1,0 +1,209 @@
+"""A trial's books: totals since it began, windows over the last games, rates over the last seconds.
+
+Pure arithmetic over what processes or threads have recorded. Knows nothing of who records, nor of where it is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from brayx.errors import ConfigError
+from brayx.metrics import (
+    DROPPED,
+    FOLDED,
+    MAX_LABELS,
+    METRICS,
+    OTHER,
+    WINDOW_GAMES,
+    WINDOWED,
+    Kind,
+    Metric,
+    Part,
+    Recorder,
+    XAxis,
+)
+
+RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
+"""Sums also kept as a rate over the last seconds."""
+TICKS_THIS_RUN = "ticks_this_run"
+"""Ticks answered since this hub started, whatever the trial had before."""
+GAMES = "games"
+"""Finished games since the trial began."""
+GAMES_IN_WINDOW = "games_in_window"
+"""Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` where a trial or
+its hub was resumed."""
+
+SECONDS = "seconds"
+"""Since the trial began, without what it was interrupted for."""
+Drained = tuple[Part, dict[str, Metric]]
+
+
+class Books:
+    """Totals, windows and rates of a trial. Not thread safe; pure arithmetic.
+
+    Args:
+        totals: sums to go on from, by summary name: those of an interrupted trial.
+        rate_window_s: seconds that rates look back.
+        max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
+            ``metrics_dropped``. Metrics of `METRICS` without a label always have room.
+        max_labels: bound on labels of one metric; past it what comes under a new one goes under ``other``, and is
+            counted as ``labels_folded`` too.
+        x_axis: what `step` is.
+        clock: seconds, monotonic.
+
+    Attributes:
+        own_sums: names of an application's own metrics that are sums.
+        notes: the newest note of each metric that has one, by summary name.
+
+    Raises:
+        ConfigError: there is no such x axis.
+    """
+
+    def __init__(
+        self,
+        totals: Mapping[str, float] | None = None,
+        *,
+        rate_window_s: float = 5.0,
+        max_names: int = 4096,
+        max_labels: int = MAX_LABELS,
+        x_axis: XAxis = "env_steps",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if x_axis not in get_args(XAxis):
+            raise ConfigError(f"x_axis is {x_axis!r}, expected one of {', '.join(get_args(XAxis))}", key="x_axis")
+        self._totals = dict(totals or {})
+        self._seconds_before = self._totals.pop(SECONDS, 0.0)
+        self._x_axis = x_axis
+        self.own_sums: set[str] = set()
+        self._known = set(self._totals)
+        self._max_labels = max_labels
+        # A label of an own metric whose name has a dot is counted under another name: the bound is then a little off.
+        self._labels = Counter(name for name, _, label in (key.partition(".") for key in self._known) if label)
+        self._max_names = max_names
+        self._room = max_names + len(self._known)
+        self._interval = self._recorder()
+        self._run = self._recorder()
+        self._ticks = 0.0
+        self._latest: dict[str, float] = {}
+        self.notes: dict[str, str] = {}
+        self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED}
+        self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
+        self._rate_window_s = rate_window_s
+        self._clock = clock
+        self._started = clock()
+
+    def merge(self, part: Drained) -> None:
+        """Adds what one process recorded."""
+        cells, own = self._bounded(part)
+        self._interval.merge((cells, own))
+        now = self._clock()
+        for (name, label), cell in cells.items():
+            kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
+            key = _key(name, label)
+            if cell.note:
+                self.notes[key] = cell.note
+            if kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
+                self._run.merge(({(name, label): cell}, own))
+            if name == "ticks":
+                self._ticks += cell.total
+            if kind is Kind.SUM:
+                self._totals[key] = self._totals.get(key, 0.0) + cell.total
+                if name not in METRICS:
+                    self.own_sums.add(name)
+            if name in self._rates:
+                self._rates[name].append((now, cell.total))
+            if name in self._windows and cell.window is not None:
+                self._windows[name].extend(cell.window)
+            if name == "episode_return":
+                self._totals[GAMES] = self._totals.get(GAMES, 0.0) + cell.count
+
+    def take_interval(self) -> dict[str, float]:
+        """Numbers of the metrics that came since the last call: sums as totals, everything else of the interval."""
+        fresh = self._numbers(self._interval.summary())
+        self._latest.update(fresh)
+        if fresh:
+            fresh.update(self._derived())
+        self._interval = self._recorder()
+        return fresh
+
+    def snapshot(self) -> dict[str, float]:
+        """The newest number of everything, and what these books alone have seen.
+
+        ``NAME.p50`` and ``NAME.p99`` are of the last interval, ``NAME.run.p50`` and ``NAME.run.p99`` of every sample
+        since the books were opened; so is ``ticks_this_run``.
+        """
+        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self._totals, **self._derived()}
+        for name, value in self._run.summary().items():
+            metric, _, percentile = name.rpartition(".")
+            numbers[f"{metric}.run.{percentile}"] = value
+        return {**numbers, TICKS_THIS_RUN: self._ticks}
+
+    @property
+    def step(self) -> int:
+        """The x axis: env steps, updates or seconds since the trial began."""
+        return int(self._seconds() if self._x_axis == SECONDS else self._totals.get(self._x_axis, 0))
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """Bars of every histogram over all samples since these books were opened, as `Recorder.histograms`."""
+        return self._run.histograms()
+
+    def _recorder(self) -> Recorder:
+        """One that takes whatever `_bounded` lets through."""
+        return Recorder(self._room, max_labels=self._room)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + self._clock() - self._started
+
+    def _bounded(self, part: Drained) -> Drained:
+        """The part without names that there is no room for, and with the count of what that drops."""
+        cells, own = part
+        kept: Part = {}
+        folded: list[tuple[tuple[str, str], Any]] = []
+        refused = 0.0
+        for (name, label), cell in cells.items():
+            key = _key(name, label)
+            new = key not in self._known
+            if new and label not in ("", OTHER) and self._labels[name] >= self._max_labels:
+                folded.append(((name, OTHER), cell))
+            elif not new or len(self._known) < self._max_names or (name in METRICS and not label):
+                self._known.add(key)
+                self._labels[name] += new and label not in ("", OTHER)
+                kept[name, label] = cell
+            else:
+                refused += cell.count
+        if not (refused or folded):
+            return kept, own
+        bounded = self._recorder()
+        bounded.merge((kept, own))
+        for place, cell in folded:
+            bounded.merge(({place: cell}, own))
+            self._known.add(_key(*place))
+            bounded.add(FOLDED, cell.count)
+        if refused:
+            bounded.add(DROPPED, refused)
+        return bounded.drain()
+
+    def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
+        return {name: self._totals.get(name, value) for name, value in summary.items()}
+
+    def _derived(self) -> dict[str, float]:
+        derived: dict[str, float] = {GAMES_IN_WINDOW: len(self._windows["episode_return"])}
+        now = self._clock()
+        for name, window in self._windows.items():
+            if window:
+                derived[f"{name}.last100"] = sum(window) / len(window)
+        for name, events in self._rates.items():
+            while events and events[0][0] < now - self._rate_window_s:
+                events.popleft()
+            span = min(self._rate_window_s, max(now - self._started, 0.5))
+            derived[RATED[name]] = sum(total for _, total in events) / span
+        derived[GAMES] = self._totals.get(GAMES, 0.0)
+        derived[SECONDS] = self._seconds()
+        return derived
+
+
+def _key(name: str, label: str) -> str:
+    return f"{name}.{label}" if label else name

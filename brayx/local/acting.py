@@ -1,0 +1,103 @@
+"""The model that is learned, as it acts: on torch at once, on the engine that the job asks for when that is ready.
+
+An export takes seconds, and no tick waits for it. Knows nothing of learning, sessions or agents.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from brayx.engines import refuse_frozen
+from brayx.engines.base import Engine
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.torch import TorchEngine
+from brayx.errors import BrayxError, first_line
+from brayx.metrics import Sink
+from brayx.model.build import engine_of
+from brayx.model.config import ModelConfig
+from brayx.model.local import LocalModel, batching
+from brayx.types import Weights
+
+logger = logging.getLogger(__name__)
+
+_KEPT_VERSIONS = 4
+"""At least so many versions stay ready, for a forward that asks for a slightly older one."""
+
+
+class ActingModel:
+    """A `LocalModel` of a module that is learned. All methods but `build` are for the learner's thread.
+
+    Args:
+        config: of the model component.
+        module, example_args: what its ``build_model`` gave; copied.
+        sink: where batches are counted.
+
+    Attributes:
+        model: what acts, on one event loop.
+
+    Raises:
+        ConfigError: the engine takes no new weights.
+        ModelError: the module fails on its example.
+    """
+
+    def __init__(self, config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], sink: Sink) -> None:
+        refuse_frozen(config.engine)
+        self._config = config
+        self._module, self._example = copy.deepcopy(module), example_args
+        first = TorchEngine(module, example_args)
+        self.model = LocalModel(
+            first,
+            buckets=config.buckets,
+            max_versions=max(config.max_versions, _KEPT_VERSIONS),
+            **batching(config, sink),
+        )
+        self._newest: tuple[int, Weights] = (0, first.initial)
+        self._lock = threading.Lock()
+
+    def load(self, version: int, weights: Weights) -> None:
+        """Makes ``weights`` what the next batch uses, see `LocalModel.load`."""
+        with self._lock:
+            self.model.load(version, weights)
+            self._newest = (version, weights)
+
+    def build(self, say: Callable[[str], None]) -> threading.Thread | None:
+        """Builds the configured engine in a thread, and swaps it in with the newest weights; torch stays if that fails.
+
+        Args:
+            say: gets a line that names the engine from then on, or says why torch stays.
+
+        Returns:
+            The thread; None where torch on the CPU is what the job asks for.
+        """
+        if self._config.engine == "torch" and self._config.device == "cpu" and not self._config.compile:
+            return None
+        thread = threading.Thread(target=self._build, args=(say,), name="brayx-engine", daemon=True)
+        thread.start()
+        return thread
+
+    def _build(self, say: Callable[[str], None]) -> None:
+        name = self._config.engine
+        try:
+            engine = self._asked_for()
+            with self._lock:
+                version, weights = self._newest
+                self.model.swap(engine, version, weights)
+        except BrayxError as error:
+            say(f"the model goes on acting on torch, since engine {name} could not be built: {error.message}")
+        except Exception as error:
+            logger.exception("engine %s could not be built", name)
+            say(f"the model goes on acting on torch: engine {name}: {type(error).__name__}: {first_line(error)}")
+        else:
+            say(f"the model acts on engine {name} from policy version {version} on; until now it was torch")
+
+    def _asked_for(self) -> Engine:
+        config = self._config
+        if config.engine == "onnx":
+            return OnnxEngine(self._module, self._example, threads=config.threads, traced=True)
+        return engine_of(config, self._module, self._example)

@@ -1,0 +1,176 @@
+"""A replay buffer between the event loop that fills it and the learner's thread that empties it.
+
+`ReplayBuffer` is the logic; this file adds the lock, and makes sure that a push never waits for it. Knows nothing of
+the threads on either side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from brayx.errors import BadFragment
+from brayx.logs import limited
+from brayx.metrics import Sink
+from brayx.replay.buffer import ReplayBuffer
+from brayx.replay.config import BufferConfig
+from brayx.replay.importance import Importance
+from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
+from brayx.types import Columns, Fragment
+
+logger = limited(__name__)
+
+
+class LocalBuffer:
+    """A `ReplayBuffer` for several threads. A call waits for another thread at most for the time of one batch; `push`
+    does not wait at all.
+
+    Args:
+        config: sizes, and how to sample.
+        layout: what fragments must look like.
+        sink: counts ``env_steps``, ``fragments_pushed``, ``replay_dropped``, ``replay_batches`` and ``replay_reused``.
+        learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
+        changed: called when there may be a batch, or the end, that was not there before.
+    """
+
+    def __init__(
+        self,
+        config: BufferConfig,
+        layout: Layout | None,
+        sink: Sink,
+        *,
+        learned: bool = True,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.changed = changed
+        self._config = config
+        self._buffer = ReplayBuffer(config, layout)
+        self._sink = sink
+        self._learned = learned
+        self._lock = threading.Lock()
+        self._pushed: deque[Fragment | Columns] = deque()
+        self._counted: Counter[str] = Counter()
+        self._counted_steps = self._counted_reused = 0
+        self._ready_since = math.nan
+        self._ended = self._stopped = False
+
+    @property
+    def importance(self) -> Importance:
+        """How far the learner corrects for prioritised sampling."""
+        return self._config.importance
+
+    @property
+    def refusal(self) -> str:
+        """What the newest refused fragment was refused for; empty when none was."""
+        return self._buffer.last_refusal
+
+    @property
+    def over(self) -> bool:
+        """No batch comes any more."""
+        return self._stopped or (self._ended and self._buffer.exhausted and not self._pushed)
+
+    def push(self, *replays: Fragment | Columns) -> None:
+        """Takes fragments and columns in; when there is no room, the oldest are dropped and counted.
+
+        Never waits: if another thread holds the buffer, that thread takes them in when it is done.
+        """
+        self._pushed.extend(replays)
+        lost = 0
+        while len(self._pushed) > self._config.max_pending:
+            with contextlib.suppress(IndexError):  # another thread has just taken it
+                lost += transitions(self._pushed.popleft())
+        if lost:
+            self._count("replay_dropped", lost, "full")
+        self._take_in()
+
+    def pop(self) -> Batch | None:
+        """The next batch, with the Unix time since when it could have been given as `READY_KEY`; None: wait."""
+        with self._turn():
+            if self._stopped:
+                return None
+            since = np.asarray(self._ready_since)
+            batch = self._buffer.pop(reuse=not self._ended)
+            self._count("replay_reused", self._buffer.reused - self._counted_reused)
+            self._counted_reused = self._buffer.reused
+        return None if batch is None else {**batch, READY_KEY: since}
+
+    def published(self, version: int) -> None:
+        """The policy has this version now: the buffer drops what is too old and refuses what claims to be newer."""
+        with self._turn():
+            self._buffer.published(version)
+
+    def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
+        """New priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch."""
+        with self._turn():
+            self._buffer.update_priorities(index, priorities)
+
+    def end(self, *, drain: bool = False) -> None:
+        """Ends the stream: at once, or with ``drain`` after what waits, the unfinished batch included."""
+        with self._turn():
+            if drain and not self._ended:
+                self._buffer.flush()
+            self._ended = True
+            self._stopped = self._stopped or not drain
+        self.changed()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Holds the buffer, then takes in what was pushed meanwhile."""
+        with self._lock:
+            yield
+            self._look()
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Packs what was pushed, unless another thread holds the buffer: that thread does so when it lets go."""
+        while self._pushed and self._lock.acquire(blocking=False):
+            try:
+                count = 0
+                with contextlib.suppress(IndexError):  # there is no more
+                    while True:
+                        count += self._pack(self._pushed.popleft())
+                self._count("env_steps", self._buffer.pushed - self._counted_steps)
+                self._counted_steps = self._buffer.pushed
+                self._count("fragments_pushed", count)
+                self._count("replay_batches", len(self._buffer))
+                self._look()
+            finally:
+                self._lock.release()
+            if not self._buffer.exhausted:
+                self.changed()
+
+    def _pack(self, replay: Fragment | Columns) -> int:
+        """Packs one; gives 1 if it was taken, else 0."""
+        if self._ended:
+            self._buffer.dropped_elsewhere("ended", transitions(replay))
+            return 0
+        try:
+            self._buffer.push(replay)
+        except BadFragment as error:
+            logger.warning("replay refused a fragment: %s", error.message)
+            return 0
+        return 1
+
+    def _look(self) -> None:
+        """Notes since when a batch is ready, and counts what was dropped."""
+        if self._buffer.exhausted:
+            self._ready_since = math.nan
+        elif math.isnan(self._ready_since):
+            self._ready_since = time.time()
+        if self._counted != self._buffer.dropped:
+            for reason, count in (self._buffer.dropped - self._counted).items():
+                self._count("replay_dropped", count, reason)
+            self._counted = self._buffer.dropped.copy()
+
+    def _count(self, name: str, value: float, label: str = "") -> None:
+        """Records a sample; of a buffer for evaluation only drops, since the rest would look like the learner's."""
+        if self._learned:
+            self._sink.add(name, value, label=label)
+        elif name == "replay_dropped":
+            self._sink.add("eval_dropped", value, label=label)

@@ -1,0 +1,230 @@
+"""The doors and sessions of one actor on an event loop in a thread of its own; started and ended from any other.
+
+The same listeners and protocols as a replica's native ports, on the same numbers; the process owns every session, so
+there is no session directory to ask. Knows nothing of agents, models or learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from brayx.actor.actor import Actor
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import HttpConnection, WebSockets
+from brayx.actor.doors.native import Connection, Limits, Listener
+from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.session import SessionTable
+from brayx.errors import DeadlineExceeded
+from brayx.metrics import Sink
+from brayx.ports import is_loopback
+
+logger = logging.getLogger(__name__)
+
+_OPEN_S = 30.0
+_LOOP_END_S = 2.0
+_IDLE_S = 300.0
+"""A connection without a request is kept for so long at least."""
+
+T = TypeVar("T")
+
+
+class LocalService(SessionTable):
+    """The sessions of a process that owns them all.
+
+    Args:
+        make_actor, recorder: as of `SessionTable`.
+        config: the actor component's options.
+        name: of the actor.
+        describe: further facts for the status page.
+    """
+
+    def __init__(
+        self,
+        make_actor: Callable[[], Actor],
+        config: ActorConfig,
+        recorder: Sink,
+        *,
+        name: str,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__(
+            make_actor,
+            max_sessions=config.actors_per_worker,
+            idle_timeout_s=config.idle_timeout_s,
+            tick_timeout_s=config.tick_timeout_s,
+            recorder=recorder,
+            reconnect_timeout_s=config.reconnect_timeout_s,
+            tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
+            fallback=config.fallback,
+            default=config.fallback_body.encode(),
+            show_errors=_on_loopback(config) if config.show_errors is None else config.show_errors,
+        )
+        self._name = name
+        self._describe = describe
+        self.urls: dict[str, str] = {}
+        """URL of each door that is open beside the main one."""
+
+    def status(self) -> dict[str, Any]:
+        """Facts for the status page, as a replica has them."""
+        return {
+            "service": "brayx",
+            "application": self._name,
+            "sessions": len(self),
+            "draining": self._closed,
+            "doors": self.urls,
+            **self._describe(),
+        }
+
+
+class LocalHost:
+    """An actor behind its doors, from `open` to `close`.
+
+    Args:
+        config: the actor component's options.
+        make_actor: makes the actor of each session; called on the loop.
+        recorder: where sessions and ticks are counted.
+        name: of the actor.
+        describe: facts for the status page.
+        close: coroutine functions that end what the actors use, in order, once the sessions have ended.
+
+    Attributes:
+        urls: URL of each door by name: ``http``, ``ws``, ``tcp``.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        make_actor: Callable[[], Actor],
+        recorder: Sink,
+        *,
+        name: str = "actor",
+        describe: Callable[[], dict[str, Any]] = dict,
+        close: Sequence[Callable[[], Awaitable[None]]] = (),
+    ) -> None:
+        self._config = config
+        self._make_service = functools.partial(LocalService, make_actor, config, recorder, name=name, describe=describe)
+        self._close = close
+        self._limits = Limits(
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            idle_s=max(config.idle_timeout_s, _IDLE_S),
+        )
+        self._service: LocalService | None = None
+        self._websockets: WebSockets | None = None
+        self._listeners: list[Listener] = []
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="brayx-doors", daemon=True)
+        self.urls: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Opens the doors.
+
+        Raises:
+            StartupError: a port is taken.
+        """
+        self._thread.start()
+        try:
+            self.run(self._open(), _OPEN_S)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    @property
+    def url(self) -> str:
+        """Base URL of the main HTTP door."""
+        return self.urls["http"]
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Runs a coroutine on the loop and waits for it.
+
+        Raises:
+            DeadlineExceeded: it did not end in time; it is cancelled.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Ends every session, the doors and the loop; what is late after ``timeout_s`` is left. May be called again."""
+        if not self._thread.is_alive():
+            return
+        try:
+            # What hands over and what closes have the time twice, in turn.
+            self.run(self._shut(timeout_s), 2 * timeout_s + _LOOP_END_S)
+        except DeadlineExceeded as error:
+            logger.warning("the doors did not end in order: %s", error)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LOOP_END_S)
+
+    async def _open(self) -> None:
+        config = self._config
+        service = self._service = self._make_service()
+        app = DoorApp(service, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
+        websockets = self._websockets = WebSockets(app, self._limits)
+
+        def http(listener: Listener) -> HttpConnection:
+            return HttpConnection(listener, websockets)
+
+        async def listen(make: Callable[[Listener], Connection], host: str, port: int) -> str:
+            listener = Listener(service, make, self._limits)
+            await listener.open(host, port)
+            self._listeners.append(listener)
+            shown = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+            return f"{shown}:{listener.address[1]}"
+
+        at = await listen(http, config.host, config.port)
+        self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
+        if config.native_port is not None:
+            at = await listen(http, config.native_host, config.native_port)
+            service.urls.update(http=f"http://{at}", ws=f"ws://{at}")
+        if config.tcp_port is not None:
+            at = await listen(TcpConnection, config.native_host, config.tcp_port)
+            self.urls["tcp"] = service.urls["tcp"] = f"tcp://{at}"
+
+    async def _shut(self, timeout_s: float) -> None:
+        for listener in self._listeners:
+            listener.shut()
+        if self._service is not None:
+            await self._service.close("drained", timeout_s)
+        if self._websockets is not None:
+            self._websockets.close()
+        for closing in (*(listener.close for listener in self._listeners), *self._close):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing(), max(timeout_s, 0.1))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            with contextlib.suppress(RuntimeError):
+                self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()
+
+
+def _on_loopback(config: ActorConfig) -> bool:
+    """Whether no other machine can reach a door."""
+    native = config.native_port is not None or config.tcp_port is not None
+    return is_loopback(config.host) and (not native or is_loopback(config.native_host))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where that is installed, as Serve's replicas have it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

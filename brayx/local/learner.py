@@ -1,0 +1,146 @@
+"""The learner in a thread of this process: the same loop as everywhere; its weights act at once.
+
+Knows nothing of doors, gamecores or MLflow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from brayx.engines.base import check_finite
+from brayx.errors import BrayxError, StartupError, first_line
+from brayx.local.acting import ActingModel
+from brayx.local.stream import Batches
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.hooks import Hooks
+from brayx.trainer.loop import Numbers, Summary, learn
+from brayx.trainer.ranks import Alone
+from brayx.trainer.saving import Keeper
+from brayx.types import Weights
+
+
+class LocalLearner:
+    """A learner at work in the background, from `start` on.
+
+    Args:
+        config: options.
+        module, forward_args: the model, fresh; from now on only the learner's thread may use it.
+        acting: the model that gets each published version.
+        batches: the stream to learn from. Its end ends the learner, and the learner's end ends it.
+        numbers, keeper, about, hooks: as of `brayx.trainer.loop.learn`.
+        eval_batches: what is measured and not learned from, by buffer.
+
+    Attributes:
+        ready: set when the first weights act, and when it has ended.
+
+    Raises:
+        ConfigError: there is no GPU for it.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        module: nn.Module,
+        forward_args: tuple[Any, ...],
+        *,
+        acting: ActingModel,
+        batches: Batches,
+        numbers: Numbers,
+        keeper: Keeper,
+        about: Mapping[str, Any],
+        hooks: Hooks,
+        eval_batches: Mapping[str, Batches],
+    ) -> None:
+        self._config, self._module, self._forward_args = config, module, forward_args
+        self._acting, self._batches, self._eval_batches = acting, batches, eval_batches
+        self._numbers, self._keeper, self._about, self._hooks = numbers, keeper, about, hooks
+        self._ranks = Alone(config.use_gpu)
+        self._version = 0
+        self._published = False
+        self._summary: Summary | None = None
+        self._error: BaseException | None = None
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="brayx-learner", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for its end; whether it has come."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still learning."""
+        return self._thread.is_alive()
+
+    def state(self) -> str:
+        """How far it is, in a few words for the display."""
+        if not self.running:
+            return "has ended"
+        return f"has published weights, version {self._version}" if self._published else "has published no weights yet"
+
+    def stop(self) -> None:
+        """Ends its streams: it saves a last checkpoint and is done. Does not wait."""
+        for batches in (self._batches, *self._eval_batches.values()):
+            batches.end()
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """The summary once it is done; None if that takes longer than ``timeout_s``.
+
+        Raises:
+            BrayxError: what the learner failed with; `StartupError` for what is not ours, with its cause chained.
+        """
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        error = self._error
+        if isinstance(error, BrayxError):
+            raise type(error)(f"the learner failed: {error.message}", **error.details) from error
+        if error is not None:
+            raise StartupError(f"the learner failed: {type(error).__name__}: {first_line(error)}") from error
+        return self._summary
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """As `brayx.trainer.loop.Publisher.publish`."""
+        check_finite(weights)
+        version = self._version + 1
+        self._batches.published(version)  # first: what is acted with must not be newer than the buffers know
+        self._acting.load(version, weights)
+        self._version, self._published = version, True
+        self.ready.set()
+        return version
+
+    def _run(self) -> None:
+        try:
+            self._summary = learn(
+                self._config,
+                self._module,
+                self._forward_args,
+                batches=self._batches,
+                took=lambda: None,
+                publisher=self._publisher,
+                numbers=self._numbers,
+                keeper=self._keeper,
+                ranks=self._ranks,
+                about=self._about,
+                hooks=self._hooks,
+                feedback=self._batches.update_priorities,
+                eval_batches=self._eval_batches,
+                resumed=self._batches.skip,
+            )
+        except BaseException as error:  # `result` raises it
+            self._error = error
+        finally:
+            self.stop()
+            self.ready.set()
+
+    def _publisher(self, newest: int) -> LocalLearner:
+        """As `learn` has it: versions go on from ``newest``."""
+        self._version = newest
+        return self

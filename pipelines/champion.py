@@ -1,0 +1,70 @@
+"""What becomes of a trial in MLflow when its training has ended: a registered version, a champion, a curve.
+
+Loads no torch, so that the process which keeps a trial's books can do it. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from brayx.errors import ModelNotFound
+from brayx.metrics import BEST_METRIC
+from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
+
+CURVE_METRIC = "episode_return.last100"
+CURVE_FILE = "curve.png"
+
+
+def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:
+    """Draws the trial's curve into its artifacts, if there is one; gives its points."""
+    from pipelines.evaluate import draw_curve
+
+    curve = trial.history(CURVE_METRIC)
+    if curve:
+        trial.log_figure(draw_curve(curve, title=title, target=target, x_axis=x_axis), CURVE_FILE)
+    return curve
+
+
+def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
+    """The checkpoint with the highest return, and its folder."""
+    best = trial.best_checkpoint(BEST_METRIC)
+    return None if best is None else (best, trial.local(best))
+
+
+def register_best(trial: Trial, best: Checkpoint, name: str, onnx: bytes | None) -> tuple[int, str]:
+    """Registers a checkpoint; gives its version, and what to tell people of it."""
+    mean = f"{best.metrics[BEST_METRIC]:.1f}"
+    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": trial.project}
+    champion = _champion(name, trial.uri)
+    # As the tags have them, rounded: what is registered again must not lose against itself.
+    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
+    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
+    if champion is None or not stays:
+        return new, f"champion: {name} version {new}"
+    return new, (
+        f"registered as {name} version {new} with return {tags['return']}; "
+        f"version {champion.version} with {champion.tags['return']} stays champion\n"
+        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
+    )
+
+
+def _champion(name: str, uri: str) -> PoolEntry | None:
+    try:
+        return find(f"models:/{name}@champion", uri)
+    except ModelNotFound:
+        return None
+
+
+def _return_of(tags: Mapping[str, str]) -> float:
+    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
+    try:
+        return float(tags["return"])
+    except (KeyError, ValueError):
+        return float("nan")
+
+
+def _promotion(name: str, version: int, uri: str) -> str:
+    """The command line that does it, from any folder."""
+    return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])

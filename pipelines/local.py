@@ -1,0 +1,305 @@
+"""A training job in this process, from its first line to its last: reads top to bottom. Ray is never imported.
+
+Checks the job, opens the trial in a process beside this one, opens the doors, starts the learner and, once its weights
+act, the gamecores; shows progress, and takes everything down in the order in which nothing is lost: games, learner (an
+interrupted one saves a last checkpoint), sessions and doors, books.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.ports import check_ports
+from brayx.tracking import tracking_uri
+from deployments.job import JobConfig, only, pool_name
+from pipelines.books import Clerk
+from pipelines.champion import drawn_curve
+from pipelines.checks import check_job, ports_of
+from pipelines.ending import END_S, Deadline, temporary_files
+from pipelines.gamecores import Gamecores
+from pipelines.progress import Progress, error_lines
+from pipelines.result import TrainResult, promote
+from pipelines.watching import Pace, Patience, last_of
+
+if TYPE_CHECKING:
+    from brayx.actor.agent import State
+    from deployments.render import EpisodeRenderer
+
+_READY_TIMEOUT_S = 180.0
+"""How long the first weights may take."""
+_LOOK_S = 0.25
+_END_S = 20.0
+"""How long all parts may take together to end, the learner of a finished training left out;"""
+_INTERRUPTED_S = END_S - 1.0
+"""the same of an interrupted one, its learner included; past it what is left is killed."""
+_GAMES_END_S = 3.0
+"""Of these, at most: the games,"""
+_DOORS_END_S = 2.0
+"""sessions and doors, each,"""
+_INTERRUPTED_END_TIMEOUT_S = 4.0
+"""an interrupted learner with its last checkpoint,"""
+_OPENED_S = 2.0
+"""and MLflow, where it is still coming up."""
+
+
+def check_local(job: JobConfig) -> None:
+    """Refuses what the host of one machine cannot do yet.
+
+    Raises:
+        ConfigError: names all of it.
+    """
+    found = [f"{name} is a rollout" for name in job.rollouts] + [f"{name} is a source" for name in job.sources]
+    found += [f"{name}.placement is remote" for name, model in job.models.items() if model.placement == "remote"]
+    for group in (job.actors, job.buffers, job.trainers):
+        workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
+        found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
+    if len(job.models) > 1:
+        found.append(f"there are {len(job.models)} models ({', '.join(job.models)}) and one may be")
+    if found:
+        raise ConfigError(
+            f"{job.file}: the local host cannot do this yet: {'; '.join(found)}. Leave out --local", found=found
+        )
+
+
+def train_in_process(
+    job: JobConfig,
+    *,
+    trial_name: str | None = None,
+    resume: bool = True,
+    tracking: str | None = None,
+    log_interval: int | None = None,
+) -> TrainResult:
+    """Runs a training job to its end in this process; arguments as of `pipelines.train.train`.
+
+    Raises:
+        BrayxError: the job could not be started, or its learner failed for good.
+    """
+    check_local(job)
+    config = job.trainers[only("trainer", job.trainers)]
+    name, uri = trial_name or job.trial, tracking_uri(tracking or job.tracking)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_files())
+        # First, since MLflow takes longest to import, in a process of its own.
+        clerk = Clerk(
+            job.project,
+            name,
+            uri,
+            job.as_dict(),
+            resume=resume,
+            kept=config.checkpoints_kept,
+            x_axis=config.x_axis,
+        )
+        stack.callback(clerk.end)
+        stack.push(lambda _, error, __: _mark_unfinished(clerk, error))
+        return _Training(job, name, clerk, log_interval, stack).run()
+
+
+class _Training:
+    """One training, whose parts are made in the order in which they need each other."""
+
+    def __init__(
+        self, job: JobConfig, name: str, clerk: Clerk, log_interval: int | None, stack: contextlib.ExitStack
+    ) -> None:
+        import torch
+
+        from brayx.actor.actor import AgentActorFactory
+        from brayx.actor.agent import Services
+        from brayx.actor.games import Games
+        from brayx.actor.parts import agents_of, codec_of
+        from brayx.local.acting import ActingModel
+        from brayx.local.buffer import LocalBuffer
+        from brayx.local.host import LocalHost
+        from brayx.local.learner import LocalLearner
+        from brayx.local.numbers import LocalNumbers
+        from brayx.local.stream import Batches
+        from brayx.trainer.fits import built_to_learn
+        from brayx.trainer.hooks import Hooks, load_hooks
+
+        self.job, self.clerk = job, clerk
+        self.config = config = job.trainers[only("trainer", job.trainers)]
+        self.actor, layout = check_job(job)
+        actor, model, as_dict = job.actors[self.actor], job.models[config.model], job.in_mode("train").as_dict()
+        check_ports(ports_of(job, self.actor))
+        resumed = clerk.may_resume and clerk.trial().resumed
+        self.progress = Progress(
+            f"{job.project} / {name}" + (" (resumed)" if resumed else ""),
+            num_steps=config.num_steps,
+            target=config.target_return,
+            log_interval=log_interval,
+        )
+        stack.enter_context(self.progress)
+        self.numbers = LocalNumbers(clerk.totals(), clerk.push, config.x_axis)
+        torch.manual_seed(job.seed)
+        module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
+        self.acting = ActingModel(model, module, forward_args, self.numbers)
+        self.buffers = {
+            name: LocalBuffer(job.buffers[name], layout, self.numbers, learned=name in config.buffers)
+            for name in (*config.buffers, *config.eval_buffers)
+        }
+        weights = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
+        self.learner = LocalLearner(
+            config,
+            module,
+            forward_args,
+            acting=self.acting,
+            batches=Batches({name: self.buffers[name] for name in config.buffers}, weights),
+            numbers=self.numbers,
+            keeper=clerk,
+            about={"job": as_dict, "folder": job.folder},
+            hooks=load_hooks(config.hooks, job.folder) if config.hooks else Hooks(),
+            eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
+        )
+        make_actor = AgentActorFactory(
+            agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
+            config=as_dict,
+            services=Services({config.model: self.acting.model}, self.buffers, self.numbers),
+            codec=codec_of(actor, job.folder),
+            episode_length=actor.episode_length,
+            keeper=self._renderer(),
+            games=Games() if actor.share == "game" else None,
+        )
+        self.host = LocalHost(
+            actor,
+            make_actor,
+            self.numbers,
+            name=self.actor,
+            describe=lambda: {"mode": "train", "policy_versions": {config.model: self.acting.model.version}},
+            close=[self.acting.model.close],
+        )
+        self.finished = self.learning = False
+        self.end = Deadline(_END_S)
+
+    def run(self) -> TrainResult:
+        """Trains, and gives what it came to."""
+        job, say = self.job, self.progress.say
+        began, seconds, reason = time.monotonic(), 0.0, ""
+        with contextlib.ExitStack() as served:
+            served.callback(lambda: self.host.close(self.end.left(_DOORS_END_S)))
+            try:
+                self.host.open()
+                if job.actors[self.actor].keys_file is not None:
+                    say(f"{self.actor}.keys_file: keys are asked for when the job is served, not while it trains")
+                self.learner.start()
+                self._wait_for_weights()
+                self.acting.build(say)
+                began, self.learning = time.monotonic(), True
+                games = Gamecores(job.actors[self.actor].gamecores, self.host.urls, job.folder)
+                with self._playing(games):
+                    say(f"{games.num} gamecores play through the door at {self.host.url}")
+                    self._watch(games)
+                    seconds = time.monotonic() - began
+                with self.end.paused():
+                    reason = last_of(self.learner).reason
+                self.finished = True
+            except KeyboardInterrupt as error:
+                self.end.shorten(_INTERRUPTED_S)
+                seconds = seconds or (time.monotonic() - began if self.learning else 0.0)
+                what = ": the learner saves a last checkpoint" if self.learning else " before training began"
+                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still coming up"
+                say(f"interrupted{what}; {then}")
+                self._stop_learner()
+                if not self.clerk.opened(self.end.left(_OPENED_S)):
+                    error.add_note("before MLflow had come up: nothing is kept")
+                    raise
+            except BaseException:
+                self._stop_learner()
+                raise
+        try:
+            return self._result(began, seconds, reason)
+        except KeyboardInterrupt as error:
+            error.add_note("after training, while what came of it was written")
+            raise
+
+    def _result(self, began: float, seconds: float, reason: str) -> TrainResult:
+        job, config, clerk = self.job, self.config, self.clerk
+        numbers = self.numbers.snapshot()
+        errors = tuple(error_lines(numbers, self.numbers.notes()))
+        clerk.settle()
+        trial = clerk.trial()
+        version, outcome, curve = None, "", []
+        if self.finished:  # Ctrl-C does not wait for a picture
+            version, outcome = promote(job, config, self.progress.say, clerk.call)
+            curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
+        clerk.close("FINISHED" if self.finished else "KILLED")
+        name = pool_name(job, config.model)
+        return TrainResult(trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors)
+
+    @contextlib.contextmanager
+    def _playing(self, games: Gamecores) -> Iterator[None]:
+        """A context in which games play; its end is the beginning of the training's."""
+        try:
+            games.__enter__()
+            yield
+        except KeyboardInterrupt:
+            self.end.shorten(_INTERRUPTED_S)
+            raise
+        finally:
+            games.stop(self.end.left(_GAMES_END_S))
+
+    def _wait_for_weights(self) -> None:
+        """Waits until the learner's first weights act."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not self.learner.ready.wait(_LOOK_S):
+            self.clerk.check()
+            self.progress.update({}, note="waiting for the learner's first weights")
+            if time.monotonic() > deadline:
+                raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {self.learner.state()}")
+        if not self.learner.running:
+            self.learner.result()
+
+    def _watch(self, games: Gamecores) -> None:
+        """Shows progress until the learner's stream is over.
+
+        Raises:
+            StartupError: nothing to learn from arrives, only errors.
+            DeadlineExceeded: enough to learn from arrives, and the learner does not.
+        """
+        learned = [self.job.buffers[name] for name in self.config.buffers]
+        pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned))
+        patience = Patience()
+        while not self.learner.wait(_LOOK_S):
+            self.clerk.check()
+            numbers = self.numbers.snapshot()
+            errors = error_lines(numbers, self.numbers.notes())
+            last = games.messages[-1] if games.messages else ""
+            self.progress.update(numbers, gamecores=games.running, note=last, errors=errors)
+            if patience.is_over(numbers, games.failures):
+                refused = next(filter(None, (buffer.refusal for buffer in self.buffers.values())), "")
+                raise StartupError(patience.verdict(numbers, refused or "; ".join(errors) or last))
+            if pace.is_over(numbers):
+                raise DeadlineExceeded(pace.verdict(numbers))
+            if hint := pace.hint(numbers):
+                self.progress.say(f"{hint}; the learner {self.learner.state()}")
+
+    def _stop_learner(self) -> None:
+        """Stops the learner, and gives it a few seconds for its last checkpoint."""
+        with contextlib.suppress(BrayxError):
+            self.learner.stop()
+            self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))
+
+    def _renderer(self) -> EpisodeRenderer | None:
+        """Draws games in the clerk's process, which has the trial."""
+        from deployments.render import EpisodeRenderer, draw_pickled
+
+        every = self.job.actors[self.actor].episode_save_interval
+        renders = {name: (render.module, render.func) for name, render in self.job.renders.items()}
+        if every is None or not renders:
+            return None
+
+        def draw(episode: list[State]) -> Future[Any]:
+            return self.clerk.aside(draw_pickled, pickle.dumps(episode), renders, self.job.folder)
+
+        return EpisodeRenderer(draw, every=every)
+
+
+def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off, if there is one by now."""
+    if error is not None and clerk.opened():
+        with contextlib.suppress(BrayxError):  # the error itself says more
+            clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")

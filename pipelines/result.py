@@ -1,0 +1,120 @@
+"""What a training job came to: its numbers, what is said of it at the end, and the version that it registered.
+
+The same for every host. Knows nothing of where a job ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from brayx.errors import ModelError
+from brayx.model.build import build_model
+from brayx.tracking import Trial
+from brayx.trainer.config import TrainerConfig
+from deployments.job import JobConfig, pool_name
+from pipelines.champion import CURVE_METRIC, best_of, register_best
+from pipelines.progress import milliseconds, number
+
+STEPS_THIS_RUN = "rollout_steps_this_run"
+"""Transitions that rollout workers have collected since this command started."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training job came to.
+
+    Attributes:
+        trial: its books.
+        numbers: the last snapshot of every metric.
+        finished: False when it was interrupted; it can be resumed.
+        pool_name, version: what was registered; version None if no checkpoint was good enough to register.
+        seconds: while games were played and learned from, without what starting and ending took.
+        curve: ``(env steps, mean return of the last 100 games)``.
+        outcome: whether that is the champion, and why not, for people; empty when interrupted.
+        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
+        began: when ``seconds`` began, on the monotonic clock.
+        errors: exceptions of agents, a line for each method that raised.
+    """
+
+    trial: Trial
+    numbers: dict[str, float]
+    finished: bool
+    pool_name: str
+    version: int | None
+    seconds: float
+    curve: list[tuple[int, float]]
+    outcome: str
+    reason: str = ""
+    began: float = 0.0
+    errors: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """What there is to say, for people."""
+        get = self.numbers.get
+        state = "finished" if self.finished else "interrupted (the same command resumes it)"
+        took = f"{self.seconds:.0f} s of training, its start not counted"
+        lines = [
+            f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
+            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
+            f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
+            f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
+        ]
+        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines())]
+        return "\n".join(lines)
+
+    def _rates(self) -> str:
+        get, seconds = self.numbers.get, max(self.seconds, 1e-9)
+        ticks, steps = get("ticks_this_run", 0), get(STEPS_THIS_RUN, 0)
+        rollouts = [f"{steps / seconds:,.0f} env steps/s of rollout workers"] if steps else []
+        door = (
+            f"{ticks / seconds:,.0f} ticks/s through the door; "
+            f"a tick took the actor {milliseconds(get('tick_seconds.run.p50'))} ms (p50), "
+            f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
+        )
+        return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
+
+
+def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
+    """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
+    if isinstance(error, KeyboardInterrupt) and learned:
+        error.add_note("after training, while what came of it was written")
+    if error is not None:
+        trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+
+def promote(
+    job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any]
+) -> tuple[int | None, str]:
+    """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
+
+    A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+
+    Args:
+        job: that was trained.
+        config: of its trainer.
+        say: gets a line if the model cannot be exported.
+        call: gives ``function(trial, *args)`` for a function and its further arguments, wherever the trial's books are.
+
+    Returns:
+        Its version, None when no checkpoint saw enough games; and what to tell people of it.
+    """
+    from brayx.engines.base import load_weights
+    from brayx.engines.onnx import standalone
+    from brayx.engines.torch import with_weights
+
+    model, found = config.model, call(best_of)
+    if found is None:
+        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
+        return None, f"no champion: {few} were seen when its checkpoints were saved"
+    best, folder = found
+    module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
+    module = with_weights(module, load_weights(folder / "weights.npz"))
+    onnx = None
+    try:
+        onnx = standalone(module, example)
+    except ModelError as error:
+        say(f"the best checkpoint is registered without an ONNX file: {error.message}")
+    version, outcome = call(register_best, best, pool_name(job, model), onnx)
+    return version, outcome

@@ -1,0 +1,142 @@
+"""Tells a training that cannot go on from one that is slow, by the trial's newest numbers.
+
+Knows nothing of where the numbers come from, nor of what is done about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from brayx.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from brayx.trainer.loop import Summary
+
+FIRST_STEP_TIMEOUT_S = 20.0
+NEXT_STEP_TIMEOUT_S = 180.0
+"""How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
+_HINT_S = 60.0
+"""How long an update may be missing until a line tells what it waits for."""
+STALLED_TIMEOUT_S = 600.0
+"""How long the learner may take for one update of what has come: no less than ranks take that have to start again.
+
+So long, too, may it take to end once its stream is over."""
+_TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
+
+
+class Patience:
+    """Tells a job that cannot learn from one that is slow: no env steps, and errors all the while.
+
+    Args:
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._steps: float | None = None
+        self._trouble_then = 0.0
+        self._limit_s = FIRST_STEP_TIMEOUT_S
+
+    def is_over(self, numbers: Mapping[str, float], failures: int) -> bool:
+        """Whether to give up.
+
+        Args:
+            numbers: the hub's newest.
+            failures: how many gamecores have ended in failure so far.
+        """
+        steps = numbers.get("env_steps", 0.0)
+        trouble = failures + sum(value for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        if steps != self._steps:
+            if self._steps is not None:
+                self._limit_s = NEXT_STEP_TIMEOUT_S
+            self._steps, self._trouble_then, self._since = steps, trouble, self._clock()
+        return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
+
+    def verdict(self, numbers: Mapping[str, float], last: str) -> str:
+        """One line for people: what came instead of env steps, and the newest error."""
+        came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
+        waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
+        return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log'}"
+
+
+class Pace:
+    """Tells a learner that hangs from one that waits for games: enough has come for an update, and none follows.
+
+    Args:
+        batch_steps: transitions that are enough for an update.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, batch_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        # Twice, as one batch may be on its way to being full when the other is given.
+        self._enough = 2 * batch_steps
+        self._clock = clock
+        self._moved: tuple[float | None, ...] = ()
+        self._steps_then = 0.0
+        self._since: float | None = None
+        self._first_step: float | None = None
+        self._told = False
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the hub's newest numbers."""
+        steps = numbers.get("env_steps", 0.0)
+        moved = (numbers.get("updates"), numbers.get("policy_version"))
+        if moved != self._moved:
+            self._moved, self._steps_then, self._since, self._told = moved, steps, None, False
+        elif self._since is None and steps - self._steps_then >= self._enough:
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since > STALLED_TIMEOUT_S
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """What is waited for, once that takes long: for the first update, or for one that should have come. One line,
+        and empty where there is nothing new to tell; call it after `is_over`."""
+        now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
+        if self._first_step is None and steps:
+            self._first_step = now
+        if self._told:
+            return ""
+        if self._since is not None and now - self._since > _HINT_S:
+            self._told = True
+            return (
+                f"no update for {now - self._since:.0f} s, though {steps - self._steps_then:.0f} env steps have come "
+                f"since update {updates:.0f}; after {STALLED_TIMEOUT_S:g} s of this the job gives up"
+            )
+        if self._since is None and not updates and self._first_step is not None and now - self._first_step > _HINT_S:
+            self._told = True
+            return f"no update yet: {steps:.0f} env steps have come, and the first takes {self._enough // 2} or more"
+        return ""
+
+    def verdict(self, numbers: Mapping[str, float]) -> str:
+        """One line for people."""
+        since = self._clock() - (self._since or 0.0)
+        return (
+            f"the learner hangs: {numbers.get('env_steps', 0.0) - self._steps_then:.0f} env steps have come since its "
+            f"update {numbers.get('updates', 0.0):.0f}, enough for the next one {since:.0f} s ago"
+        )
+
+
+class Learner(Protocol):
+    """A learner at work in the background, on whatever host."""
+
+    def result(self, timeout_s: float | None = None) -> Summary | None:
+        """Its summary; None if it is not done within ``timeout_s``. Raises what it failed with."""
+
+    def state(self) -> str:
+        """What it is at, in a few words."""
+
+
+def last_of(learner: Learner) -> Summary:
+    """Waits for a learner whose stream is over to save its last checkpoint and end.
+
+    Raises:
+        BrayxError: what it failed with.
+        DeadlineExceeded: it hangs.
+    """
+    summary = learner.result(STALLED_TIMEOUT_S)
+    if summary is None:
+        late = f"the learner has not ended within {STALLED_TIMEOUT_S:g} s after the last batch"
+        raise DeadlineExceeded(f"{late}; it {learner.state()}")
+    return summary

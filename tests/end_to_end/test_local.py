@@ -1,0 +1,154 @@
+"""`brayx train --local`: a whole training where Ray cannot even be imported; killed, interrupted, resumed, finished."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from brayx.tracking import Trial, find
+from tests.end_to_end.jobs import (
+    FREE_PORTS,
+    Command,
+    alone_for,
+    brayx,
+    goes_on,
+    is_free,
+    job_folder,
+    said_on_failure,
+    setting,
+    trials,
+    written,
+)
+
+CONTROL_C_S = 10.0
+OPTIONS = (
+    "actor.gamecores.0.num=2",
+    "actor.episode_save_interval=5",
+    "buffer.batch_size=2",
+    "trainer.checkpoint_interval=4",
+    "trainer.target_games=5",
+    "trainer.target_return=null",
+)
+NO_RAY = """
+import os, traceback
+with open(os.environ["RAY_IMPORTED"], "a") as told:
+    told.write("".join(traceback.format_stack()))
+raise ImportError("Ray must not be imported here")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The CartPole job, and a Ray that tells who imports it."""
+    (tmp_path / "without" / "ray").mkdir(parents=True)
+    (tmp_path / "without" / "ray" / "__init__.py").write_text(NO_RAY)
+    job_folder(tmp_path)
+    return tmp_path
+
+
+def train(folder: Path, num_steps: int) -> Command:
+    path = os.pathsep.join(filter(None, [str(folder / "without"), os.environ.get("PYTHONPATH")]))
+    environment: dict[str, str | None] = {"PYTHONPATH": path, "RAY_IMPORTED": str(folder / "imported.txt")}
+    options = setting(*FREE_PORTS, *OPTIONS, f"trainer.num_steps={num_steps}")
+    return brayx(folder, "train", "cartpole.yaml", "--local", *options, environment=environment)
+
+
+def door(command: Command) -> str:
+    """The door's URL, once games play through it."""
+    command.until(command.says("gamecores play through the door at"), "games play")
+    found = re.search(r"2 gamecores play through the door at (http://127\.0\.0\.1:\d+)", command.err)
+    assert found is not None
+    return found[1]
+
+
+def saved(folder: Path) -> list[int]:
+    """Steps of the trial's checkpoints."""
+    if not (folder / "mlflow.db").is_file():
+        return []
+    found = trials(folder).get("main")
+    return [checkpoint.step for checkpoint in found[-1].checkpoints()] if found else []
+
+
+def the_trial(folder: Path) -> Trial:
+    (trial,) = trials(folder)["main"]
+    return trial
+
+
+def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
+    with train(folder, 1_000_000) as killed, said_on_failure(killed):
+        url = door(killed)
+        killed.until(killed.says("the model acts on engine onnx"), "the engine is built")
+        killed.until(lambda: "env steps" in killed.err, "it shows progress")
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            assert b'"mode": "train"' in reply.read()
+        # The store must not be touched before the command has made it, which it has when it saves.
+        killed.until(lambda: any(folder.glob("mlartifacts/**/weights.npz")) and bool(saved(folder)), "it is saved")
+        killed.process.kill()
+        killed.gone(alone_for(15.0, killed))
+    steps = max(saved(folder))
+    assert the_trial(folder).status == "RUNNING"
+    assert is_free(int(url.rpartition(":")[2]))
+
+    with train(folder, 1_000_000) as interrupted, said_on_failure(interrupted):
+        url = door(interrupted)
+        assert "cartpole / main (resumed)" in interrupted.err
+        interrupted.until(lambda: max(saved(folder)) > steps, "it is saved again")
+        limit_s = alone_for(CONTROL_C_S, interrupted)
+        interrupted.control_c()
+        interrupted.gone(limit_s)
+        assert interrupted.process.returncode == 130
+        assert "interrupted: the learner saves a last checkpoint; the same command resumes this trial" in (
+            interrupted.err
+        )
+        assert "interrupted (the same command resumes it)" in interrupted.out
+        assert interrupted.temporary == []
+    trial = the_trial(folder)
+    assert trial.status == "KILLED"
+    assert max(saved(folder)) > steps
+    steps = max(saved(folder))
+    assert is_free(int(url.rpartition(":")[2]))
+
+    with train(folder, steps + 2000) as finished, said_on_failure(finished):
+        assert finished.ended() == 0
+        finished.gone(alone_for(5.0, finished))
+        assert "trial 'main' of project 'cartpole': finished after" in finished.out
+        assert "champion: cartpole version 1" in finished.out
+        assert finished.temporary == []
+    trial = the_trial(folder)
+    assert trial.status == "FINISHED"
+    assert max(saved(folder)) >= steps + 2000
+    for metric in ("env_steps", "updates", "policy_version"):
+        assert goes_on(written(trial, metric)), metric
+    champion = find("models:/cartpole@champion", trial.uri)
+    assert float(champion.tags["return"]) > 0
+    assert list(folder.rglob("curve.png"))
+    assert list(folder.rglob("episodes/render-*.png"))
+    imported = folder / "imported.txt"
+    assert not imported.exists(), imported.read_text()
+
+
+def test_a_job_that_needs_more_than_this_host_has_is_told_before_anything_starts(folder: Path) -> None:
+    (folder / "more.yaml").write_text(
+        (folder / "cartpole.yaml").read_text() + "other: {kind: model, module: gym_model}\n"
+    )
+    options = setting(*FREE_PORTS, "actor.num_workers=2", "model.placement=remote")
+    with brayx(folder, "train", "more.yaml", "--local", *options) as command:
+        assert command.ended() == 2
+        (_, line) = command.err.strip().splitlines()
+        assert line.startswith("brayx: ")
+        assert "model.placement is remote; actor.num_workers is 2; there are 2 models" in line
+        assert line.endswith("Leave out --local")
+    assert not (folder / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(("--address", "auto"), "--address is 'auto', and with --local no cluster is joined")]
+)
+def test_a_cluster_is_not_joined_locally(folder: Path, words: tuple[str, ...], told: str) -> None:
+    with brayx(folder, "train", "cartpole.yaml", "--local", *words) as command:
+        assert command.ended() == 2
+        assert told in command.err

@@ -1,0 +1,95 @@
+"""The model that is learned acts at once, on torch, and goes on by itself on the engine that the job asks for."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.engines.onnx import OnnxEngine
+from brayx.engines.torch import TorchEngine
+from brayx.errors import ConfigError
+from brayx.local.acting import ActingModel
+from brayx.metrics import Recorder
+from brayx.model.config import ModelConfig
+from tests.waiting import WAIT_S
+
+OBS = np.array([1.0, 2.0], np.float32)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, obs):
+        return {"value": obs.sum(-1) * self.factor}
+
+
+class ByValue(Scale):
+    """What one run records of it is not what it computes, and no exporter takes it whole."""
+
+    def forward(self, obs):
+        if float(obs.sum()) > 2.5:
+            obs = -obs
+        return super().forward(obs)
+
+
+def factor(value):
+    return {"factor": np.array([value], np.float32)}
+
+
+async def value_of(acting):
+    outputs, version = await acting.model.forward(OBS)
+    return float(outputs["value"]), version
+
+
+def engine_of(acting):
+    return type(acting.model._versions.newest.engine)
+
+
+def made(module, **options):
+    return ActingModel(ModelConfig(module="m", **options), module, (torch.zeros(2, 2),), Recorder())
+
+
+async def test_it_acts_before_its_engine_is_built_and_with_the_newest_weights_after():
+    module = Scale()
+    acting, said = made(module), []
+    assert engine_of(acting) is TorchEngine
+    assert await value_of(acting) == (3.0, 0)
+    acting.load(1, factor(2.0))
+    assert await value_of(acting) == (6.0, 1)
+    torch.nn.init.zeros_(module.factor)  # it learns meanwhile
+    thread = acting.build(said.append)
+    acting.load(2, factor(5.0))
+    thread.join(WAIT_S)
+    assert engine_of(acting) is OnnxEngine
+    assert await value_of(acting) == (15.0, 2)
+    assert re.fullmatch(r"the model acts on engine onnx from policy version [12] on; until now it was torch", *said)
+    acting.load(3, factor(7.0))
+    assert await value_of(acting) == (21.0, 3)
+    await acting.model.close()
+
+
+async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_so():
+    acting, said = made(ByValue()), []
+    acting.build(said.append).join(WAIT_S)
+    (line,) = said
+    assert line.startswith("the model goes on acting on torch, since engine onnx could not be built: ")
+    acting.load(1, factor(2.0))
+    assert await value_of(acting) == (-6.0, 1)
+    await acting.model.close()
+
+
+async def test_where_torch_is_asked_for_nothing_else_is_built():
+    acting = made(Scale(), engine="torch")
+    assert acting.build(print) is None
+    await acting.model.close()
+
+
+@pytest.mark.parametrize("engine", ["onnx-frozen", "int8"])
+def test_an_engine_that_takes_no_new_weights_is_refused(engine):
+    with pytest.raises(ConfigError, match="is frozen and takes no new weights"):
+        made(Scale(), engine=engine)

@@ -1,0 +1,195 @@
+"""The buffer between the threads of one process, and the stream that the learner reads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from brayx.local.buffer import LocalBuffer
+from brayx.local.stream import Batches
+from brayx.metrics import Recorder
+from brayx.replay.config import BufferConfig
+from brayx.replay.packing import READY_KEY
+from brayx.types import Fragment
+from tests.waiting import WAIT_S, until
+
+T = 4
+
+
+def fragment(value=0.0, version=1, steps=T):
+    return Fragment(
+        obs=np.full((steps + 1, 3), value, np.float32),
+        action=np.zeros(steps, np.int64),
+        log_prob=np.zeros(steps, np.float32),
+        reward=np.full(steps, value, np.float32),
+        terminated=True,
+        truncated=False,
+        policy_version=np.full(steps, version, np.int64),
+    )
+
+
+def made(**options):
+    sink = Recorder()
+    config = BufferConfig(**{"size": 2, "batch_size": 2, "unroll_length": T, **options})
+    return LocalBuffer(config, None, sink), sink
+
+
+def values(batch):
+    return batch["reward"][:, 0].tolist()
+
+
+def test_what_is_pushed_comes_out_once_in_order_and_is_counted():
+    buffer, sink = made()
+    assert buffer.pop() is None
+    before = time.time()
+    buffer.push(fragment(1.0), fragment(2.0), fragment(3.0))
+    batch = buffer.pop()
+    assert values(batch) == [1.0, 2.0]
+    assert before <= float(batch[READY_KEY]) <= time.time()
+    assert buffer.pop() is None
+    assert sink.summary() == {"env_steps": 12, "fragments_pushed": 3, "replay_batches": 1, "replay_reused": 0}
+
+
+def test_without_room_the_oldest_batch_is_dropped_and_counted():
+    buffer, sink = made(size=1)
+    buffer.push(*(fragment(float(value)) for value in range(6)))
+    assert values(buffer.pop()) == [4.0, 5.0]
+    assert sink.summary()["replay_dropped.full"] == 4 * T
+
+
+def test_a_fragment_that_does_not_fit_is_refused_told_and_counted(caplog):
+    buffer, sink = made()
+    buffer.push(fragment(1.0), fragment(float("nan")), fragment(2.0))
+    assert values(buffer.pop()) == [1.0, 2.0]
+    assert "obs" in buffer.refusal
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert sink.summary()["replay_dropped.bad_fragment"] == T
+    assert sink.summary()["fragments_pushed"] == 2
+
+
+def test_play_that_lags_too_far_behind_is_dropped_and_play_of_versions_to_come_refused():
+    buffer, sink = made(max_policy_lag=1)
+    buffer.published(1)
+    buffer.push(fragment(1.0, version=1), fragment(9.0, version=2), fragment(1.0, version=1))
+    assert "newest" in buffer.refusal or "version" in buffer.refusal
+    buffer.published(3)
+    assert buffer.pop() is None
+    buffer.push(fragment(2.0, version=3), fragment(2.0, version=2))
+    assert values(buffer.pop()) == [2.0, 2.0]
+    assert sink.summary()["replay_dropped.policy_lag"] == 2 * T
+
+
+def test_what_is_evaluated_is_not_counted_as_learned_from():
+    sink = Recorder()
+    buffer = LocalBuffer(BufferConfig(size=1, batch_size=1, unroll_length=T), None, sink, learned=False)
+    buffer.push(fragment(), fragment())
+    assert sink.summary() == {"eval_dropped.full": T}
+
+
+def test_a_push_does_not_wait_for_a_thread_that_is_in_the_buffer_which_takes_it_in():
+    """The event loop pushes while the learner's thread draws a batch: it goes on at once, and nothing is lost."""
+    buffer, _ = made()
+    inside, leave = threading.Event(), threading.Event()
+    inner = buffer._buffer.pop
+
+    def slow_pop(**options):
+        inside.set()
+        assert leave.wait(WAIT_S)
+        return inner(**options)
+
+    buffer._buffer.pop = slow_pop
+    popped = []
+    thread = threading.Thread(target=lambda: popped.append(buffer.pop()))
+    thread.start()
+    assert inside.wait(WAIT_S)
+    buffer.push(fragment(1.0), fragment(2.0))  # in this thread: it would hang here
+    leave.set()
+    thread.join(WAIT_S)
+    assert popped == [None]
+    buffer._buffer.pop = inner
+    assert values(buffer.pop()) == [1.0, 2.0]
+
+
+def test_what_is_pushed_while_the_buffer_is_held_is_bounded():
+    buffer, sink = made(max_pending=3)
+    with buffer._lock:
+        buffer.push(*(fragment(float(value)) for value in range(10)))
+    buffer.push()
+    assert sink.summary()["replay_dropped.full"] == 7 * T
+    assert values(buffer.pop()) == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_end_gives_what_waits_or_nothing(drain):
+    buffer, sink = made()
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(fragment(1.0), fragment(2.0), fragment(3.0))
+    buffer.end(drain=drain)
+    buffer.push(fragment(4.0))
+    assert [values(batch) for batch in batches] == ([[1.0, 2.0], [3.0, 0.0]] if drain else [])
+    assert sink.summary()["replay_dropped.ended"] == T
+
+
+def test_the_reader_waits_for_a_batch_and_an_end_from_another_thread_wakes_it():
+    buffer, _ = made()
+    batches, seen = Batches({"b": buffer}, {"b": 1.0}), []
+    reader = threading.Thread(target=lambda: seen.extend(values(batch) for batch in batches))
+    reader.start()
+    buffer.push(fragment(1.0), fragment(2.0))
+    until(lambda: seen == [[1.0, 2.0]], "the batch is read")
+    batches.end()
+    reader.join(WAIT_S)
+    assert not reader.is_alive()
+
+
+def test_pushes_of_many_threads_all_arrive_while_another_reads():
+    buffer, _ = made(size=1000)
+    batches, seen = Batches({"b": buffer}, {"b": 1.0}), Counter()
+    reader = threading.Thread(target=lambda: [seen.update(values(batch)) for batch in batches])
+    reader.start()
+    pushers = [
+        threading.Thread(target=lambda at=at: [buffer.push(fragment(float(at * 50 + i))) for i in range(50)])
+        for at in range(4)
+    ]
+    for thread in pushers:
+        thread.start()
+    for thread in pushers:
+        thread.join(WAIT_S)
+    buffer.end(drain=True)
+    reader.join(WAIT_S)
+    assert seen == Counter(float(value) for value in range(200))
+
+
+def test_buffers_share_the_learner_by_their_weights():
+    left, right = made(size=100)[0], made(size=100)[0]
+    batches = Batches({"left": left, "right": right}, {"left": 3.0, "right": 1.0})
+    left.push(*(fragment(1.0) for _ in range(24)))
+    right.push(*(fragment(2.0) for _ in range(24)))
+    first = Counter(values(next(batches))[0] for _ in range(8))
+    assert first == {1.0: 6, 2.0: 2}
+    rest = (values(next(batches))[0] for _ in range(16))
+    assert Counter(rest) == {1.0: 6, 2.0: 10}, "one that has nothing is not waited for"
+
+
+def test_importance_weights_go_on_where_an_interrupted_training_was():
+    buffer, _ = made(sampler="prioritised", importance_exponent=0.0, importance_batches=10, batch_size=4, size=10)
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(*(fragment(float(value)) for value in range(8)))
+    first = next(batches)
+    np.testing.assert_array_equal(first["weight"], np.ones(4))
+    batches.update_priorities(first["index"], np.array([1.0, 10.0, 100.0, 1000.0], np.float32))
+    batches.skip(10)
+    assert any(next(batches)["weight"].min() < 1 for _ in range(20))
+
+
+def test_the_last_batch_is_given_again_while_there_is_no_other_and_counted():
+    buffer, sink = made(max_reuse=1)
+    buffer.push(fragment(1.0), fragment(2.0))
+    assert values(buffer.pop()) == values(buffer.pop()) == [1.0, 2.0]
+    assert buffer.pop() is None
+    assert sink.summary()["replay_reused"] == 1
