@@ -31,7 +31,7 @@ from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
-from brayx.rollout.masks import InfoMasks
+from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
 from brayx.rollout.policy import Policy
 from brayx.types import Columns, NestedArray, Weights, flatten
@@ -100,6 +100,7 @@ class Collector:
         greedy: bool = False,
     ) -> None:
         check_noise(sde_steps, policy.output_names)
+        self._ignores_masks = not is_observed(envs.single_observation_space)
         if isinstance(envs, InfoMasks) and not any(MASK in key.split("/") for key in policy.obs_keys):
             logger.warning("the environments give action masks, but the model takes no action_mask: they are ignored")
             envs = envs.env
@@ -282,11 +283,18 @@ class Collector:
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         action = self.action_spec.to_env(action, scale=self._scale)
         try:
-            obs, reward, terminated, truncated, _ = self.envs.step(action)
+            obs, reward, terminated, truncated, info = self.envs.step(action)
             if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
                 obs, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
             raise failed("step", error) from error
+        if self._ignores_masks and MASK in info:
+            self._ignores_masks = False  # said once
+            logger.warning(
+                "info's %s is ignored: expected discrete actions, and masks from the first reset on, of the first "
+                "environment too",
+                MASK,
+            )
         self._obs = self._leaves(obs)
         return reward, terminated, truncated
 
