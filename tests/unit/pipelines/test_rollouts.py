@@ -249,7 +249,10 @@ def test_what_happens_in_the_collectors_thread_is_told():
                 raise RuntimeError("out of order")
             return super().step(action)
 
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised RuntimeError in step: out of order$"):
+    with pytest.raises(
+        EnvironmentFailed,
+        match=r"^the environment raised RuntimeError in step: out of order \(\S+/test_rollouts\.py:\d+\)$",
+    ):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 
 

@@ -87,7 +87,9 @@ def test_after_a_step_that_raised_every_environment_begins_anew(mode):
             return super().step(action)
 
     made = collector(Tripping, num=3, length=5, mode=mode, normalise_reward=True, gamma=0.5)
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised ValueError in step: tripped$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"^the environment raised ValueError in step: tripped \(\S+/test_collector\.py:\d+\)$"
+    ):
         made.collect()
     assert made.env_steps == 0
     runs = [made.collect().arrays for _ in range(4)]

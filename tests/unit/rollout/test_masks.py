@@ -216,9 +216,13 @@ def test_a_constructor_or_reset_that_raises_is_named():
         def reset(self, *, seed=None, options=None):
             raise OSError("no licence")
 
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in reset: no licence$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"^the environment raised OSError in reset: no licence \(\S+/test_masks\.py:\d+\)$"
+    ):
         make_envs(Broken, 2)
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display \(\S+/test_masks\.py"
+    ):
         make_envs(lambda: (_ for _ in ()).throw(OSError("no display")), 2)
 
 
