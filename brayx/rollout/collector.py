@@ -63,7 +63,7 @@ class Collector:
     Args:
         envs: closed by `close`.
         policy: acts.
-        unroll_length: steps of a run, ``T``.
+        unroll_length: steps of a run, ``T``; the attribute may be changed between two runs.
         seed: of environments and actions.
         scale_actions: of a Box with finite bounds the policy's -1 to 1 are the bounds; else they are its own unit. What
             is recorded is the policy's action, unclipped.
