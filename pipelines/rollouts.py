@@ -647,8 +647,13 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
         limiter_of(training)
         steps = length * training.batch_size
         per_column = (training.samples_per_insert or math.inf) / training.batch_size
-        batches = per_column * (total // length - training.min_columns)
-        change = "a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+        columns = total // length - training.min_columns
+        batches = per_column * columns
+        change = "more total_steps, or a smaller min_columns or unroll_length"
+        if columns:  # else the table is not sampled, however often it may be
+            change = (
+                "more total_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+            )
     check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
 
 

@@ -303,6 +303,11 @@ def test_sac_takes_a_gradient_for_each_transition_by_default():
             "100,000 transitions come to 25 gradients of algorithm 'impala', of 4,096 .*num_envs or unroll_length",
         ),
         (PPOConfig(epochs=1, minibatch_size=10_000), {"num_envs": 128}, "20,000 transitions come to 3 gradients"),
+        (
+            SACConfig(),
+            {"total_steps": 1_000},
+            "1,000 transitions come to 0 .*; expected more total_steps, or a smaller ",
+        ),
     ],
 )
 def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, options, message):
