@@ -16,6 +16,7 @@ Knows nothing of learning, of Ray, nor of where weights come from.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -29,6 +30,7 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
+from brayx.metrics import Sink
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
@@ -45,11 +47,20 @@ _WARM_UP = 1_000
 
 
 class Episode(NamedTuple):
-    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where."""
+    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where.
+    The return is NaN if a reward was NaN or infinite, as float32."""
 
     ret: float
     length: int
     env: int
+
+
+def record_episodes(sink: Sink, episodes: Collection[Episode]) -> None:
+    """Records returns and lengths, of those episodes whose return is a number: a mean is one, then."""
+    whole = [episode for episode in episodes if not math.isnan(episode.ret)]
+    if whole:
+        sink.add_all("episode_return", [episode.ret for episode in whole])
+        sink.add_all("episode_length", [float(episode.length) for episode in whole])
 
 
 def seed_after(seed: int, env_steps: int) -> int:
@@ -360,8 +371,7 @@ class Collector:
         counted = ~resetting
         counted[:, -1] = False
         returns = np.add.reduceat(reward.ravel(), pieces, dtype=np.float64)
-        if not np.isfinite(returns).all():  # else no later return of its environment is a number
-            returns = np.add.reduceat(np.where(np.isfinite(reward), reward, 0.0).ravel(), pieces, dtype=np.float64)
+        returns[~np.isfinite(returns)] = np.nan
         lengths = np.add.reduceat(counted.ravel(), pieces, dtype=np.int64)
         env, t = np.divmod(pieces, done.shape[1])
         first = np.flatnonzero(t == 0)

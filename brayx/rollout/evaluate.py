@@ -35,7 +35,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
+        """Mean return; NaN if one is, as it has a reward that is no finite number."""
         return float(np.mean([episode.ret for episode in self.episodes]))
 
     @property

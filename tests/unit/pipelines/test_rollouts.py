@@ -888,6 +888,55 @@ def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
     assert train_local(lambda: Shown(reward=1e30), algorithm, training).updates > 0
 
 
+@pytest.mark.parametrize("reward", [np.inf, np.nan, 1e39, None])
+@pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {"blocking": False}), (SACConfig(), TABLE)])
+def test_a_training_of_whose_rewards_none_is_finite_ends_with_their_name(algorithm, options, reward) -> None:
+    with pytest.raises(
+        Diverged, match=r"nothing was learned: all 2\d\d transitions .*; reward: holds NaN or inf"
+    ) as told:
+        train_local(lambda: Shown(reward=reward), algorithm, Training(**QUICK, **options, evaluation_episodes=4))
+    assert told.value.details == {"fields": ["reward"]}
+
+
+class Evaluated(Counting):
+    """Knows by its seed whether it is evaluated."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.evaluated = seed >= 10_000
+        return super().reset()
+
+
+def test_a_reward_that_is_not_finite_makes_the_return_of_its_evaluation_episode_nan() -> None:
+    class Late(Evaluated):
+        def reset(self, *, seed=None, options=None):
+            self.first = seed is not None
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, np.inf if self.evaluated and self.first and reward == 2 else reward, *rest
+
+    found = train_local(Late, PPOConfig(epochs=1), Training(**QUICK, evaluation_episodes=8)).evaluation
+    np.testing.assert_array_equal([each.ret for each in found.episodes], [np.nan] * 4 + [6] * 4)
+    assert np.isnan(found.mean)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_environment_that_raises_in_its_evaluation_costs_no_more_than_that(blocking, caplog) -> None:
+    class Breaking(Evaluated):
+        def step(self, action):
+            if self.evaluated:
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8)
+    result = train_local(Breaking, PPOConfig(epochs=1), training)
+    assert (result.reason, result.evaluation) == ("num_steps", None)
+    assert result.return_mean == 6
+    assert "there is no evaluation: the environment raised RuntimeError in step: out of order" in caplog.text
+
+
 class Endless(Counting):
     """Its first environment never ends an episode, and gives 1 for each step."""
 
