@@ -257,6 +257,8 @@ def train_local(
         stream.close()
         run.settle()
         run.check_learned()
+        if summary.reason == "target_return":  # a stream that is not asked for more does not know of the last update
+            run.after_update()
         seconds = run.seconds
         normaliser = collector.state_dict()
         evaluation = None
@@ -484,14 +486,14 @@ class _Run:
         while self._goes_on():
             yield from self._batches(self._collect())
             yield from self._to_imitate(1)
-            self._after_update()
+            self.after_update()
 
     def recorded(self) -> Generator[Batch]:
         """Gives batches of demonstrations, and nothing else."""
         assert self._demonstrations is not None
         while self._goes_on():
             yield from self._batches((self._demonstrations.draw(), []))
-            self._after_update()
+            self.after_update()
 
     def beside(self) -> Generator[Batch]:
         """Collects in a thread of its own, at most one run ahead."""
@@ -515,7 +517,7 @@ class _Run:
                     raise run
                 yield from self._batches(run)
                 yield from self._to_imitate(1)
-                self._after_update()
+                self.after_update()
         finally:
             stopped.set()
             thread.join(_END_S)
@@ -623,7 +625,8 @@ class _Run:
                 yield self._importance.weigh(batch, self._batches_before)
                 self._batches_before += 1
 
-    def _after_update(self) -> None:
+    def after_update(self) -> None:
+        """Notes how far training has come, once a run was learned from."""
         numbers = self.newest()
         self._books.take_interval()  # so that the next means are of the next run only
         if numbers.get(GAMES_METRIC):
