@@ -286,7 +286,7 @@ class BadWeights(ModelError):
 
 
 class Diverged(ModelError):
-    """Learning gave a loss that is no finite number; names it, and what else was not finite."""
+    """Learning gave a loss that is no finite number, or nothing collected is finite; names what is not."""
 
     code = "diverged"
     http_status = 422

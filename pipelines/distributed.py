@@ -6,6 +6,8 @@ one's own modules) is a matter of writing one. Knows nothing of the command line
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import tempfile
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, EnvironmentFailed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from deployments.job import JobConfig
     from pipelines.rollouts import Point, Result
     from pipelines.training import Training
+
+logger = logging.getLogger(__name__)
 
 _DROPPED = ("replay_dropped.", "fragments_dropped.")
 """Transitions by the reason why they were not learned from."""
@@ -207,7 +211,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
 def _evaluated(
     job: JobConfig, module: Any, forward_args: Any, normaliser: Mapping[str, np.ndarray], training: Training
-) -> Evaluation:
+) -> Evaluation | None:
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
     from brayx.rollout.evaluate import evaluate
@@ -215,22 +219,25 @@ def _evaluated(
 
     config = job.rollouts["rollout"]
     assert config.env is not None
-    envs = make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
     try:
-        policy = Policy(module, forward_args, engine="torch")
-        collector = Collector(
-            envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
-        )
-        if normaliser:
-            collector.load_state_dict(normaliser)
-        return evaluate(
-            envs,
-            policy,
-            training.evaluation_episodes,
-            seed=job.seed + 10_000,
-            scale_actions=config.scale_actions,
-            normaliser=collector.obs_normaliser,
-            max_steps=training.evaluation_steps,
-        )
-    finally:
-        envs.close()
+        with contextlib.closing(
+            make_envs(config.env, config.num_envs, vectorization=config.vectorization, options=config.env_options)
+        ) as envs:
+            policy = Policy(module, forward_args, engine="torch")
+            collector = Collector(
+                envs, policy, 1, normalise_obs=config.normalise_obs, normalise_reward=config.normalise_reward
+            )
+            if normaliser:
+                collector.load_state_dict(normaliser)
+            return evaluate(
+                envs,
+                policy,
+                training.evaluation_episodes,
+                seed=job.seed + 10_000,
+                scale_actions=config.scale_actions,
+                normaliser=collector.obs_normaliser,
+                max_steps=training.evaluation_steps,
+            )
+    except EnvironmentFailed as error:  # what was learned stays
+        logger.warning("there is no evaluation: %s", error)
+        return None

@@ -35,7 +35,7 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.books import Books
 from brayx.engines.base import check_finite
-from brayx.errors import BadFragment, ConfigError
+from brayx.errors import BadFragment, ConfigError, Diverged, EnvironmentFailed
 from brayx.metrics import Kind, Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
@@ -46,7 +46,7 @@ from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
 from brayx.replay.packing import Batch, Layout, check_columns
 from brayx.replay.table import Table
-from brayx.rollout.collector import Collector, Episode, seed_after
+from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
 from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.evaluate import Evaluation, evaluate
 from brayx.rollout.policy import Policy
@@ -101,7 +101,7 @@ class Result:
         forward_args: example arguments of it.
         normaliser: what the collector's normalisers had seen.
         curve: after each run's updates, once an episode has ended.
-        evaluation: of the greedy policy, where asked for; None if it was stopped.
+        evaluation: of the greedy policy, where asked for; None if it was stopped, or an environment raised in it.
     """
 
     reason: str
@@ -154,9 +154,9 @@ def train_local(
 
     Raises:
         ConfigError: options that do not fit each other, the environment, or the demonstrations.
-        EnvironmentFailed: an environment raised.
+        EnvironmentFailed: an environment raised; in the evaluation that is only a warning.
         ModelError: the model does not give what the algorithm learns from.
-        BadWeights: training diverged.
+        BadWeights, Diverged: training diverged, or nothing that was collected could be learned from.
     """
     algorithm = algorithm or PPOConfig()
     training = (training or Training()).of(algorithm)
@@ -256,22 +256,28 @@ def train_local(
         )
         stream.close()
         run.settle()
+        run.check_learned()
+        if summary.reason == "target_return":  # a stream that is not asked for more does not know of the last update
+            run.after_update()
         seconds = run.seconds
         normaliser = collector.state_dict()
         evaluation = None
         if training.evaluation_episodes and not stop.is_set():
             collector.load(*run.newest_weights())
-            played = evaluate(
-                envs,
-                collector.policy,
-                training.evaluation_episodes,
-                seed=training.seed + 10_000,
-                scale_actions=training.scale_actions,
-                normaliser=collector.obs_normaliser,
-                max_steps=training.evaluation_steps,
-                stop=stop,
-            )
-            evaluation = None if stop.is_set() else played
+            try:
+                played = evaluate(
+                    envs,
+                    collector.policy,
+                    training.evaluation_episodes,
+                    seed=training.seed + 10_000,
+                    scale_actions=training.scale_actions,
+                    normaliser=collector.obs_normaliser,
+                    max_steps=training.evaluation_steps,
+                    stop=stop,
+                )
+                evaluation = None if stop.is_set() else played
+            except EnvironmentFailed as error:  # what was learned stays
+                logger.warning("there is no evaluation: %s", error)
     reached = summary.reason == "target_return"
     return Result(
         reason="target_return" if reached else "num_steps" if run.env_steps >= training.total_steps else "stopped",
@@ -374,6 +380,7 @@ class _Run:
     ) -> None:
         self.env_steps = 0
         self.dropped = 0
+        self._unfit: BadFragment | None = None
         self.about: dict[str, Any] = {}
         self._steps_before = 0
         self._begun_at = 0
@@ -479,14 +486,14 @@ class _Run:
         while self._goes_on():
             yield from self._batches(self._collect())
             yield from self._to_imitate(1)
-            self._after_update()
+            self.after_update()
 
     def recorded(self) -> Generator[Batch]:
         """Gives batches of demonstrations, and nothing else."""
         assert self._demonstrations is not None
         while self._goes_on():
             yield from self._batches((self._demonstrations.draw(), []))
-            self._after_update()
+            self.after_update()
 
     def beside(self) -> Generator[Batch]:
         """Collects in a thread of its own, at most one run ahead."""
@@ -510,7 +517,7 @@ class _Run:
                     raise run
                 yield from self._batches(run)
                 yield from self._to_imitate(1)
-                self._after_update()
+                self.after_update()
         finally:
             stopped.set()
             thread.join(_END_S)
@@ -520,6 +527,20 @@ class _Run:
         finished, however slow the environments are."""
         if self._thread is not None:
             self._thread.join()
+
+    def check_learned(self) -> None:
+        """Refuses a training all of whose runs were dropped.
+
+        Raises:
+            Diverged: names the first field that was not finite.
+        """
+        collected = self.env_steps - self._steps_before
+        if self._unfit is not None and self.dropped == collected:
+            raise Diverged(
+                f"nothing was learned: all {collected:,} transitions were dropped; {self._unfit}, expected finite "
+                "float32 numbers",
+                fields=[self._unfit.details["field"]],
+            )
 
     def _goes_on(self) -> bool:
         if self._clerk is not None:
@@ -549,9 +570,7 @@ class _Run:
         self.env_steps += count
         self.about[_STEPS] = self.env_steps
         self._recorder.add("env_steps", count)
-        if episodes:
-            self._recorder.add_all("episode_return", [episode.ret for episode in episodes])
-            self._recorder.add_all("episode_length", [episode.length for episode in episodes])
+        record_episodes(self._recorder, episodes)
         self._ended = time.monotonic()
         good = self._fit_to_learn_from(arrays)
         if good is None:
@@ -577,7 +596,8 @@ class _Run:
                     bad |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
             if not bad.any():
                 raise
-            if not self.dropped:
+            if self._unfit is None:
+                self._unfit = error
                 logger.warning("of %d of %d environments a run is not learned from: %s", bad.sum(), len(bad), error)
         lost = int(arrays["mask"][bad].sum())
         self.dropped += lost
@@ -605,7 +625,8 @@ class _Run:
                 yield self._importance.weigh(batch, self._batches_before)
                 self._batches_before += 1
 
-    def _after_update(self) -> None:
+    def after_update(self) -> None:
+        """Notes how far training has come, once a run was learned from."""
         numbers = self.newest()
         self._books.take_interval()  # so that the next means are of the next run only
         if numbers.get(GAMES_METRIC):
@@ -647,8 +668,13 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
         limiter_of(training)
         steps = length * training.batch_size
         per_column = (training.samples_per_insert or math.inf) / training.batch_size
-        batches = per_column * (total // length - training.min_columns)
-        change = "a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+        columns = total // length - training.min_columns
+        batches = per_column * columns
+        change = "more total_steps, or a smaller min_columns or unroll_length"
+        if columns:  # else the table is not sampled, however often it may be
+            change = (
+                "more total_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+            )
     check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
 
 

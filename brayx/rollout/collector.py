@@ -16,6 +16,7 @@ Knows nothing of learning, of Ray, nor of where weights come from.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -29,9 +30,10 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
+from brayx.metrics import Sink
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
-from brayx.rollout.masks import InfoMasks
+from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
 from brayx.rollout.policy import Policy
 from brayx.types import Columns, NestedArray, Weights, flatten
@@ -45,11 +47,20 @@ _WARM_UP = 1_000
 
 
 class Episode(NamedTuple):
-    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where."""
+    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where.
+    The return is NaN if a reward was NaN or infinite, as float32."""
 
     ret: float
     length: int
     env: int
+
+
+def record_episodes(sink: Sink, episodes: Collection[Episode]) -> None:
+    """Records returns and lengths, of those episodes whose return is a number: a mean is one, then."""
+    whole = [episode for episode in episodes if not math.isnan(episode.ret)]
+    if whole:
+        sink.add_all("episode_return", [episode.ret for episode in whole])
+        sink.add_all("episode_length", [float(episode.length) for episode in whole])
 
 
 def seed_after(seed: int, env_steps: int) -> int:
@@ -63,7 +74,7 @@ class Collector:
     Args:
         envs: closed by `close`.
         policy: acts.
-        unroll_length: steps of a run, ``T``.
+        unroll_length: steps of a run, ``T``; the attribute may be changed between two runs.
         seed: of environments and actions.
         scale_actions: of a Box with finite bounds the policy's -1 to 1 are the bounds; else they are its own unit. What
             is recorded is the policy's action, unclipped.
@@ -100,6 +111,7 @@ class Collector:
         greedy: bool = False,
     ) -> None:
         check_noise(sde_steps, policy.output_names)
+        self._ignores_masks = not is_observed(envs.single_observation_space)
         if isinstance(envs, InfoMasks) and not any(MASK in key.split("/") for key in policy.obs_keys):
             logger.warning("the environments give action masks, but the model takes no action_mask: they are ignored")
             envs = envs.env
@@ -282,11 +294,18 @@ class Collector:
     def _step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         action = self.action_spec.to_env(action, scale=self._scale)
         try:
-            obs, reward, terminated, truncated, _ = self.envs.step(action)
+            obs, reward, terminated, truncated, info = self.envs.step(action)
             if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
                 obs, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
             raise failed("step", error) from error
+        if self._ignores_masks and MASK in info:
+            self._ignores_masks = False  # said once
+            logger.warning(
+                "info's %s is ignored: expected discrete actions, and masks from the first reset on, of the first "
+                "environment too",
+                MASK,
+            )
         self._obs = self._leaves(obs)
         return reward, terminated, truncated
 
@@ -352,8 +371,7 @@ class Collector:
         counted = ~resetting
         counted[:, -1] = False
         returns = np.add.reduceat(reward.ravel(), pieces, dtype=np.float64)
-        if not np.isfinite(returns).all():  # else no later return of its environment is a number
-            returns = np.add.reduceat(np.where(np.isfinite(reward), reward, 0.0).ravel(), pieces, dtype=np.float64)
+        returns[~np.isfinite(returns)] = np.nan
         lengths = np.add.reduceat(counted.ravel(), pieces, dtype=np.int64)
         env, t = np.divmod(pieces, done.shape[1])
         first = np.flatnonzero(t == 0)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line
+from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line, raised_at
 
 Vectorization: TypeAlias = Literal["auto", "sync", "async", "native"]
 EnvSource: TypeAlias = str | Callable[[], Any]
@@ -68,7 +68,8 @@ def failed(what: str, error: Exception) -> BrayxError:
     """The typed error for an environment's exception in its method ``what``; a typed one stays as it is."""
     if isinstance(error, BrayxError):
         return error
-    return EnvironmentFailed(f"the environment raised {type(error).__name__} in {what}: {first_line(error)}")
+    told = f"the environment raised {type(error).__name__} in {what}: {first_line(error)} ({raised_at(error)})"
+    return EnvironmentFailed(told)
 
 
 def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: Mapping[str, Any] | None) -> VectorEnv:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MAX_STEPS = 30_000
 """Default limit of an episode: half an hour of an Atari game has 27,000 steps."""
 _STEPS = 16
-"""Steps of a run."""
+"""Steps of a run, at most."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
+        """Mean return; NaN if one is, as it has a reward that is no finite number."""
         return float(np.mean([episode.ret for episode in self.episodes]))
 
     @property
@@ -85,15 +85,21 @@ def evaluate(
     )
     played: list[list[Episode]] = [[] for _ in range(collector.num_envs)]
     cut: set[int] = set()
-    while not all(len(found) == each or env in cut for env, found in enumerate(played)):
+
+    def wanted(episode: Episode) -> bool:
+        return len(played[episode.env]) < each and episode.env not in cut
+
+    while running := [episode for episode in collector.unfinished() if wanted(episode)]:
         if stop is not None and stop.is_set():
             break
+        # No episode passes the limit within a run.
+        collector.unroll_length = min(_STEPS, max_steps - max(episode.length for episode in running))
         collector.collect()
         for episode in collector.episodes():
-            if len(played[episode.env]) < each and episode.env not in cut:
+            if wanted(episode):
                 played[episode.env].append(episode)
         for episode in collector.unfinished():
-            if episode.length >= max_steps and len(played[episode.env]) < each and episode.env not in cut:
+            if episode.length >= max_steps and wanted(episode):
                 played[episode.env].append(episode)
                 cut.add(episode.env)
     turns = range(max(map(len, played)))

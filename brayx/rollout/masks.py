@@ -7,7 +7,8 @@ learning and evaluation use the same mask, and it is recorded with the observati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,12 @@ class InfoMasks(VectorWrapper):
 
     Args:
         env: has discrete actions, and an ``info`` in the layout of Gymnasium's vector environments.
-        actions: ``A``.
+        sizes: number of actions of each head; ``A`` is their sum.
     """
 
-    def __init__(self, env: VectorEnv, actions: int) -> None:
+    def __init__(self, env: VectorEnv, sizes: Sequence[int]) -> None:
         super().__init__(env)
+        self._sizes, actions = sizes, sum(sizes)
         self.single_observation_space = _beside(env.single_observation_space, spaces.Box(0, 1, (actions,), np.int8))
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self._masks = np.ones((self.num_envs, actions), np.int8)
@@ -49,7 +51,7 @@ class InfoMasks(VectorWrapper):
         """Steps as ``env`` does.
 
         Raises:
-            ConfigError: the length of a mask is not the number of actions.
+            ConfigError: a mask is not one number for each action.
         """
         obs, reward, terminated, truncated, info = self.env.step(actions)
         return self._with_masks(obs, info, None), reward, terminated, truncated, info
@@ -58,22 +60,39 @@ class InfoMasks(VectorWrapper):
         """The observation with the masks; those of ``rows``, or of all environments, are updated from ``info``."""
         fresh = np.ones_like(self._masks)
         if MASK in info:
+            masks = np.asarray(info[MASK])
+            if masks.shape[:1] != (self.num_envs,):
+                raise self._refused(repr(info[MASK]))
             given = info.get(f"_{MASK}", np.ones(self.num_envs, np.bool_))
-            fresh[given] = self._rows(np.asarray(info[MASK])[given])
+            fresh[given] = self._rows(masks[given])
         self._masks = fresh if rows is None else np.where(rows[:, None], fresh, self._masks)
         return _beside(obs, self._masks)
 
     def _rows(self, masks: np.ndarray) -> np.ndarray:
         """``masks``, an array or objects, as a bool array ``[n, A]``."""
-        if masks.dtype == object:  # lists; for several heads a tuple of arrays, as `spaces.MultiDiscrete.sample` takes
-            found = [np.concatenate([np.ravel(part) for part in mask]) for mask in masks]
-        else:
-            found = list(masks.reshape(len(masks), -1))
-        expected = self._masks.shape[1]
-        wrong = next((len(mask) for mask in found if len(mask) != expected), None)
-        if wrong is not None:
-            raise ConfigError(f"info's {MASK}: expected {expected} numbers, one for each action, got {wrong}", key=MASK)
-        return np.array(found).reshape(-1, expected) > 0
+        if masks.dtype == object:
+            return np.array([self._row(mask) for mask in masks], np.bool_).reshape(-1, sum(self._sizes))
+        count = math.prod(masks.shape[1:])
+        if masks.dtype.kind not in "biuf" or count != sum(self._sizes):
+            raise self._refused(str(count) if masks.dtype.kind in "biuf" else f"dtype {masks.dtype}")
+        return masks.reshape(-1, count) > 0
+
+    def _row(self, mask: Any) -> np.ndarray:
+        """A list, or for several heads a tuple of arrays, as `spaces.MultiDiscrete.sample` takes: bool ``[A]``."""
+        try:
+            row = np.concatenate([np.ravel(part) for part in mask]) > 0
+        except (TypeError, ValueError):
+            raise self._refused(repr(mask)) from None
+        if len(row) != sum(self._sizes):
+            raise self._refused(str(len(row)))
+        return row
+
+    def _refused(self, got: str) -> ConfigError:
+        each = "one for each action"
+        if len(self._sizes) > 1:
+            sizes = " + ".join(map(str, self._sizes[:8])) + (" + ..." if len(self._sizes) > 8 else "")
+            each = f"one for each value of each part of {self.single_action_space} ({sizes})"
+        return ConfigError(f"info's {MASK}: expected {sum(self._sizes)} numbers, {each}, got {got[:80]}", key=MASK)
 
 
 def _beside(own: Any, mask: Any) -> Any:
@@ -87,10 +106,10 @@ def _beside(own: Any, mask: Any) -> Any:
     return spaces.Dict(found) if isinstance(mask, spaces.Space) else found
 
 
-def _observed(space: Any) -> bool:
+def is_observed(space: Any) -> bool:
     """Whether an observation space already has a mask."""
-    inner = space if isinstance(space, spaces.Dict) else {}
-    return MASK in inner or (OWN in inner and _observed(inner[OWN]))
+    inner = space.spaces if isinstance(space, spaces.Dict) else {}  # `in` a space asks for a value of it
+    return MASK in inner or (OWN in inner and is_observed(inner[OWN]))
 
 
 def with_masks(envs: VectorEnv) -> VectorEnv:
@@ -103,11 +122,11 @@ def with_masks(envs: VectorEnv) -> VectorEnv:
         EnvironmentFailed: the reset raised.
     """
     sizes = ActionSpec.of(envs.single_action_space).sizes
-    if not sizes or _observed(envs.single_observation_space):
+    if not sizes or is_observed(envs.single_observation_space):
         return envs
     first = envs.envs[0] if isinstance(envs, SyncVectorEnv) else envs
     try:
         _, info = first.reset()
     except Exception as error:
         raise failed("reset", error) from error
-    return InfoMasks(envs, sum(sizes)) if MASK in info else envs
+    return InfoMasks(envs, sizes) if MASK in info else envs

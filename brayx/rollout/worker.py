@@ -29,7 +29,7 @@ from brayx.model.config import ModelConfig
 from brayx.model.weights import WeightSubscriber, get_weight_store
 from brayx.replay.config import BufferConfig
 from brayx.replay.remote import RemoteBuffer
-from brayx.rollout.collector import Collector
+from brayx.rollout.collector import Collector, record_episodes
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.envs import EnvSource, make_envs
 from brayx.rollout.policy import Policy
@@ -446,10 +446,7 @@ class _Playing:
             self._offer(max(0.0, min(_OFFER_S, until - time.monotonic())))
         if self._moments is not None:
             self._moments.turn()
-        episodes = self._collector.episodes()
-        if episodes:
-            self._books.add_all("episode_return", [episode.ret for episode in episodes])
-            self._books.add_all("episode_length", [float(episode.length) for episode in episodes])
+        record_episodes(self._books, self._collector.episodes())
         self._books.add("rollout_wait_seconds", waited_s)
         self._books.add("acting_version", self._version, label=self._spec.model_name)
         if overdue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import textwrap
 import time
@@ -386,7 +387,7 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
     assert isinstance(workers.error, EnvironmentFailed)
     name = f"{made.spec.config.module}.breaking"
     said = f"worker 0 of rollout 'games' ({name}): the environment raised ValueError in step: the pole is broken"
-    assert workers.error.message == said
+    assert re.fullmatch(rf"{re.escape(said)} \(\S+:\d+\)", workers.error.message)
     assert workers.lost == {"failed": 2}
 
 

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -18,9 +19,11 @@ from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
 from pipelines.checks import check_job
 from pipelines.cli import main
+from pipelines.distributed import _evaluated
 from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of
 from pipelines.models import build_model
 from pipelines.train import cluster_for
+from pipelines.training import Training
 
 TEMPLATE = Path(__file__).parents[3] / "pipelines" / "templates" / "ppo_env.yaml"
 NAMES = {part: part for part in ("hub", "weights", "buffer/buffer", "moments")}
@@ -303,6 +306,25 @@ def test_an_environment_that_raises_is_told_by_its_name(tmp_path: Path) -> None:
         EnvironmentFailed, match=r"\(own_broken.broken\): the environment raised ZeroDivisionError in reset"
     ):
         check_rollouts(own(tmp_path, "broken"))
+
+
+def test_what_was_learned_on_a_cluster_stays_when_an_environment_raises_in_its_evaluation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            raise OSError("no display")
+
+    gymnasium.register("BrokenReset-v0", Broken)
+    try:
+        model = build_model("model", job().as_dict())
+        assert _evaluated(job("rollout.env=BrokenReset-v0"), *model, {}, Training(evaluation_episodes=2)) is None
+    finally:
+        del gymnasium.registry["BrokenReset-v0"]
+    assert "there is no evaluation: the environment raised OSError in reset: no display" in caplog.text
 
 
 class TestReadyMadeModel:

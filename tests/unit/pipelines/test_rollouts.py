@@ -70,7 +70,8 @@ def test_it_learns_and_stops_at_the_target(blocking):
     assert len(result.evaluation.episodes) == 10
     steps = [point.env_steps for point in result.curve]
     assert steps == sorted(set(steps))
-    assert steps[-1] <= result.env_steps < 20_000
+    assert steps[-1] == result.env_steps < 20_000
+    assert result.curve[-1].return_mean == result.return_mean
 
 
 def test_who_evaluates_has_the_environments_to_itself():
@@ -249,7 +250,10 @@ def test_what_happens_in_the_collectors_thread_is_told():
                 raise RuntimeError("out of order")
             return super().step(action)
 
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised RuntimeError in step: out of order$"):
+    with pytest.raises(
+        EnvironmentFailed,
+        match=r"^the environment raised RuntimeError in step: out of order \(\S+/test_rollouts\.py:\d+\)$",
+    ):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 
 
@@ -300,6 +304,11 @@ def test_sac_takes_a_gradient_for_each_transition_by_default():
             "100,000 transitions come to 25 gradients of algorithm 'impala', of 4,096 .*num_envs or unroll_length",
         ),
         (PPOConfig(epochs=1, minibatch_size=10_000), {"num_envs": 128}, "20,000 transitions come to 3 gradients"),
+        (
+            SACConfig(),
+            {"total_steps": 1_000},
+            "1,000 transitions come to 0 .*; expected more total_steps, or a smaller ",
+        ),
     ],
 )
 def test_a_training_that_would_learn_next_to_nothing_is_refused(algorithm, options, message):
@@ -880,6 +889,55 @@ def test_rewards_too_large_to_learn_from_are_named(algorithm: Any) -> None:
     assert train_local(lambda: Shown(reward=1e30), algorithm, training).updates > 0
 
 
+@pytest.mark.parametrize("reward", [np.inf, np.nan, 1e39, None])
+@pytest.mark.parametrize(("algorithm", "options"), [(PPOConfig(epochs=1), {"blocking": False}), (SACConfig(), TABLE)])
+def test_a_training_of_whose_rewards_none_is_finite_ends_with_their_name(algorithm, options, reward) -> None:
+    with pytest.raises(
+        Diverged, match=r"nothing was learned: all 2\d\d transitions .*; reward: holds NaN or inf"
+    ) as told:
+        train_local(lambda: Shown(reward=reward), algorithm, Training(**QUICK, **options, evaluation_episodes=4))
+    assert told.value.details == {"fields": ["reward"]}
+
+
+class Evaluated(Counting):
+    """Knows by its seed whether it is evaluated."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.evaluated = seed >= 10_000
+        return super().reset()
+
+
+def test_a_reward_that_is_not_finite_makes_the_return_of_its_evaluation_episode_nan() -> None:
+    class Late(Evaluated):
+        def reset(self, *, seed=None, options=None):
+            self.first = seed is not None
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, np.inf if self.evaluated and self.first and reward == 2 else reward, *rest
+
+    found = train_local(Late, PPOConfig(epochs=1), Training(**QUICK, evaluation_episodes=8)).evaluation
+    np.testing.assert_array_equal([each.ret for each in found.episodes], [np.nan] * 4 + [6] * 4)
+    assert np.isnan(found.mean)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_environment_that_raises_in_its_evaluation_costs_no_more_than_that(blocking, caplog) -> None:
+    class Breaking(Evaluated):
+        def step(self, action):
+            if self.evaluated:
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8)
+    result = train_local(Breaking, PPOConfig(epochs=1), training)
+    assert (result.reason, result.evaluation) == ("num_steps", None)
+    assert result.return_mean == 6
+    assert "there is no evaluation: the environment raised RuntimeError in step: out of order" in caplog.text
+
+
 class Endless(Counting):
     """Its first environment never ends an episode, and gives 1 for each step."""
 
@@ -895,19 +953,18 @@ class Endless(Counting):
         return np.zeros(2), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("blocking", [True, False])
-def test_an_evaluation_episode_that_never_ends_is_cut_and_counts_its_return_so_far(blocking, caplog) -> None:
+@pytest.mark.parametrize(("blocking", "limit"), [(True, 100), (False, 100), (True, 5)])
+def test_an_evaluation_episode_that_never_ends_is_cut_and_counts_its_return_so_far(blocking, limit, caplog) -> None:
     Endless.made = 0
-    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=100)
+    training = Training(**QUICK, blocking=blocking, evaluation_episodes=8, evaluation_steps=limit)
     result = train_local(Endless, PPOConfig(epochs=1), training)
     found = result.evaluation
     assert (result.reason, found.cut) == ("num_steps", 1)
     assert [each.ret for each in found.episodes if each.env] == [6.0] * 6
     (cut,) = [each for each in found.episodes if not each.env]
-    assert cut.ret == cut.length
-    assert 100 <= cut.length < 120
-    assert found.mean == (cut.ret + 36) / 7
-    assert "1 of 7 episodes had not ended after 100 steps" in caplog.text
+    assert cut.ret == cut.length == limit
+    assert found.mean == (limit + 36) / 7
+    assert f"1 of 7 episodes had not ended after {limit} steps" in caplog.text
 
 
 def test_an_evaluation_is_given_up_when_it_is_stopped() -> None:

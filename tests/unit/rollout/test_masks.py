@@ -20,7 +20,7 @@ from brayx.rollout.policy import Policy
 from pipelines.rollouts import observation_of, ready_made, train_local
 from pipelines.training import Training
 from tests.unit.rollout.test_multi import Count
-from tests.unit.rollout.worlds import Counting, Linear
+from tests.unit.rollout.worlds import Counting, Linear, Looking
 
 ACTIONS = 4
 
@@ -148,16 +148,67 @@ def test_a_model_without_a_mask_input_acts_as_before(caplog):
     envs = with_masks(SyncVectorEnv([TwoOf] * 2))
     arrays = Collector(envs, Policy(Linear(), (np.zeros((2, 2), np.float32),), engine="torch"), 4).collect().arrays
     assert arrays["obs"].shape == (2, 5, 2)
-    assert "the model takes no action_mask" in caplog.text
+    (warning,) = caplog.messages
+    assert "the model takes no action_mask" in warning
 
 
-def test_a_mask_of_another_length_is_refused():
-    class Short(Telling):
+def test_masks_that_only_steps_give_are_ignored_with_one_warning(caplog):
+    class Late(Telling):
+        _lenient = True
+
+        def reset(self, *, seed=None, options=None):
+            return super().reset()[0], {}
+
+    made = collector(Late, AutoresetMode.NEXT_STEP)
+    for _ in range(2):
+        assert "obs/action_mask" not in made.collect().arrays
+    (warning,) = caplog.messages
+    assert "info's action_mask is ignored" in warning
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_mask_that_is_observed_already_may_be_in_info_too(method, caplog):
+    class Both(Looking):
+        def reset(self, *, seed=None, options=None):
+            return super().reset()[0], {"action_mask": np.ones(2, np.int8)} if method == "reset" else {}
+
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {"action_mask": np.ones(2, np.int8)} if method == "step" else {}
+
+    assert not collector(Both, AutoresetMode.NEXT_STEP).collect().arrays["obs/action_mask"][..., 0].any()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [([1, 0], "2"), (np.ones(2), "2"), (1, "1"), (None, "None"), ("0110", "'0110'"), ([], r"\[\]"), ({"a": 1}, r"\{")],
+)
+def test_a_mask_that_is_not_one_number_for_each_action_is_refused(mask, got):
+    class Odd(Telling):
         def _mask_info(self):
-            return {"action_mask": [1, 0]}
+            return {"action_mask": mask}
 
-    with pytest.raises(ConfigError, match=r"info's action_mask: expected 4 numbers, one for each action, got 2"):
-        collector(Short, AutoresetMode.NEXT_STEP)
+    with pytest.raises(ConfigError, match=rf"^info's action_mask: expected 4 numbers, one for each action, got {got}"):
+        collector(Odd, AutoresetMode.NEXT_STEP)
+
+
+@pytest.mark.parametrize(
+    ("space", "layout"),
+    [
+        (spaces.MultiBinary(3), r"6 .* MultiBinary\(3\) \(2 \+ 2 \+ 2\)"),
+        (spaces.MultiDiscrete([2, 3]), r"5 .* \(2 \+ 3\)"),
+    ],
+)
+def test_a_mask_that_has_not_a_number_for_each_value_of_each_part_is_refused_with_the_layout(space, layout):
+    class Bits(Telling):
+        action_space = space
+
+        def _mask_info(self):
+            return {"action_mask": np.ones(3, np.int8)}
+
+    with pytest.raises(ConfigError, match=rf"expected {layout}, got 3$"):
+        collector(Bits, AutoresetMode.NEXT_STEP)
 
 
 def test_a_constructor_or_reset_that_raises_is_named():
@@ -165,9 +216,13 @@ def test_a_constructor_or_reset_that_raises_is_named():
         def reset(self, *, seed=None, options=None):
             raise OSError("no licence")
 
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in reset: no licence$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"^the environment raised OSError in reset: no licence \(\S+/test_masks\.py:\d+\)$"
+    ):
         make_envs(Broken, 2)
-    with pytest.raises(EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display$"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"^the environment raised OSError in its constructor: no display \(\S+/test_masks\.py"
+    ):
         make_envs(lambda: (_ for _ in ()).throw(OSError("no display")), 2)
 
 
