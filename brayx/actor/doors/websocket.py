@@ -173,9 +173,7 @@ class _Connection:
             if attaching and kind is not StepKind.START and attaches(error):
                 self._attach()
             survives = (
-                isinstance(error, ProtocolError)
-                or leaves_running(error)
-                or (self._running and kind is StepKind.START)
+                isinstance(error, ProtocolError) or leaves_running(error) or (self._running and kind is StepKind.START)
             )
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:

@@ -933,9 +933,7 @@ class TestTakeovers:
         assert await asyncio.gather(*busy) == [b"s:wait", b"s:wait"]
         assert self.heard == [[], []]
 
-    async def resumed(
-        self, snapshot: Snapshot, holder: Holder | None, seq: int | None = None
-    ) -> bytes | BrayxError:
+    async def resumed(self, snapshot: Snapshot, holder: Holder | None, seq: int | None = None) -> bytes | BrayxError:
         """The answer to a tick that comes for a session which is not here yet; without a connection: as by HTTP."""
         name, attached = (holder.name, holder.attached) if holder is not None else ("", False)
         answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
