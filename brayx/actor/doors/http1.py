@@ -312,7 +312,8 @@ class HttpConnection(Connection):
         self._queue.append((self._url, request, connection, bodiless))
 
     def _bodiless(self) -> bool:
-        """Whether the answer has no body, as the request is a HEAD; the parser keeps a method until it reads the next."""
+        """Whether the request is a HEAD, whose answer has no body."""
+        # Without a URL the method is still that of the request before.
         return bool(self._url) and self._parser.get_method() == b"HEAD"
 
     def _measure(self, size: int) -> None:

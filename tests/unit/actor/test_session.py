@@ -902,11 +902,11 @@ class TestTakeovers:
         await until(lambda: session.began)
         second = asyncio.ensure_future(self.bench.number(1, b"1", holder))
         await until(lambda: session.inbox)
+        too_far = asyncio.ensure_future(self.bench.number(3, b"3", other))
+        await until(lambda: len(session.inbox) == 2)
+        self.bench.actors[0].gate.set()
         with pytest.raises(OutOfSequence):
-            ahead = asyncio.ensure_future(self.bench.number(3, b"3", other))
-            await asyncio.sleep(0)
-            self.bench.actors[0].gate.set()
-            await ahead
+            await too_far
         assert self.heard == [[], []]
         assert (await first, await second) == (b"s:wait", b"s:1")
         self.bench.actors[0].gate.clear()
