@@ -32,6 +32,8 @@ class Snapshot:
         actor: what `Actor.snapshot` gave.
         exact: nothing has happened since it was taken: the session was moved, not lost.
         announced: its client had said at the start that it numbers its ticks.
+        holder: name of the connection that held it; empty: none did. None: unknown, since it may have been taken over
+            after the snapshot.
     """
 
     tick: int
@@ -40,6 +42,7 @@ class Snapshot:
     actor: bytes
     exact: bool = False
     announced: bool = False
+    holder: str | None = None
 
 
 class Position(NamedTuple):
@@ -70,7 +73,7 @@ class Session:
         session: its id.
         context: context variables of its task.
         announced: its client has said that it numbers its ticks.
-        holder: name of the connection that holds it; empty: none.
+        holder: name of the connection that holds it; empty: none. None: unknown, the first that asks for it.
     """
 
     __slots__ = (
@@ -105,7 +108,7 @@ class Session:
     actor: Actor
     task: asyncio.Task[None]
 
-    def __init__(self, session: str, context: contextvars.Context, announced: bool, holder: str) -> None:
+    def __init__(self, session: str, context: contextvars.Context, announced: bool, holder: str | None) -> None:
         self.id = session
         self.holder = holder
         self.announced = announced

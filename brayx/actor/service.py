@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from brayx.errors import BadBody, BrayxError
+from brayx.errors import BadBody, BrayxError, OutOfSequence
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited
@@ -112,6 +112,11 @@ def told(error: Exception) -> BrayxError:
 def leaves_running(error: BrayxError) -> bool:
     """Whether the session still runs after the service gave this error for a tick or a stop."""
     return isinstance(error, (*SESSION_KEEPING, BadBody))
+
+
+def attaches(error: BrayxError) -> bool:
+    """Whether a connection whose first tick or stop got this error holds the session all the same."""
+    return leaves_running(error) and not isinstance(error, OutOfSequence)
 
 
 def _result(task: asyncio.Task[bytes]) -> bytes | BrayxError:

@@ -244,28 +244,41 @@ class SessionTable(Service):
         elif len(session.inbox) < self._max_waiting or self._make_room(session):
             self._put(session, request, reply)
         else:
-            waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
-            self._refuse(reply, QueueFull(f"session {request.session!r} has {waiting}"))
+            self._refuse(reply, self._queue_full(session))
         return True
 
     def _take_over(self, session: Session, request: StepRequest) -> BrayxError | None:
         """Checks a request for a session that another connection holds; the error that refuses it, or None.
 
         The connection that came last becomes the holder. A numbered tick without a connection leaves the session
-        without a holder: its client has changed to a door whose connections hold no sessions.
+        without a holder: its client has changed to a door whose connections hold no sessions. A tick that is going to
+        be refused takes nothing over.
         """
-        if request.attached:
+        if request.attached and session.holder is not None:
             message = f"this connection no longer holds session {session.id!r}: it was taken over"
             return SessionLost(message, reason="taken")
         if request.seq is None and request.holder and request.kind is _TICK:
             message = "a tick without a number came over a connection that has no session"
             return SessionUnknown(f"{message}: send a start first, or the tick's number")
-        if request.seq is not None or request.holder:
+        if self._in_sequence(session, request.seq) if request.seq is not None else request.holder:
+            if len(session.inbox) >= self._max_waiting and not self._make_room(session):
+                return self._queue_full(session)
             holder, session.holder = session.holder, request.holder
             self._tell_holder(session, holder, "taken")
         return None
 
-    def _tell_holder(self, session: Session, holder: str, reason: str) -> None:
+    def _in_sequence(self, session: Session, seq: int) -> bool:
+        """Whether a tick of that number is a repeat, or can be the next one after those under way and waiting."""
+        following = session.seq + (session.began > 0)
+        for entry in session.inbox:
+            following += entry.request.seq == following
+        return session.seq - 1 <= seq <= following
+
+    def _queue_full(self, session: Session) -> QueueFull:
+        waiting = f"{len(session.inbox)} requests waiting, at most {self._max_waiting}"
+        return QueueFull(f"session {session.id!r} has {waiting}")
+
+    def _tell_holder(self, session: Session, holder: str | None, reason: str) -> None:
         try:
             if holder and not self.tell(holder, reason):
                 self._tell_elsewhere(holder, reason)
@@ -313,7 +326,8 @@ class SessionTable(Service):
         Args:
             session: its id.
             snapshot: the last one taken of it.
-            request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`.
+            request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`. One
+                that may not touch the session brings it back all the same, for its holder.
             reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
         if self.take(request, reply):
@@ -321,8 +335,14 @@ class SessionTable(Service):
         if self._closed:
             self._refuse(reply, _over(session, request.kind.value, "moved"))
             return
-        entered = Session(session, self._context.copy(), snapshot.announced, request.holder)
-        self._enter(entered, lambda entry: self._restore(entry, snapshot, request, reply))
+        holder = (request.holder or None) if snapshot.holder is None else snapshot.holder
+        entered = Session(session, self._context.copy(), snapshot.announced, holder)
+        entered.ticks, entered.seq, entered.kept = snapshot.tick, snapshot.seq, snapshot.kept
+        first: StepRequest | None = request
+        if request.holder != holder and (refusal := self._take_over(entered, request)) is not None:
+            self._refuse(reply, refusal)
+            first = None
+        self._enter(entered, lambda entry: self._restore(entry, snapshot, first, reply))
 
     def _start(self, request: StepRequest, reply: Reply) -> None:
         name = request.session
@@ -401,8 +421,8 @@ class SessionTable(Service):
             reply(answer)
         return True
 
-    async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> bool:
-        """Brings a session back; False: it could not be, and has been told so."""
+    async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest | None, reply: Reply) -> bool:
+        """Brings a session back; False: it could not be, and the request, if any, was answered so."""
         try:
             actor = self._make_actor()
             await self._guard(session, actor.restore(session.id, snapshot.actor), "restore")
@@ -410,16 +430,18 @@ class SessionTable(Service):
             self._forget(session)
             if not session.ended:
                 self.recorder.add("sessions_ended", 1.0, label="lost")
-            await self._give_back(session.id, "owner_died" if may_be_repeat(request) else "stop")
+            await self._give_back(session.id, "owner_died" if request is None or may_be_repeat(request) else "stop")
             why = self._client_error(session.id, error, "the actor could not be restored")
-            self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
+            if request is not None:
+                self._refuse(reply, SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
             if not isinstance(error, Exception):
                 raise
             return False
         session.actor = actor
-        session.ticks, session.seq, session.kept = snapshot.tick, snapshot.seq, snapshot.kept
         self._begun(session)
         self.recorder.add("sessions_resumed", 1.0)
+        if request is None:
+            return True
         if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
             # Nothing is lost: at most its client has not heard of the last tick in the snapshot, and asks for it again.
             session.inbox.appendleft(Waiting(request, reply, _now()))
@@ -921,7 +943,8 @@ class SessionTable(Service):
         if data is None or session.ended or session.park is None:
             return
         try:
-            told = Snapshot(session.ticks, session.seq, session.kept, data, exact=True, announced=session.announced)
+            at = session.ticks, session.seq, session.kept
+            told = Snapshot(*at, data, exact=True, announced=session.announced, holder=session.holder)
             await session.park(session.id, told)
         except BrayxError as error:
             logger.warning("session %s: it could not be moved: %s", session.id, error)

@@ -22,7 +22,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -300,7 +300,17 @@ class DoorCompliance:
             with held(session) as old, self.step(door) as step:
                 assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
                 old.assert_taken_and_closed()
-                old.leave()
+                assert step(StepKind.TICK, session, b"one", 1) == b"one"
+                step(StepKind.STOP, session, b"", None)
+
+    def test_held_session_is_untouched_by_an_old_connection_that_has_not_heard_of_the_takeover(
+        self, door: Door
+    ) -> None:
+        for held in self.unread_holders():
+            session = uuid.uuid4().hex
+            with held(session) as tick_and_leave, self.step(door) as step:
+                assert step(StepKind.TICK, session, b"zero", 0) == b"zero"
+                tick_and_leave()
                 assert step(StepKind.TICK, session, b"one", 1) == b"one"
                 step(StepKind.STOP, session, b"", None)
 
@@ -837,6 +847,74 @@ class DoorCompliance:
             yield partial(self.held_by_websocket, enveloped=True)
         if "grpc" in self.doors:
             yield self.held_by_stream
+
+    def unread_holders(self) -> Iterator[Callable[[str], AbstractContextManager[Callable[[], None]]]]:
+        """As `holders`, with connections that read nothing before they have sent a tick and closed in order."""
+        if "ws" in self.doors:
+            yield partial(self.unread_websocket, enveloped=False)
+            yield partial(self.unread_websocket, enveloped=True)
+        if "grpc" in self.doors:
+            yield self.unread_stream
+
+    @contextmanager
+    def unread_websocket(self, session: str, *, enveloped: bool) -> Iterator[Callable[[], None]]:
+        from websockets.client import ClientProtocol
+        from websockets.frames import Opcode
+        from websockets.typing import Subprotocol
+        from websockets.uri import parse_uri
+
+        url = self.url_of("ws") + SESSION_PATH
+        protocol = ClientProtocol(
+            parse_uri(f"{url}?session={session}"),
+            subprotocols=[Subprotocol(WS_SUBPROTOCOL)] if enveloped else None,
+        )
+        endpoint, tls = Endpoint.parse(url), Endpoint.parse(url).tls()
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.create_connection((endpoint.host, endpoint.port), timeout=self.timeout_s))
+            if tls is not None:
+                sock = stack.enter_context(tls.wrap_socket(sock, server_hostname=endpoint.host))
+
+            def send() -> None:
+                sock.sendall(b"".join(protocol.data_to_send()))
+
+            def receive() -> None:
+                while not (events := protocol.events_received()):
+                    data = sock.recv(1 << 16)
+                    assert data, "the connection was closed"
+                    protocol.receive_data(data)
+                assert protocol.handshake_exc is None, protocol.handshake_exc
+                assert getattr(events[0], "opcode", None) is not Opcode.CLOSE, events
+
+            def tick_and_leave() -> None:
+                protocol.send_binary(encode_numbered(1, b"not mine") if enveloped else b"not mine")
+                protocol.send_close(1000)
+                with suppress(ConnectionError):  # a reset is a close
+                    send()
+                    while sock.recv(1 << 16):
+                        pass
+
+            protocol.send_request(protocol.connect())
+            send()
+            receive()
+            if enveloped:
+                protocol.send_binary(b"S")
+                send()
+                receive()
+            yield tick_and_leave
+
+    @contextmanager
+    def unread_stream(self, session: str) -> Iterator[Callable[[], None]]:
+        with self.grpc() as stub:
+            stream = stub.stream(session=session)
+            assert isinstance(stream.reply(), bytes)
+
+            def tick_and_leave() -> None:
+                stream.send("TICK", body=b"not mine", seq=1)
+                stream.end()
+                while stream.reply() is not None:
+                    pass
+
+            yield tick_and_leave
 
     @contextmanager
     def held_by_websocket(self, session: str, *, enveloped: bool) -> Iterator[Holder]:

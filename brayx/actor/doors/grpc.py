@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from brayx.actor.service import Service, leaves_running, told
+from brayx.actor.service import Service, attaches, leaves_running, told
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
@@ -135,9 +135,9 @@ class _Stream:
         except Exception as failure:
             self._opening = None
             error = told(failure)
-            if not self._running and leaves_running(error) and request.kind is not StepKind.START:
+            if not self._running and attaches(error) and request.kind is not StepKind.START:
                 self._attach(request)
-            elif not self._running or ends_session(error):
+            elif ends_session(error) or not (self._running or leaves_running(error)):
                 self._running = False
                 self.over = True
             return _error(error)

@@ -242,7 +242,7 @@ class HttpConnection(Connection):
         self._header_bytes = 0
         self._refused: BrayxError | None = None
         self._expects = False
-        self._keep_explicit = False
+        self._says_connection = False
         self._proved = False
 
     # What httptools calls
@@ -256,23 +256,24 @@ class HttpConnection(Connection):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._measure(len(name) + len(value))
-        name, value = name.lower(), value.strip(b" \t")
+        name = name.lower()
         if (known := _NAMES.get(name)) is not None:
-            self._headers[known] = value.decode("latin-1")
+            self._headers[known] = value.strip(b" \t").decode("latin-1")
         elif name == b"content-length":
+            value = value.strip(b" \t")
             if value.isdigit() and int(value) > self.limits.max_body_bytes:
                 self._too_large(value.decode())
         elif name == b"expect":
-            self._expects = value.lower() == b"100-continue"
+            self._expects |= value.strip(b" \t").lower() == b"100-continue"
         elif name == b"connection":
-            self._keep_explicit = self._parser.get_http_version() == "1.0"
+            self._says_connection = True
         elif name == _SECRET and self._peers is not None:
-            self._proved = hmac.compare_digest(value, self._peers.secret().encode())
+            self._proved = hmac.compare_digest(value.strip(b" \t"), self._peers.secret().encode())
 
     def on_headers_complete(self) -> None:
         if self._url[:1] != b"/":
             self._url = _origin_form(self._url)
-        if self._expects:
+        if self._expects and self._parser.get_http_version() != "1.0":  # RFC 9110, 10.1.1
             if self._refused is None:
                 self.write(_CONTINUE)
             else:  # the body may or may not follow, so the connection ends with the answer
@@ -296,7 +297,7 @@ class HttpConnection(Connection):
         connection = _KEEP_IMPLICIT
         if not self._parser.should_keep_alive():
             connection = _CLOSE
-        elif self._keep_explicit:
+        elif self._says_connection and self._parser.get_http_version() == "1.0":
             connection = _KEEP_EXPLICIT
         self._enqueue(connection)
         self.stalled_since = None
@@ -307,8 +308,13 @@ class HttpConnection(Connection):
         if isinstance(request, StepRequest):
             self._queued_bytes += len(request.body)
         else:
-            bodiless = self._parser.get_method() == b"HEAD"
+            bodiless = self._bodiless()
         self._queue.append((self._url, request, connection, bodiless))
+
+    def _bodiless(self) -> bool:
+        """Whether the request is a HEAD, whose answer has no body."""
+        # Without a URL the method is still that of the request before.
+        return bool(self._url) and self._parser.get_method() == b"HEAD"
 
     def _measure(self, size: int) -> None:
         self._header_bytes += size
@@ -357,6 +363,8 @@ class HttpConnection(Connection):
         except httptools.HttpParserUpgrade as upgrade:
             if self._peers is not None and self._peers.closed and not self._proved:
                 self._fail(_not_a_peer())
+            elif self._url.partition(b"?")[0] == _STEP and self._refused is not None:
+                self._fail(self._refused)
             elif self._url.partition(b"?")[0] != SESSION_PATH.encode():
                 hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
                 self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
@@ -472,7 +480,8 @@ class HttpConnection(Connection):
     def _fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers with an error and closes, as the rest of the input cannot be read."""
         self.service.refused(error)
-        self._write(status or error.http_status, error.to_wire(), _CLOSE, retry=isinstance(error, Overloaded))
+        retry = isinstance(error, Overloaded)
+        self._write(status or error.http_status, error.to_wire(), _CLOSE, retry=retry, bodiless=self._bodiless())
 
     def _hand_over(self, data: bytes, early: int) -> None:
         """Hands the connection over to the WebSocket protocol; the listener still counts it.

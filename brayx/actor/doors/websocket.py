@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from brayx.actor.doors.http import check_headers, headers_of
-from brayx.actor.service import leaves_running, told
+from brayx.actor.service import attaches, leaves_running, told
 from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
@@ -169,14 +169,17 @@ class _Connection:
             reply = await self._service.step(self._request(kind, body, seq), let_in=self._let_in)
         except Exception as failure:
             error = told(failure)
-            if attaching and kind is not StepKind.START and leaves_running(error):
+            self._stopping = False
+            if attaching and kind is not StepKind.START and attaches(error):
                 self._attach()
-            survives = isinstance(error, ProtocolError) or (
-                self._running and (kind is StepKind.START or leaves_running(error))
+            survives = (
+                isinstance(error, ProtocolError) or leaves_running(error) or (self._running and kind is StepKind.START)
             )
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:
                 self._wait_for_start()
+            elif self._holder.ended:  # while a stop of its own was under way
+                self._ended_elsewhere(self._holder.ended)
             return
         if kind is StepKind.STOP:
             self._running = False

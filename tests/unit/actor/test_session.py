@@ -596,7 +596,7 @@ class TestSnapshots:
         await busy
         await bench.table.move(park)
         await until(lambda: heard == ["moved"])
-        assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True)}
+        assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True, holder=holder.name)}
         assert bench.actors[0].reasons == []
         assert len(bench.table) == 0
 
@@ -907,17 +907,131 @@ class TestTakeovers:
         await self.ask(StepKind.TICK, holder)
         assert self.heard == [[], []]
 
-    async def test_a_resumed_session_is_held_by_the_connection_that_asked_for_it(self) -> None:
+    @pytest.mark.parametrize("seq", [1, 55])
+    async def test_a_tick_out_of_sequence_takes_no_session_over(self, seq: int) -> None:
         holder, other = self.connect(), self.connect()
-        holder.attached = True  # to where it ran before
-        answers: list[asyncio.Future[bytes]] = []
-        for connection in (holder, other):
-            request = StepRequest(StepKind.TICK, "s", b"", "", "", "", None, connection.name, connection.attached)
-            answers.append(asyncio.get_running_loop().create_future())
-            self.bench.table.resume("s", Snapshot(0, 0, None, b"|", exact=True), request, into(answers[-1]))
-        assert await answers[0] == b"s:"
-        with pytest.raises(SessionUnknown, match="without a number"):
-            await answers[1]
+        await self.ask(StepKind.START, holder)
+        for name in ("", other.name):
+            request = StepRequest(StepKind.TICK, "s", b"", seq=seq, holder=name)
+            with pytest.raises(OutOfSequence):
+                await self.bench.step(request)
+        await self.bench.table.disconnect("s", other.name, for_good=True)
+        assert await self.ask(StepKind.TICK, holder, 0) == b"s:0"
+        assert self.heard == [[], []]
+        assert await self.ask(StepKind.TICK, other, 1) == b"s:1", "the corrected tick takes it over"
+        assert self.heard == [["taken"], []]
+
+    async def test_the_tick_after_those_under_way_and_waiting_takes_the_session_over(self) -> None:
+        holder, other = self.connect(), self.connect()
+        await self.ask(StepKind.START, holder)
+        session = self.bench.table.get("s")
+        assert session is not None
+        first = asyncio.ensure_future(self.bench.number(0, b"wait", holder))
+        await until(lambda: session.began)
+        second = asyncio.ensure_future(self.bench.number(1, b"1", holder))
+        await until(lambda: session.inbox)
+        too_far = asyncio.ensure_future(self.bench.number(3, b"3", other))
+        await until(lambda: len(session.inbox) == 2)
+        self.bench.actors[0].gate.set()
+        with pytest.raises(OutOfSequence):
+            await too_far
+        assert self.heard == [[], []]
+        assert (await first, await second) == (b"s:wait", b"s:1")
+        self.bench.actors[0].gate.clear()
+        first = asyncio.ensure_future(self.bench.number(2, b"wait", holder))
+        await until(lambda: session.began)
+        second = asyncio.ensure_future(self.bench.number(3, b"3", other))
+        await until(lambda: self.heard == [["taken"], []])
+        self.bench.actors[0].gate.set()
+        assert (await first, await second) == (b"s:wait", b"s:3")
+
+    async def test_a_tick_that_finds_the_queue_full_takes_no_session_over(self) -> None:
+        self.bench = Bench(max_waiting=1)
+        holder, other = self.connect(), self.connect()
+        await self.ask(StepKind.START, holder)
+        session = self.bench.table.get("s")
+        assert session is not None
+        busy = [asyncio.ensure_future(self.bench.number(0, b"wait", holder))]
+        await until(lambda: session.began)
+        busy.append(asyncio.ensure_future(self.bench.number(1, b"wait", holder)))
+        await until(lambda: session.inbox)
+        with pytest.raises(QueueFull):
+            await self.bench.number(2, b"2", other)
+        self.bench.actors[0].gate.set()
+        assert await asyncio.gather(*busy) == [b"s:wait", b"s:wait"]
+        assert self.heard == [[], []]
+
+    async def resumed(self, snapshot: Snapshot, holder: Holder | None, seq: int | None = None) -> bytes | BrayxError:
+        """The answer to a tick that comes for a session which is not here yet; without a connection: as by HTTP."""
+        name, attached = (holder.name, holder.attached) if holder is not None else ("", False)
+        answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
+        request = StepRequest(StepKind.TICK, "s", b"", seq=seq, holder=name, attached=attached)
+        self.bench.table.resume("s", snapshot, request, answer.set_result)
+        return await answer
+
+    async def moved(self) -> tuple[Snapshot, Holder, Holder]:
+        """Gives a session as it was moved here, its old and its present holder."""
+        old, new = await self.taken()
+        parked: list[Snapshot] = []
+
+        async def park(session: str, snapshot: Snapshot) -> None:
+            parked.append(snapshot)
+
+        await self.bench.table.move(park)
+        await until(lambda: parked and not len(self.bench.table))
+        old.attached = new.attached = True
+        return parked[0], old, new
+
+    async def test_a_moved_session_keeps_its_holder(self) -> None:
+        snapshot, old, new = await self.moved()
+        stranger = self.connect()
+        for connection, refusal in ((old, SessionLost), (stranger, SessionUnknown)):
+            assert isinstance(await self.resumed(snapshot, connection), refusal)
+        assert await self.resumed(snapshot, None) == b"s:", "a tick without a number, over HTTP"
+        assert await self.ask(StepKind.TICK, new, 1) == b"s:1"
+        assert self.bench.actors[1].seen == [b"", b"0", b"", b"1"]
+        assert len(self.bench.actors) == 2, "one that is refused brings the session back all the same"
+        assert self.heard == [["taken"], ["moved"], []]
+
+    async def test_a_moved_session_is_taken_over_as_any(self) -> None:
+        snapshot, _, new = await self.moved()
+        assert await self.resumed(snapshot, self.connect(), 1) == b"s:"
+        assert self.heard == [["taken"], ["moved", "taken"], []]
+        with pytest.raises(SessionLost, match="taken over"):
+            await self.ask(StepKind.TICK, new)
+
+    async def test_a_tick_that_comes_while_a_moved_session_is_restored_takes_it_over(self) -> None:
+        snapshot, _, new = await self.moved()
+        beside = asyncio.ensure_future(self.resumed(snapshot, None))
+        other = self.connect()
+        await asyncio.sleep(0)
+        assert await self.ask(StepKind.TICK, other, 1) == b"s:1"
+        assert await beside == b"s:"
+        with pytest.raises(SessionLost, match="taken over"):
+            await self.ask(StepKind.TICK, new)
+
+    async def test_the_loss_of_a_moved_session_is_told_to_who_asks_after_the_one_that_was_refused(self) -> None:
+        freed: list[str] = []
+
+        async def release(session: str, reason: str) -> None:
+            freed.append(reason)
+
+        self.bench = Bench(release=release)
+        stranger = self.connect()
+        snapshot = Snapshot(1, 1, None, b"rubbish", exact=True, holder="another")
+        assert isinstance(await self.resumed(snapshot, stranger), SessionUnknown)
+        await until(lambda: freed == ["owner_died"])
+        assert len(self.bench.table) == 0
+
+    async def test_a_session_whose_owner_died_goes_to_the_first_connection_that_asks(self) -> None:
+        """Its snapshot may be older than the last takeover."""
+        holder, other = self.connect(), self.connect()
+        holder.attached = other.attached = True  # to where it ran before
+        assert isinstance(await self.resumed(Snapshot(1, 1, b"s:0", b"|0"), None), SessionResumed)
+        assert await self.bench.ask("tick", body=b"beside") == b"s:beside"
+        assert await self.ask(StepKind.TICK, holder, 1) == b"s:1"
+        with pytest.raises(SessionLost, match="taken over"):
+            await self.ask(StepKind.TICK, other)
 
 
 class TestFallback:

@@ -18,7 +18,15 @@ from urllib.parse import parse_qs
 
 import uvicorn
 
-from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionExists, SessionUnknown
+from brayx.errors import (
+    BodyTooLarge,
+    BrayxError,
+    OutOfSequence,
+    ProtocolError,
+    SessionExists,
+    SessionLost,
+    SessionUnknown,
+)
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     SESSION_PATH,
@@ -56,7 +64,8 @@ class EchoApp:
         applied: ``(session, seq, body)`` of the ticks that were answered, and not with a kept reply.
         reconnect_timeout_s: how long a numbered session outlives its WebSocket connection.
         holders: the WebSocket connection that holds a session.
-        taken: by connection, a function that tells it that another took its session over, and closes it.
+        taken: by connection that may still hold a session, a function that tells it that another took its session
+            over, and closes it.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes] = lambda body: body, prefix: str = "") -> None:
@@ -76,6 +85,8 @@ class EchoApp:
         if len(self.requests) < 10_000:
             self.requests.append(request)
         session = request.session
+        if request.holder and request.holder not in self.taken:
+            raise SessionLost(f"session {session} was taken over", reason="taken")
         if request.kind is StepKind.CALL:
             return self.answer(request.body)
         if request.kind is StepKind.START:
@@ -113,7 +124,7 @@ class EchoApp:
         before = self.holders.get(session, "")
         self.holders[session] = holder
         if before and before != holder:
-            self.taken[before]()
+            self.taken.pop(before)()
 
     async def answered(self, request: StepRequest) -> bytes:
         """`step` for `serving_tcp` and for the clients without a network."""

@@ -147,6 +147,11 @@ class _GoesOnCounting(EchoApp):
         (_MakesSessionsUp, "test_ws_envelope_tick_before_start", "ws"),
         (_KeepsOldConnections, "test_held_session_goes_on_after_another_takes_it_over", "http"),
         (_KeepsOldConnections, "test_held_session_goes_on_after_another_takes_it_over", "ws"),
+        (
+            _KeepsOldConnections,
+            "test_held_session_is_untouched_by_an_old_connection_that_has_not_heard_of_the_takeover",
+            "http",
+        ),
         (_TakesTicksOfAnyConnection, "test_ws_tick_without_a_number_touches_no_session_of_another_connection", "ws"),
         (_CutsAtZero, "test_body_of_all_byte_values", "ws"),
         (_CutsAtZero, "test_http_stateless_call", "http"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,10 +20,10 @@ from websockets.typing import Subprotocol
 from brayx.actor.actor import Actor
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.session import SessionTable
-from brayx.errors import BrayxError, ServiceFull
+from brayx.errors import BadBody, BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
-from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL, StepKind, StepRequest
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered
 from brayx.metrics import Recorder
 from tests.unit.gamecore.echo_server import serving
 from tests.waiting import until, until_awaited
@@ -202,6 +204,59 @@ def test_an_enveloped_connection_that_stays_after_its_stop_is_closed(impatient: 
         assert connection.recv(timeout=5) == b"R4"
         assert closing(connection) == (4408, "no session for 0.2 s")
     assert table.ends == [("s", "stop"), ("s", "stop")]
+
+
+@contextlib.contextmanager
+def enveloped(address: str, session: str) -> Iterator[ClientConnection]:
+    with connect(f"ws://{address}/session?session={session}", subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
+        yield connection
+
+
+def test_a_tick_out_of_sequence_attaches_no_connection_and_the_corrected_one_does(
+    service: tuple[TableService, str],
+) -> None:
+    table, address = service
+    with enveloped(address, "s") as holder:
+        holder.send(b"S")
+        holder.recv(timeout=5)
+        for corrects in (False, True):
+            with enveloped(address, "s") as other:
+                other.send(encode_numbered(7, b"7"))
+                assert json.loads(other.recv(timeout=5)[1:])["error"] == "out_of_sequence"
+                if not corrects:
+                    continue
+                for seq in (0, 1):
+                    other.send(encode_numbered(seq, b"%d" % seq))
+                    assert other.recv(timeout=5) == b"R%d" % seq
+                assert closing(holder) == (4410, "session ended: taken")
+            if not corrects:
+                holder.send(b"Tmine")
+                assert holder.recv(timeout=5) == b"Rmine"
+    until(lambda: table.ends == [("s", "disconnect")])
+
+
+def test_a_connection_whose_session_is_taken_over_while_its_stop_is_refused_is_closed() -> None:
+    may_refuse = threading.Event()
+
+    class Reluctant(Echo):
+        async def stop(self, body: bytes) -> bytes:
+            await asyncio.to_thread(may_refuse.wait, 5)
+            raise BadBody("not that")
+
+    table = TableService()
+    table._make_actor = lambda: Reluctant(table.ends)
+    with serving(DoorApp(table)) as address, enveloped(address, "s") as old, enveloped(address, "s") as new:
+        old.send(b"S")
+        old.recv(timeout=5)
+        held_by = table.get("s").holder  # type: ignore[union-attr]
+        old.send(b"P")
+        until(lambda: table.get("s").unanswered)  # type: ignore[union-attr]
+        new.send(encode_numbered(0, b"0"))
+        until(lambda: table.get("s").holder != held_by)  # type: ignore[union-attr]
+        may_refuse.set()
+        assert json.loads(old.recv(timeout=5)[1:])["error"] == "bad_body"
+        assert closing(old) == (4410, "session ended: taken")
+        assert new.recv(timeout=5) == b"R0"
 
 
 def refusals(table: SessionTable) -> dict[str, float]:

@@ -313,6 +313,21 @@ def test_a_numbered_session_goes_on_with_another_stream(door: TableDoor, open_st
     assert door.ends == [("s", "stop")]
 
 
+def test_a_tick_out_of_sequence_attaches_no_stream_and_the_corrected_one_does(open_stream: OpenStream) -> None:
+    holder, stranger, other = open_stream(), open_stream(), open_stream()
+    holder.ask(session="s", kind=START)
+    for stream in (stranger, other):
+        assert stream.refused(session="s", kind=TICK, seq=7) == "out_of_sequence"
+    stranger.close()
+    stranger.ends()
+    assert holder.ask(kind=TICK, body=b"mine") == b"mine"
+    for seq in (0, 1):
+        assert other.ask(kind=TICK, seq=seq, body=b"%d" % seq) == b"%d" % seq
+    lost = holder.reply()
+    assert isinstance(lost, errors.SessionLost)
+    assert lost.details == {"reason": "taken"}
+
+
 def test_a_session_stopped_by_another_call_ends_its_stream(stub: GamecoreStub, open_stream: OpenStream) -> None:
     stream = open_stream()
     stream.ask(session="s", kind=START)

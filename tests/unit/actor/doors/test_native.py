@@ -210,6 +210,24 @@ def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
         assert read_all(connection).endswith(b"body")
 
 
+def test_a_second_expectation_does_not_hide_the_first(service: Native) -> None:
+    with connect(service.http) as connection:
+        head = b"POST /step HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nexpect: foo\r\nconnection: close\r\n"
+        connection.sendall(head + b"content-length: 4\r\n\r\n")
+        assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"body")
+        assert read_all(connection).endswith(b"body")
+
+
+def test_an_expectation_of_http_1_0_is_ignored(service: Native) -> None:
+    """RFC 9110, 10.1.1: such a client knows no interim response."""
+    with connect(service.http) as connection:
+        connection.sendall(b"POST /step HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\nbody")
+        said = read_all(connection)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith(b"body")
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_expect_100_continue_with_a_large_body_is_refused_at_once(service: Native, order: int) -> None:
     session = uuid.uuid4().hex
@@ -221,6 +239,17 @@ def test_expect_100_continue_with_a_large_body_is_refused_at_once(service: Nativ
     assert ticked.endswith(b"\r\n\r\nahead")
     assert refused.startswith(b"413 ")
     assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
+
+
+def test_expect_100_continue_with_a_large_body_and_an_upgrade_is_told_of_the_body(service: Native) -> None:
+    more = "expect: 100-continue\r\nupgrade: h2c\r\nconnection: Upgrade\r\n"
+    with connect(service.http) as connection:
+        connection.sendall(
+            f"POST /step HTTP/1.1\r\nhost: x\r\n{more}content-length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
+        )
+        said = read_all(connection)
+    assert said.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "body_too_large"
 
 
 def test_http_1_0_responses_say_whether_the_connection_is_kept(service: Native) -> None:
@@ -319,6 +348,31 @@ def test_what_cannot_be_read_is_told_and_closed(service: Native, sent: bytes, st
     assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == code
     with Client(service.url) as client:
         assert client.call(b"others") == b"others"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (opening().replace(b"GET", b"HEAD"), 405),
+        (b"HEAD / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431),
+        (b"HEAD / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+    ],
+)
+def test_an_error_that_answers_a_head_request_has_no_body(service: Native, sent: bytes, status: int) -> None:
+    with connect(service.http) as connection:
+        connection.sendall(sent)
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert b"content-length: 0" not in head
+    assert body == b""
+
+
+def test_an_error_that_follows_a_head_request_has_a_body(service: Native) -> None:
+    with connect(service.http) as connection:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(1024).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"rubbish\r\n\r\n")
+        assert b"bad_request" in read_all(connection)
 
 
 def test_status_page_and_paths_that_are_not_there(service: Native) -> None:
