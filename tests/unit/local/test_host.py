@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import json
 import socket
 import threading
@@ -11,40 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.errors import SessionLost, StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
+from tests.unit.actor.doors.test_asgi import Echo
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 FREE = {"port": 0, "native_port": 0, "tcp_port": 0}
-
-
-class Echo(Actor):
-    """Answers a body with itself, and keeps how its session ended."""
-
-    ends: list[str] = []
-
-    async def start(self, session: str, body: bytes) -> bytes:
-        return body
-
-    async def tick(self, body: bytes) -> bytes:
-        if body == b"slow":
-            await asyncio.sleep(30)
-        return body
-
-    async def stop(self, body: bytes) -> bytes:
-        return body
-
-    async def call(self, body: bytes) -> bytes:
-        return body
-
-    async def on_end(self, reason: str) -> None:
-        self.ends.append(reason)
 
 
 def config(**options: object) -> ActorConfig:
@@ -53,7 +30,7 @@ def config(**options: object) -> ActorConfig:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LocalHost]:
-    host = LocalHost(config(), Echo, Recorder(), describe=lambda: {"mode": "train"})
+    host = LocalHost(config(), functools.partial(Echo, []), Recorder(), describe=lambda: {"mode": "train"})
     host.open()
     yield host
     host.close()
@@ -89,7 +66,7 @@ def test_the_status_page_tells_of_the_native_doors_as_a_replica_does(host: Local
 
 
 def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> None:
-    Echo.ends.clear()
+    ends: list[tuple[str, str]] = []
     recorder = Recorder()
     closed: list[bool] = []
 
@@ -97,13 +74,13 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
         closed.append(True)
 
     threads = threading.active_count()
-    host = LocalHost(config(native_port=None, tcp_port=None), Echo, recorder, close=[close])
+    host = LocalHost(config(native_port=None, tcp_port=None), functools.partial(Echo, ends), recorder, close=[close])
     host.open()
     with Client(host.url.replace("http", "ws")) as client:
         client.start()
         client.tick(b"x")
         host.close()
-        assert Echo.ends == ["drained"]
+        assert [reason for _, reason in ends] == ["drained"]
         with pytest.raises(SessionLost, match="drained"):
             client.tick(b"x")
     assert closed == [True]
@@ -116,7 +93,7 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
 def test_a_port_that_is_taken_is_told_and_those_opened_before_are_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        host = LocalHost(config(tcp_port=port), Echo, Recorder())
+        host = LocalHost(config(tcp_port=port), functools.partial(Echo, []), Recorder())
         with pytest.raises(StartupError, match=f"port {port} of 127.0.0.1 is taken"):
             host.open()
     with pytest.raises(OSError, match="refused"):
