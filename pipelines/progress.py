@@ -54,16 +54,17 @@ def _not_written(numbers: Mapping[str, float]) -> str:
 def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
     """Exceptions of agents, a line for each method that raised: their number, and the newest with its location.
 
+    A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
+
     Args:
         numbers, notes: as `brayx.hub.Hub.snapshot` and `brayx.hub.Hub.notes` give them.
     """
     lines = []
     for name, count in sorted(numbers.items()):
         metric, _, method = name.partition(".")
-        if metric == "agent_errors":
+        if metric == "agent_errors" and name in notes:
             errors = "error" if count == 1 else "errors"
-            newest = notes.get(name, "see the log")
-            lines.append(f"{count:,.0f} {errors} in {method}; the newest: {newest}")
+            lines.append(f"{count:,.0f} {errors} in {method}; the newest: {notes[name]}")
     return lines
 
 
@@ -108,7 +109,7 @@ class Progress:
             self._live.start()
             self._show = self._live.update
         else:
-            self._console.print(self._title, markup=False, highlight=False)
+            self._console.print(self._title, markup=False, highlight=False, soft_wrap=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -117,7 +118,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}", highlight=False)
+        line = f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def update(
         self,
@@ -145,10 +147,10 @@ class Progress:
             if errors != self._last_errors:
                 self._last_errors = list(errors)
                 for line in errors:
-                    self._console.print(f"          {line}", markup=False, highlight=False, style="red")
+                    self._console.print(f"          {line}", markup=False, highlight=False, style="red", soft_wrap=True)
             if note and note != self._last_note:
                 self._last_note = note
-                self._console.print(f"          {note}", markup=False, highlight=False, style="dim")
+                self._console.print(f"          {note}", markup=False, highlight=False, style="dim", soft_wrap=True)
 
     def _line_is_due(self, numbers: Mapping[str, float]) -> bool:
         if self._log_interval is not None:

@@ -88,6 +88,15 @@ def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
     assert errors == ["4,000 errors in on_episode; the newest: second"]
     assert errors[0] in drawn({}, errors=errors)
     assert error_lines(NUMBERS, {}) == []
+    assert error_lines(books.snapshot(), {}) == [], "those of an interrupted trial"
+
+
+def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    with Progress("t", num_steps=100, console=Console(file=out, width=40)) as progress:
+        progress.say("word " * 20)
+        progress.update(NUMBERS, errors=["error " * 20], note="note " * 20)
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "1.5", "error", "note"]
 
 
 def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
