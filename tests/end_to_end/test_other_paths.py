@@ -51,7 +51,7 @@ def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> No
         assert command.ended() == 0, command.err
         assert "Ray did not start, trying again (1 of 5 tries failed)" in command.err
         assert "metrics_agent_port" in command.err, "it says what happened"
-        command.gone(10.0)
+        command.gone(60.0)
     ((trial,),) = trials(tmp_path).values()
     assert trial.metrics()["env_steps"] == 40 * 32
     assert trial.status == "FINISHED"
