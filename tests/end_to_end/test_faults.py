@@ -382,7 +382,10 @@ def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
     ("overrides", "says"),
     [
         (["network.obs_size=5"], "expected [obs: [5] float32], got [obs: [4] float32]"),
-        (["agent.module=raising_agent", "agent.class=RaisingAgent"], "agent 'agent' raised in on_tick at tick 0"),
+        (
+            ["agent.module=raising_agent", "agent.class=RaisingAgent"],
+            "in on_tick; the newest: agent 'agent': KeyError: 'velocity' (",
+        ),
     ],
     ids=["model that does not fit", "agent that raises"],
 )
