@@ -94,7 +94,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
     watched = setting(*FREE_PORTS, "agent.module=watch", "agent.class=Told", "trainer.hooks=watch")
     with brayx(folder, "train", "crew/crew.yaml", *watched) as training:
         assert training.ended() == 0, training.err
-        training.gone(60.0)
+        training.gone(15.0)
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["first"]
     metrics = trial.metrics()
@@ -122,7 +122,7 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
 def test_agents_as_rows_learn_the_same_without_a_door(folder: Path) -> None:
     with brayx(folder, "train", "crew/crew_rows.yaml") as training:
         assert training.ended() == 0, training.err
-        training.gone(60.0)
+        training.gone(15.0)
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["rows"]
     assert trial.metrics()["env_steps"] >= 40_000

@@ -158,7 +158,7 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
     words = ["python", "-m", "pipelines.ppo", *PPO.split()]  # which runs `brayx ppo`
     with Command(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as command, said_on_failure(command):
         assert command.ended() == 0
-        command.gone(60.0)
+        command.gone(10.0)
         result = json.loads(command.out.strip().splitlines()[-1])
         said = command.err
     assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]

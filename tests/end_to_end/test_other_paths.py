@@ -53,7 +53,7 @@ def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> No
         assert "Ray did not start, trying again (1 of 5 tries failed)" in command.err
         # What the node waited for, or where its log is if that had not been written when `ray.init` gave up.
         assert re.search(r"metrics_agent_port|See \S+/logs", command.err)
-        command.gone(60.0)
+        command.gone(10.0)
     ((trial,),) = trials(tmp_path).values()
     assert trial.metrics()["env_steps"] == 40 * 32
     assert trial.status == "FINISHED"

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 0, training.err
-        training.gone(60.0)
+        training.gone(15.0)
     (trial,) = trials(folder, "signals")["main"]
     returns = [value for _, value in trial.history("episode_return.last100")]
     assert max(returns) > 2 * BY_CHANCE, returns
@@ -96,7 +96,7 @@ def _refused(folder: Path, said: str) -> None:
     """Training exits with code 2 and one line of why, before it starts anything that would have to be stopped."""
     with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
         assert training.ended() == 2, training.err
-        training.gone(60.0)
+        training.gone(15.0)
     lines = training.err.strip().splitlines()
     assert lines[0] == "game.yaml: checking the job, then starting Ray ..."
     assert len(lines) == 2, training.err

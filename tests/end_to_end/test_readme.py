@@ -22,5 +22,5 @@ def test_the_readme_game_trains_to_its_target(tmp_path: Path) -> None:
     with brayx(tmp_path, "train", "match/match.yaml", *setting(*FREE_PORTS)) as command:
         assert command.ended() == 0, command.err
         assert "champion: match version 1" in command.out
-        command.gone(60.0)
+        command.gone(10.0)
     assert (tmp_path / "mlflow.db").exists()
