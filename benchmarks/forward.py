@@ -261,8 +261,8 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
     """Forwards a second of 16 closed loops: through a `ModelClient`, and through two plain deployments."""
     from ray import serve
 
-    from brayx.model.client import ModelClient
-    from brayx.model.deployment import model_application
+    from brayx.cluster.model import model_application
+    from brayx.cluster.model_client import ModelClient
 
     config = ModelConfig(module="unused", placement="remote", max_batch_size=CALLERS)
     handles: dict[str, Any] = {
@@ -297,7 +297,7 @@ class Follower:
 
     async def start(self, store: Any, megabytes: int, follow: bool = True, relayed: bool = True) -> None:
         """Builds the model, and follows the store."""
-        from brayx.model.weights import WeightSubscriber
+        from brayx.cluster.weights import WeightSubscriber
 
         module, example = large(megabytes)
         self._model = LocalModel(build_engine("onnx", module, example))
@@ -345,7 +345,7 @@ def publishing(
     another one's. Not ``relayed``, each asks the store itself."""
     import ray
 
-    from brayx.model.weights import WeightPublisher, create_weight_store
+    from brayx.cluster.weights import WeightPublisher, create_weight_store
 
     store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}-{relayed}")
     followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]

@@ -45,8 +45,8 @@ async def listen() -> tuple[int, Any]:
     from brayx.actor.doors.native import Limits, Listener
     from brayx.actor.doors.tcp import TcpConnection
     from brayx.actor.session import SessionTable
+    from brayx.cluster.prometheus import Exporter
     from brayx.metrics import Recorder
-    from brayx.prometheus import Exporter
     from deployments.echo import EchoActor
 
     table = SessionTable(EchoActor, max_sessions=4096, recorder=Exporter(Recorder()))
@@ -88,7 +88,7 @@ def host(kind: str) -> None:
     if kind == "actor":
         import ray
 
-        from brayx.ray_cluster import start_ray
+        from brayx.cluster.start import start_ray
 
         start_ray(include_dashboard=False, log_to_driver=False)
 

@@ -29,11 +29,11 @@ import torch
 from ray.util.queue import Queue
 
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.start import start_ray
+from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import ReplayError
-from brayx.ray_cluster import start_ray
 from brayx.replay.config import STREAM_ENVIRONMENT, BufferConfig
-from brayx.replay.remote import RemoteBuffer
-from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.trainer.prefetch import Prefetch, Prepare
 from brayx.types import Columns, Fragment
 

@@ -98,10 +98,10 @@ def stages(env: str, num_envs: int, seconds: float) -> Stages:
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import build
     from brayx.algorithms.ppo import PPOConfig
+    from brayx.cluster.remote_buffer import RemoteBuffer
+    from brayx.cluster.stream import read_buffer
     from brayx.engines.torch import module_weights
     from brayx.replay.config import BufferConfig
-    from brayx.replay.remote import RemoteBuffer
-    from brayx.replay.source import read_buffer
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
     from brayx.rollout.policy import Policy
@@ -278,7 +278,7 @@ def _environment() -> None:
 def _start_ray() -> None:
     import logging
 
-    from brayx.ray_cluster import start_ray
+    from brayx.cluster.start import start_ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     start_ray(num_cpus=4, namespace="scaling", **options)

@@ -83,7 +83,7 @@ def _replicas() -> None:
         import ray
         from ray import serve
 
-        from brayx.actor.directory import NAMESPACE
+        from brayx.cluster.directory import NAMESPACE
         from deployments import echo
 
         serve.run(echo.app(echo.EchoArgs(num_workers=2, native_port=0, tcp_port=0)), name="echo", route_prefix="/")
@@ -125,7 +125,7 @@ def _serve(ingress: str, tracking: str | None) -> None:
 
 
 def _delete(application: str) -> None:
-    from brayx.applications import delete_application
+    from brayx.cluster.applications import delete_application
 
     if not delete_application(application, _END_S):
         print(f"the application {application!r} did not end within {_END_S:g} s", file=sys.stderr)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from brayx.actor.actor import Actor
     from brayx.actor.agent import Agent, Services, State, forward, pinned, push, record
     from brayx.actor.decode import sample_categorical
+    from brayx.cluster.remote_buffer import RemoteBuffer
+    from brayx.cluster.remote_model import RemoteModel
     from brayx.errors import BrayxError
     from brayx.gamecore.client import AsyncClient, Client
-    from brayx.model.remote import RemoteModel
-    from brayx.replay.remote import RemoteBuffer
     from brayx.types import Columns, Fragment, NestedArray, Step, Weights
 
 _HOME = {
@@ -27,8 +27,8 @@ _HOME = {
     "Columns": "brayx.types",
     "Fragment": "brayx.types",
     "NestedArray": "brayx.types",
-    "RemoteBuffer": "brayx.replay.remote",
-    "RemoteModel": "brayx.model.remote",
+    "RemoteBuffer": "brayx.cluster.remote_buffer",
+    "RemoteModel": "brayx.cluster.remote_model",
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
     "Step": "brayx.types",

@@ -23,23 +23,23 @@ from ray import serve
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig, AgentConfig
-from brayx.actor.deployment import ActorRuntime, actor_deployment
-from brayx.actor.directory import NAMESPACE
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
+from brayx.cluster.directory import NAMESPACE
+from brayx.cluster.following import Following, begins
+from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.model import engine_from, model_application
+from brayx.cluster.model_client import ModelClient
+from brayx.cluster.pool import Aliases, PoolClient
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.replica import ActorRuntime, actor_deployment
+from brayx.cluster.weights import WeightSubscriber, fetch_weights, get_weight_store
 from brayx.engines import FROZEN, refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
-from brayx.hub import HubClient, get_hub
 from brayx.model.arms import Followed
 from brayx.model.build import acting_model
-from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
-from brayx.model.deployment import engine_from, model_application
-from brayx.model.following import Following, begins
 from brayx.model.local import LocalModel, batching
-from brayx.model.pool import Aliases, PoolClient
-from brayx.model.weights import WeightSubscriber, fetch_weights, get_weight_store
-from brayx.replay.remote import RemoteBuffer
 from brayx.tracking import Trial, find, local_files, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code

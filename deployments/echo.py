@@ -13,7 +13,7 @@ from ray import serve
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import ActorRuntime, actor_deployment
+from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 from deployments.serve_run import check_door
 

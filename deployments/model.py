@@ -10,8 +10,8 @@ import functools
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
+from brayx.cluster.model import model_application
 from brayx.model.build import acting_model
-from brayx.model.deployment import model_application
 from brayx.tracking import tracking_uri
 from deployments.actor import pool_of, pooled
 from deployments.job import JobConfig, only

@@ -16,8 +16,8 @@ from pathlib import Path
 import ray
 from ray.serve.config import HTTPOptions
 
+from brayx.cluster.start import check_address
 from brayx.errors import StartupError
-from brayx.ray_cluster import check_address
 
 _TIMEOUT_S = 1.0
 

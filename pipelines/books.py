@@ -153,7 +153,7 @@ class Clerk:
                 self._cut = now
 
     def totals(self) -> dict[str, float]:
-        """Sums that the trial goes on from, see `brayx.hub.totals_of`; waits as `latest` does."""
+        """Sums that the trial goes on from, see `brayx.cluster.hub.totals_of`; waits as `latest` does."""
         self._begun()
         found: dict[str, float] = self._result(self._ask("totals"), _OPEN_S) if self.may_resume else {}
         return found
@@ -400,7 +400,7 @@ class _Desk:
         return getattr(self, f"_{verb}")(*arguments)
 
     def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
-        from brayx.hub import Hub
+        from brayx.cluster.hub import Hub
         from brayx.tracking import initialise
 
         self._trial = Trial.open(project, name, initialise(uri), resume=resume)
@@ -428,7 +428,7 @@ class _Desk:
             shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
 
     def _totals(self) -> dict[str, float]:
-        from brayx.hub import totals_of
+        from brayx.cluster.hub import totals_of
 
         return totals_of(self._trial)
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import psutil
 
-from brayx.actor.directory import NAMESPACE
+from brayx.cluster.directory import NAMESPACE
+from brayx.cluster.start import join_ray, start_ray, warn_if_open
 from brayx.errors import StartupError
 from brayx.ports import check_ports, free_port
-from brayx.ray_cluster import join_ray, start_ray, warn_if_open
 from brayx.replay.config import STREAM_ENVIRONMENT
 from pipelines.ending import temporary_files
 

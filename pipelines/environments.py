@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.algorithms.mappo import STATE, MAPPOConfig
+from brayx.cluster.rollout_worker import Progress, RolloutSpec, check_rollout
 from brayx.errors import BrayxError, ConfigError
 from brayx.model.build import build_model
 from brayx.rollout.collector import seed_after
-from brayx.rollout.worker import Progress, RolloutSpec, check_rollout
 from brayx.trainer.fits import check_model
 from deployments.document import nearest
 from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
-    from brayx.hub import HubClient
+    from brayx.cluster.hub import HubClient
     from brayx.replay.config import BufferConfig
     from brayx.rollout.component import RolloutComponent
     from deployments.job import JobConfig
@@ -131,7 +131,7 @@ class Rollouts:
     """
 
     def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
-        from brayx.rollout.workers import Workers
+        from brayx.cluster.rollout import Workers
 
         self._hub, self._namespace = names["hub"], namespace
         self._books: HubClient | None = None
@@ -141,7 +141,7 @@ class Rollouts:
         }
 
     def __enter__(self) -> Rollouts:
-        from brayx.hub import HubClient, get_hub
+        from brayx.cluster.hub import HubClient, get_hub
 
         if self._all:
             self._books = HubClient(get_hub(self._hub, self._namespace))

@@ -57,7 +57,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
 
     Args:
-        numbers, notes: as `brayx.hub.Hub.snapshot` and `brayx.hub.Hub.notes` give them.
+        numbers, notes: as `brayx.cluster.hub.Hub.snapshot` and `brayx.cluster.hub.Hub.notes` give them.
     """
     lines = []
     for name, count in sorted(numbers.items()):
@@ -133,7 +133,7 @@ class Progress:
         """Shows the newest numbers.
 
         Args:
-            numbers: as `brayx.hub.Hub.snapshot` gives them.
+            numbers: as `brayx.cluster.hub.Hub.snapshot` gives them.
             gamecores: game processes alive.
             workers: rollout workers at work.
             note: one line to show below, after what could not be written.

@@ -15,7 +15,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from brayx.actor.directory import NAMESPACE
+from brayx.cluster.directory import NAMESPACE
+from brayx.cluster.hub import get_hub
+from brayx.cluster.start import answers
 from brayx.errors import (
     BrayxError,
     ConfigError,
@@ -25,8 +27,6 @@ from brayx.errors import (
     TrackingError,
     first_line,
 )
-from brayx.hub import get_hub
-from brayx.ray_cluster import answers
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial

@@ -20,8 +20,8 @@ from brayx.replay.files import Dataset
 from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
+    from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
-    from brayx.replay.remote import RemoteBuffer
     from brayx.types import Fragment
     from deployments.job import JobConfig, SourceConfig
 

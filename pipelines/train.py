@@ -17,8 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from brayx.actor.directory import NAMESPACE, stop_directory
-from brayx.applications import delete_application
+from brayx.cluster.applications import delete_application
+from brayx.cluster.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
@@ -39,9 +39,9 @@ from pipelines.watching import Pace, Patience, last_of
 if TYPE_CHECKING:
     from ray import serve
 
+    from brayx.cluster.learner import Learner
+    from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
-    from brayx.replay.remote import RemoteBuffer
-    from brayx.trainer.launch import Learner
 
 _READY_TIMEOUT_S = 180.0
 _END_S = 20.0
@@ -142,12 +142,12 @@ def train_on(
     """Runs a training job on a cluster that is up; ``layout`` as `check_job` gave it, the rest as `train`."""
     import ray
 
-    from brayx.hub import create_hub
-    from brayx.model.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
-    from brayx.replay.remote import RemoteBuffer
-    from brayx.replay.shards import tell
-    from brayx.rollout.statistics import create_moments, stored_moments
-    from brayx.trainer.launch import Learner, LearnerSpec
+    from brayx.cluster.hub import create_hub
+    from brayx.cluster.learner import Learner, LearnerSpec
+    from brayx.cluster.remote_buffer import RemoteBuffer
+    from brayx.cluster.shards import tell
+    from brayx.cluster.statistics import create_moments, stored_moments
+    from brayx.cluster.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
 
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]

@@ -700,7 +700,7 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
 def _start_ray(address: str) -> None:
     import logging
 
-    from brayx.ray_cluster import join_ray, start_ray
+    from brayx.cluster.start import join_ray, start_ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address:

@@ -68,7 +68,7 @@ def ray_cluster() -> Iterator[str]:
     """
     import ray
 
-    from brayx.ray_cluster import start_ray
+    from brayx.cluster.start import start_ray
 
     start_ray(
         _ray_trouble.append,

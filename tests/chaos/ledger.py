@@ -164,7 +164,7 @@ class LedgerArgs(BaseModel):
 def app(args: LedgerArgs) -> Any:
     """The Serve application. An outage shorter than its idle and reconnect timeouts ends no session."""
     from brayx.actor.config import ActorConfig
-    from brayx.actor.deployment import ActorRuntime, actor_deployment
+    from brayx.cluster.replica import ActorRuntime, actor_deployment
 
     folder = args.folder
 
@@ -236,7 +236,7 @@ def main() -> None:
 
     from ray import serve
 
-    from brayx.ray_cluster import start_ray
+    from brayx.cluster.start import start_ray
 
     start_ray(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     serve.start(

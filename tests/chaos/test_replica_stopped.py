@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from brayx.actor.directory import LEASE_S, RENEW_S
+from brayx.cluster.directory import LEASE_S, RENEW_S
 from brayx.errors import (
     DeadlineExceeded,
     OutOfSequence,

@@ -22,13 +22,13 @@ from mlflow import MlflowClient
 from ray import serve
 from ray.util import list_named_actors
 
-from brayx.actor.directory import stop_directory
+from brayx.cluster.directory import stop_directory
+from brayx.cluster.following import begins
+from brayx.cluster.pool import PoolClient
 from brayx.engines.base import save_weights
 from brayx.errors import BrayxError, VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.model.arms import Followed
-from brayx.model.following import begins
-from brayx.model.pool import PoolClient
 from brayx.ports import free_port
 from brayx.tracking import Trial, register
 from deployments.actor import pooled, serving_application

@@ -27,9 +27,9 @@ from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import _on_loopback
-from brayx.actor.directory import NAMESPACE, Location, stop_directory
-from brayx.actor.memory import ClusterMemory
+from brayx.cluster.directory import NAMESPACE, Location, stop_directory
+from brayx.cluster.directory_memory import ClusterMemory
+from brayx.cluster.replica import _on_loopback
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance

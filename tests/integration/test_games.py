@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray import serve
 
-from brayx.actor.directory import NAMESPACE, Location, stop_directory
+from brayx.cluster.directory import NAMESPACE, Location, stop_directory
 from brayx.gamecore import pettingzoo
 from brayx.gamecore.client import AsyncClient
 from brayx.ports import free_port

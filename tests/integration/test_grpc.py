@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray import serve
 
-from brayx.actor.directory import stop_directory
+from brayx.cluster.directory import stop_directory
 from brayx.errors import BrayxError, SessionLost, from_wire
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.v1 import gamecore_pb2 as pb

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import ray
 
+from brayx.cluster.hub import HubClient, create_hub, get_hub
 from brayx.errors import TrackingError
-from brayx.hub import HubClient, create_hub, get_hub
 from brayx.tracking import Trial
 from tests.waiting import until
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from brayx.actor.directory import stop_directory
+from brayx.cluster.directory import stop_directory
 from brayx.errors import Unauthorized
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client

@@ -19,6 +19,17 @@ import ray
 import torch
 from ray import serve
 
+from brayx.cluster.asking import asked
+from brayx.cluster.hub import create_hub
+from brayx.cluster.model import model_application
+from brayx.cluster.model_client import ModelClient
+from brayx.cluster.weights import (
+    WeightPublisher,
+    WeightSubscriber,
+    create_weight_store,
+    fetch_weights,
+    get_weight_store,
+)
 from brayx.engines.base import save_weights
 from brayx.errors import (
     BadWeights,
@@ -29,18 +40,7 @@ from brayx.errors import (
     StartupError,
     VersionUnknown,
 )
-from brayx.hub import create_hub
-from brayx.model.asking import asked
-from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
-from brayx.model.deployment import model_application
-from brayx.model.weights import (
-    WeightPublisher,
-    WeightSubscriber,
-    create_weight_store,
-    fetch_weights,
-    get_weight_store,
-)
 from tests.waiting import until as until_sync
 from tests.waiting import until_awaited as until
 

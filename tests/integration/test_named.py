@@ -14,9 +14,9 @@ import ray
 import torch
 
 from brayx import RemoteModel
+from brayx.cluster import remote_model as remote
+from brayx.cluster.asking import asked
 from brayx.errors import DeadlineExceeded, ModelNotFound, QueueFull
-from brayx.model import remote
-from brayx.model.asking import asked
 
 # Workers cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from ray import cloudpickle, serve
 
-from brayx.actor.deployment import actor_deployment
-from brayx.actor.directory import stop_directory
+from brayx.cluster.directory import stop_directory
+from brayx.cluster.replica import actor_deployment
 from brayx.errors import BrayxError
 from brayx.gamecore.client import Client
 from brayx.ports import free_port

@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import ActorRuntime, actor_deployment
-from brayx.actor.directory import stop_directory
+from brayx.cluster.directory import stop_directory
+from brayx.cluster.prometheus import EXPORTED
+from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.metrics import METRICS, Kind
 from brayx.ports import free_port
-from brayx.prometheus import EXPORTED
 from deployments.echo import EchoActor
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -24,6 +24,11 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
+from brayx.cluster import remote_model as remote
+from brayx.cluster.asking import asked
+from brayx.cluster.here import background
+from brayx.cluster.named_model import NAMESPACE, wait_for_doors
+from brayx.cluster.turns import turn
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
 from brayx.engines.torch import module_weights
@@ -39,13 +44,8 @@ from brayx.errors import (
     VersionUnknown,
     from_wire,
 )
-from brayx.model import remote
-from brayx.model.asking import asked
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
-from brayx.model.here import background
-from brayx.model.named import NAMESPACE, wait_for_doors
-from brayx.model.turns import turn
 from brayx.ports import free_port
 from brayx.tracking import register
 from deployments.model import ModelArgs
@@ -676,7 +676,7 @@ LEAVES = """
 import logging, os, sys
 import numpy as np, ray, torch
 from brayx import RemoteModel
-from brayx.ray_cluster import start_ray
+from brayx.cluster.start import start_ray
 start_ray(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),), local_mode=True, use_onnx=False)
 assert model(np.zeros(2, np.float32)).shape == (1,)

@@ -19,9 +19,9 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel
-from brayx.applications import delete_application
+from brayx.cluster.applications import delete_application
+from brayx.cluster.asking import asked
 from brayx.errors import DeadlineExceeded
-from brayx.model.asking import asked
 from tests.waiting import until, until_awaited
 
 pytestmark = pytest.mark.chaos

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import ray
 
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.shards import Shards
+from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import ReplayError
 from brayx.replay.config import BufferConfig
-from brayx.replay.remote import RemoteBuffer
-from brayx.replay.shards import Shards
-from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Fragment
 from tests.processes import ours
 from tests.waiting import until

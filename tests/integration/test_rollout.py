@@ -16,19 +16,19 @@ import psutil
 import pytest
 import ray
 
+from brayx.cluster.rollout import _STOP_S, Workers
+from brayx.cluster.rollout_worker import RolloutSpec, RolloutWorker, check_rollout
+from brayx.cluster.shards import Shards
+from brayx.cluster.statistics import create_moments
+from brayx.cluster.stream import read_buffer
+from brayx.cluster.weights import WeightPublisher, create_weight_store
 from brayx.engines.torch import module_weights
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.model.config import ModelConfig
-from brayx.model.weights import WeightPublisher, create_weight_store
 from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
-from brayx.replay.shards import Shards
-from brayx.replay.source import read_buffer
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
-from brayx.rollout.statistics import create_moments
-from brayx.rollout.worker import RolloutSpec, RolloutWorker, check_rollout
-from brayx.rollout.workers import _STOP_S, Workers
 from tests.waiting import until
 
 FILES = """

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import ray
 
-from brayx.actor.directory import NAMESPACE
+from brayx.cluster.directory import NAMESPACE
+from brayx.cluster.hub import create_hub
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
-from brayx.hub import create_hub
 from brayx.tracking import Trial
 from deployments.job import JobConfig
 from pipelines.environments import Rollouts

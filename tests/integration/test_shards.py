@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import ray
 
+from brayx.cluster.housekeeping import Housekeeping
+from brayx.cluster.hub import create_hub
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.shards import Shards, tell
+from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
-from brayx.hub import create_hub
-from brayx.replay.housekeeping import Housekeeping
-from brayx.replay.remote import RemoteBuffer
-from brayx.replay.shards import Shards, tell
-from brayx.replay.source import batches_of, read_buffer, replay_dataset
 from brayx.types import Columns
 from tests.unit.replay.made import columns, fragment
 from tests.waiting import until

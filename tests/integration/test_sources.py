@@ -16,11 +16,11 @@ import pytest
 import ray
 from rich.console import Console
 
-from brayx.actor.directory import NAMESPACE
+from brayx.cluster.directory import NAMESPACE
+from brayx.cluster.hub import create_hub
+from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.errors import ConfigError, ReplayError
-from brayx.hub import create_hub
 from brayx.replay.config import BufferConfig
-from brayx.replay.remote import RemoteBuffer
 from deployments.job import JobConfig
 from pipelines.progress import Progress
 from pipelines.sources import Sources

@@ -17,15 +17,15 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_list
 
 from brayx.algorithms.ppo import PPOConfig
+from brayx.cluster.hub import HubClient, create_hub
+from brayx.cluster.learner import Learner, LearnerSpec
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.shards import Shards
+from brayx.cluster.weights import create_weight_store
 from brayx.errors import ConfigError, StartupError
-from brayx.hub import HubClient, create_hub
-from brayx.model.weights import create_weight_store
 from brayx.replay.config import BufferConfig
-from brayx.replay.remote import RemoteBuffer
-from brayx.replay.shards import Shards
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.launch import Learner, LearnerSpec
 from brayx.types import Fragment
 from deployments.job import JobConfig
 from pipelines.cli import TEMPLATES

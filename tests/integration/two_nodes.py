@@ -20,10 +20,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.hub import create_hub
-from brayx.model.weights import WeightPublisher, WeightSubscriber, create_weight_store
-from brayx.replay.remote import RemoteBuffer
-from brayx.replay.source import read_buffer
+from brayx.cluster.hub import create_hub
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.stream import read_buffer
+from brayx.cluster.weights import WeightPublisher, WeightSubscriber, create_weight_store
 from brayx.types import Columns
 from tests.unit.replay.made import columns
 from tests.waiting import until

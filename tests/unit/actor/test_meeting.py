@@ -24,8 +24,6 @@ from websockets.typing import Subprotocol
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import ActorReplica, ActorRuntime, Peers
-from brayx.actor.directory import Directory, DirectoryRecovering, Location
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
@@ -33,6 +31,8 @@ from brayx.actor.entry import Snapshot
 from brayx.actor.games import Games
 from brayx.actor.lease import Lease
 from brayx.actor.session import SessionTable
+from brayx.cluster.directory import Directory, DirectoryRecovering, Location
+from brayx.cluster.replica import ActorReplica, ActorRuntime, Peers
 from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
@@ -392,7 +392,7 @@ class TestPassedOn:
     async def test_an_owner_that_wakes_up_after_its_lease_has_its_clients_answered_by_its_successor(
         self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("brayx.actor.deployment.RENEW_S", 60.0)
+        monkeypatch.setattr("brayx.cluster.replica.RENEW_S", 60.0)
         a, b = await replicas("ab", share="none")
         a._native = SimpleNamespace(open_to_peers=a.listening)
         await a.ask("start", "s")
@@ -584,7 +584,7 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
 async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
     replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brayx.actor.deployment.RENEW_S", 0.0)
+    monkeypatch.setattr("brayx.cluster.replica.RENEW_S", 0.0)
     (a,) = await replicas("a")
     a._native = SimpleNamespace(open_to_peers=a.listening)
     now = time.monotonic()

@@ -11,15 +11,15 @@ import pytest
 from mlflow import MlflowClient
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import ActorReplica
+from brayx.cluster.following import Following
+from brayx.cluster.pool import PoolClient
+from brayx.cluster.replica import ActorReplica
 from brayx.engines.base import save_weights
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError
 from brayx.model.arms import Followed
 from brayx.model.build import build_model
-from brayx.model.following import Following
 from brayx.model.local import LocalModel
-from brayx.model.pool import PoolClient
 from brayx.tracking import Trial, register
 from brayx.types import Weights
 from deployments.actor import (

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+from brayx.cluster.pool import Pool, PoolClient
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
-from brayx.model.pool import Pool, PoolClient
 from brayx.tracking import Trial, promote, register
 
 SESSIONS = [f"game-{i}" for i in range(10_000)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brayx.cluster.model import read_checkpoint
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, ModelError
 from brayx.model.checkpoints import Checkpoints, checked_interval, starting_weights
-from brayx.model.deployment import read_checkpoint
 from brayx.tracking import Trial
 
 OWN = {"w": np.zeros(2, np.float32)}

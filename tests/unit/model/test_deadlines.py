@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.cluster.model import ModelReplica
+from brayx.cluster.model_client import ModelClient
 from brayx.errors import BadBody, DeadlineExceeded, from_wire
 from brayx.gamecore.v1 import ERROR_METADATA
-from brayx.model.client import ModelClient
 from brayx.model.config import ModelConfig
-from brayx.model.deployment import ModelReplica
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack
 from brayx.model.grpc import ModelDoor

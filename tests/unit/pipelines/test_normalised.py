@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 
 from brayx import actions
+from brayx.cluster.model import ModelReplica
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import from_weights, learned
 from brayx.engines.torch import TorchEngine
-from brayx.model.deployment import ModelReplica
 from brayx.rollout.envs import make_envs
 from brayx.rollout.moments import ObsNormaliser
 from brayx.tracking import Trial, register

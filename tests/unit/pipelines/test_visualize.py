@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from brayx.cluster.hub import Hub
 from brayx.errors import ConfigError
-from brayx.hub import Hub
 from brayx.metrics import Recorder
 from brayx.tracking import Trial
 from pipelines.visualize import curve, draw, find_trial, main

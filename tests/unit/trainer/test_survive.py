@@ -18,15 +18,15 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from brayx.algorithms.ppo import PPOConfig
+from brayx.cluster.hub import Hub
+from brayx.cluster.learner import TrialKeeper
 from brayx.engines.base import load_weights
 from brayx.errors import TrackingError
-from brayx.hub import Hub
 from brayx.metrics import Recorder
 from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
-from brayx.trainer.launch import TrialKeeper
 from brayx.trainer.loop import learn
 from tests.unit.trainer.parts import BATCH_STEPS, Numbers, Weights, batches
 from tests.waiting import until

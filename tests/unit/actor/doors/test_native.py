@@ -27,11 +27,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as websocket
 
 from brayx.actor.config import ActorConfig
-from brayx.actor.deployment import NativePorts
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.cluster.replica import NativePorts
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance

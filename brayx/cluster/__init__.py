@@ -1,0 +1,4 @@
+"""The host on Ray: a job's parts as Serve replicas, named actors, Ray Train workers and Ray Data streams.
+
+Every import of Ray is in this package, and in `deployments`, which builds Serve applications.
+"""

@@ -1,0 +1,89 @@
+"""What a model that is found by its name begins with: its trial, weights, and where those come from.
+
+The trial keeps the lineage, so that it outlives the model. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+
+from brayx.cluster.recipe import Origin
+from brayx.errors import TrackingError
+from brayx.model.checkpoints import starting_weights
+from brayx.tracking import PoolEntry, Trial, find
+from brayx.tracking.registry import STEP_TAG
+from brayx.tracking.trial import LINEAGE_TAG
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_ORIGINS_KEPT = 32
+"""The nearest: MLflow's tags have at most 8000 characters."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a model begins with.
+
+    Attributes:
+        weights: by `state_dict` name.
+        version: policy version of a checkpoint of its own that these are; 0: they are of no such.
+        step: of that checkpoint.
+        lineage: what they come from, the nearest first.
+    """
+
+    weights: Weights
+    version: int
+    step: int
+    lineage: tuple[Origin, ...]
+
+    @classmethod
+    def of(
+        cls, own: Weights, trial: Trial | None, checkpoint: str | None, uri: str, lineage: tuple[Origin, ...]
+    ) -> Beginning:
+        """From the newest checkpoint of a trial that is resumed, else from ``checkpoint``, else from ``own``.
+
+        Args:
+            own: the module's weights.
+            trial: the model's; a lineage that begins is written to it. What another model has left in a trial of that
+                name is none of this one's, so a clone's is not resumed.
+            checkpoint: a folder, or ``models:/name@alias`` in the registry of ``uri``.
+            uri: tracking URI.
+            lineage: of a clone.
+
+        Raises:
+            BadWeights, ModelError: what is there cannot be read.
+            TrackingError: MLflow failed, or the reference names nothing.
+        """
+        resumed = trial is not None and trial.resumed and bool(trial.checkpoints())
+        if checkpoint is not None and checkpoint.startswith("models:/") and not resumed:
+            entry = find(checkpoint, uri)
+            checkpoint = f"models:/{entry.name}/{entry.version}"  # whatever the alias points to meanwhile
+            lineage = lineage or _origins(entry)
+        version, step, weights = starting_weights(own, trial if resumed else None, checkpoint, uri)
+        if trial is not None and resumed:
+            lineage = tuple(Origin(**kept) for kept in json.loads(trial.tags().get(LINEAGE_TAG, "[]")))
+        elif trial is not None and (lineage or trial.resumed):
+            trial.set_tag(LINEAGE_TAG, json.dumps([asdict(origin) for origin in lineage[:_ORIGINS_KEPT]]))
+        return cls(weights, version, step, lineage)
+
+
+def give_up(trial: Trial | None) -> None:
+    """Ends a trial that no model came of: one that was begun for it goes, one that was resumed can be again."""
+    if trial is None:
+        return
+    try:
+        if trial.resumed:
+            trial.finish("KILLED")
+        else:
+            trial.delete()
+    except TrackingError as error:
+        _log.warning("trial %r goes on in MLflow without a model: %s", trial.name, error)
+
+
+def _origins(entry: PoolEntry) -> tuple[Origin, ...]:
+    """A registered version, and what that started from."""
+    first = Origin(f"models:/{entry.name}", entry.version, int(entry.tags.get(STEP_TAG, 0)))
+    return (first, *(Origin(**kept) for kept in json.loads(entry.tags.get("lineage", "[]"))))

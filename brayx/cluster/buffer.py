@@ -1,0 +1,384 @@
+"""The Ray actor around a `ReplayBuffer`: here pushes wait for room, readers for batches, and credits bound the stream.
+
+One actor is one *shard* of a buffer (`shards.py`). Undecorated, and it calls Ray only to look somebody up by name, so
+that its tests need no cluster. Knows nothing of Ray Data, or of what the learner does with a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brayx.cluster.hub import HubClient, get_hub
+from brayx.errors import BadFragment, BrayxError
+from brayx.logs import limited
+from brayx.replay.buffer import ReplayBuffer
+from brayx.replay.config import BufferConfig
+from brayx.replay.packing import READY_KEY, Batch, Layout, rows, transitions
+from brayx.types import Columns, Fragment
+
+logger = limited(__name__)
+
+MAX_WAIT_S = 5.0
+"""Longest that one call waits inside the actor."""
+_STORE_ANSWER_S = 5.0
+
+
+class Next(NamedTuple):
+    """Answer to a reader: a batch, the end of the stream, or neither (ask again).
+
+    Attributes:
+        batch: the next one.
+        ended: no more will come.
+        unknown: this buffer restarted since the reader attached: attach again.
+    """
+
+    batch: Batch | None
+    ended: bool = False
+    unknown: bool = False
+
+
+class Taken(NamedTuple):
+    """Answer to a push.
+
+    Attributes:
+        refused: how many of the replays were refused, and
+        why: what the first was refused for.
+        whole: so many of the first replays are done with: taken, refused, or dropped.
+        part: so much of the next one was taken, whose rest then waits for room: columns, or transitions of a fragment.
+        room: whether there is some now.
+        ended: the buffer takes no more.
+    """
+
+    refused: int
+    why: str
+    whole: int
+    part: int
+    room: bool
+    ended: bool
+
+
+class BufferActor:
+    """A shard: readers and pushes wait here, and credits bound what is on its way to the learner.
+
+    One reader reads at a time. A new one (`attach`) takes over: its predecessor is told that its stream ended, and what
+    that had in flight is given to nobody again, which is counted as dropped (``reader_lost``) unless it was sampled.
+
+    Args:
+        config: sizes, and how to sample.
+        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
+        hub: name of the trial's hub, which is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped``,
+            ``replay_batches``, ``replay_reused`` and ``replay_restarts``; empty: nobody is. No handle, because an actor
+            that restarts must not depend on one.
+        namespace: of the hub and the weight store.
+        weights: name of the weight store that knows which versions of the policy there are: what claims to be of a
+            newer one is refused. Empty: any is taken.
+        number: of this shard.
+        learned: what comes out is learned from. Otherwise the hub is told of ``eval_dropped`` alone.
+        restarted: this actor takes the place of one that died.
+    """
+
+    def __init__(
+        self,
+        config: BufferConfig,
+        layout: Layout | None = None,
+        hub: str = "",
+        namespace: str = "",
+        weights: str = "",
+        number: int = 0,
+        learned: bool = True,
+        restarted: bool | None = None,
+    ) -> None:
+        self._buffer = ReplayBuffer(config, layout, shard=number)
+        self._config = config
+        self._changed = asyncio.Condition()
+        # A random start tells the readers of a process that died from those of this one.
+        self._first = secrets.randbits(60)
+        self._reader = self._first
+        self._in_flight: deque[int] = deque()  # of each batch, the transitions that are lost if it does not arrive
+        self._ended = False
+        self._stopping = False
+        self._failure: BrayxError | None = None
+        self._books = HubClient(get_hub(hub, namespace) if hub else None)
+        self._learned = learned
+        self._told: Counter[str] = Counter()
+        self._told_steps = 0
+        self._ready_since = float("nan")
+        self._reused = 0
+        self._namespace, self._weights = namespace, weights
+        self._store: Any = None
+        if _is_restarted() if restarted is None else restarted:
+            self._count("replay_restarts", 1)
+
+    async def config(self) -> BufferConfig:
+        """The options that this buffer was made with."""
+        return self._config
+
+    async def push(self, replays: Sequence[Fragment | Columns], drop: bool = True, timeout_s: float = 0.0) -> Taken:
+        """Takes fragments and columns in; after `end` all are dropped.
+
+        Args:
+            replays: what to take.
+            drop: make room by dropping; otherwise wait for it.
+            timeout_s: how long to wait for room; at most 5 s.
+        """
+        deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        refused, why, whole, part = 0, "", 0, 0
+        for replay in replays:
+            part = 0
+            if self._is_over():
+                self._buffer.dropped_elsewhere("ended", transitions(replay))
+                whole += 1
+                continue
+            await self._learn_of(replay)
+            try:
+                rest: Fragment | Columns | None = replay
+                while rest is not None and not self._is_over():
+                    if drop:
+                        self._buffer.push(rest)
+                        rest = None
+                    else:
+                        held = _parts(rest)
+                        rest = self._buffer.push_what_fits(rest)
+                        taken = held - _parts(rest)
+                        part += taken
+                        if rest is None:
+                            break
+                        if taken:
+                            self._look()
+                            await self._notify()  # who waits for a batch makes the room that this waits for
+                        if not await self._wait(deadline):
+                            break
+                if rest is not None:
+                    if not self._is_over():
+                        break
+                    self._buffer.dropped_elsewhere("ended", transitions(rest))
+            except BadFragment as error:
+                refused, why = refused + 1, why or error.message
+            whole += 1
+        else:
+            part = 0
+        if refused:
+            logger.warning("replay refused a fragment: %s", why)
+        # Counted from what was told, since another push may have been taken while this one waited.
+        self._count("env_steps", self._buffer.pushed - self._told_steps)
+        self._told_steps = self._buffer.pushed
+        self._count("fragments_pushed", whole - refused)
+        self._count("replay_batches", len(self._buffer))
+        self._tell_dropped()
+        self._look()
+        await self._notify()
+        return Taken(refused, why, whole, part, self._buffer.has_room, self._ended)
+
+    async def attach(self) -> int:
+        """Makes the caller the one reader, and gives it the number to read with."""
+        self._reader += 1
+        lost = sum(self._in_flight)
+        self._in_flight.clear()
+        if lost:
+            self._buffer.dropped_elsewhere("reader_lost", lost)
+            self._tell_dropped()
+        await self._notify()
+        return self._reader
+
+    async def next_batch(self, reader: int, timeout_s: float) -> Next:
+        """The next batch, as soon as there is one and a credit for it.
+
+        Args:
+            reader: number that `attach` gave.
+            timeout_s: how long to wait; at most 5 s.
+        """
+        deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        while True:
+            if not self._first < reader <= self._reader:
+                return Next(None, unknown=True)
+            if reader < self._reader or self._stopping:
+                return Next(None, ended=True)
+            if len(self._in_flight) < self._config.max_in_flight:
+                since = np.asarray(self._ready_since)
+                batch = self._buffer.pop(reuse=not self._ended and not self._in_flight)
+                self._tell_dropped()  # what had become too old
+                if batch is not None:
+                    once = self._buffer.table is None and self._buffer.reused == self._reused
+                    self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
+                    self._count("replay_reused", self._buffer.reused - self._reused)
+                    self._reused = self._buffer.reused
+                    self._look()
+                    await self._notify()  # there is room for what waits to be pushed
+                    return Next({**batch, READY_KEY: since})
+                if self._ended:
+                    return Next(None, ended=True)
+            if not await self._wait(deadline):
+                return Next(None)
+
+    async def ack(self, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
+        """The learner took ``count`` batches: as many more may leave.
+
+        Args:
+            count: how many.
+            reader: number of who was given them: one that another has taken over from has no credits to give back.
+                None: whoever reads now.
+            newest: version that the policy has, see `expire`: Ray keeps no order of an asyncio actor's calls, and what
+                leaves now must not be older for having overtaken that one. None: whatever was told.
+        """
+        if newest is not None:
+            self._expire(newest)
+        if reader is not None and reader != self._reader:
+            return
+        for _ in range(min(count, len(self._in_flight))):
+            self._in_flight.popleft()
+        await self._notify()
+
+    async def expire(self, newest: int) -> None:
+        """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
+        self._expire(newest)
+        await self._notify()  # there may be room
+
+    async def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
+        """Priorities of columns by the ``index`` of their batch; says how many of them this shard has."""
+        return self._buffer.update_priorities(index, priorities)
+
+    async def end(self, *, drain: bool = False) -> None:
+        """Ends the stream.
+
+        Args:
+            drain: take no more, but give first what waits, the unfinished batch included; a buffer that is sampled
+                gives as long as its rate allows. Otherwise the stream ends at once.
+        """
+        if drain and not self._ended:
+            self._buffer.flush()
+        self._ended = True
+        self._stopping = self._stopping or not drain
+        await self._notify()
+
+    async def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
+    async def stopped(self) -> bool:
+        """Whether the stream is over: no reader is given another batch."""
+        return self._stopping
+
+    async def fail(self, error: BrayxError) -> None:
+        """Keeps what the learner failed with for good; the first counts."""
+        self._failure = self._failure or error
+
+    async def failure(self) -> BrayxError | None:
+        """What the learner failed with for good."""
+        return self._failure
+
+    async def stats(self) -> dict[str, float]:
+        """Counters of the buffer, and ``in_flight``."""
+        return {**self._buffer.stats(), "in_flight": len(self._in_flight)}
+
+    async def has_room(self) -> bool:
+        """Whether something can be taken without dropping."""
+        return self._buffer.has_room
+
+    async def refusal(self) -> str:
+        """What the newest refused fragment was refused for; empty when none was."""
+        return self._buffer.last_refusal
+
+    async def tell(self, timeout_s: float) -> bool:
+        """Hands over to the hub what it was not told yet, which else takes half a second; False when it is too slow."""
+        return await asyncio.to_thread(self._books.flush, timeout_s)
+
+    def _count(self, name: str, value: float, label: str = "") -> None:
+        """Records a sample; where nothing is learned from, only of drops: all else would be taken for the learner's."""
+        if self._learned:
+            self._books.add(name, value, label=label)
+        elif name == "replay_dropped":
+            self._books.add("eval_dropped", value, label=label)
+
+    def _expire(self, newest: int) -> None:
+        self._buffer.expire(newest)
+        self._tell_dropped()
+        self._look()
+
+    def _tell_dropped(self) -> None:
+        """Tells the hub what has been dropped since it was told last."""
+        if self._told == self._buffer.dropped:
+            return
+        for reason, count in (self._buffer.dropped - self._told).items():
+            self._count("replay_dropped", count, label=reason)
+        self._told = self._buffer.dropped.copy()
+
+    def _is_over(self) -> bool:
+        return self._ended
+
+    def _look(self) -> None:
+        """Notes since when there is something to give."""
+        if self._buffer.exhausted:
+            self._ready_since = float("nan")
+        elif math.isnan(self._ready_since):
+            self._ready_since = time.time()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait(self, deadline: float) -> bool:
+        """Waits until something changes; False past the deadline."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            async with asyncio.timeout(left), self._changed:
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _learn_of(self, replay: Any) -> None:
+        """Asks the weight store for the newest version, if ``replay`` claims one that is not known here."""
+        claimed = _claimed(replay) if self._weights else None
+        known = self._buffer.newest_version
+        if claimed is None or (known is not None and claimed <= known):
+            return
+        import ray
+
+        try:
+            if self._store is None:
+                self._store = ray.get_actor(self._weights, namespace=self._namespace or None)
+            found = await asyncio.wait_for(self._store.newest.remote(), _STORE_ANSWER_S)
+        except (ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            self._store = None
+            logger.warning("the weight store does not say which versions there are: %s", error)
+            return
+        if found is not None:
+            self._buffer.published(found[0])
+
+
+def _parts(replay: Fragment | Columns | None) -> int:
+    """As `Taken.part` counts them."""
+    if isinstance(replay, Columns):
+        return rows(replay)
+    return transitions(replay) if isinstance(replay, Fragment) else 0
+
+
+def _claimed(replay: Any) -> int | None:
+    """The newest policy version in a push; None where it cannot be told, which packing refuses."""
+    try:
+        if isinstance(replay, Columns):
+            versions, mask = np.asarray(replay.arrays["policy_version"]), np.asarray(replay.arrays["mask"])
+        else:
+            versions, mask = np.asarray(replay.policy_version), np.ones(())
+        return int(versions.max(where=mask > 0, initial=-1)) if versions.dtype.kind == "i" else None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _is_restarted() -> bool:
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return bool(context.get_actor_id() and context.was_current_actor_reconstructed)

@@ -1,0 +1,476 @@
+"""The session directory: which replica owns a session, and whether that replica still lives.
+
+`Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor, asked at a session's
+start and end and when a tick comes to a replica that does not own it, never on an ordinary tick. Owners renew a lease;
+an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
+free. An owner that comes back from that hears which ones. After the directory's own restart the owners' next renewal
+brings their sessions back, and until each has had time for one, nobody is told that a session is unknown or its id
+free. Of an owner that died meanwhile, `brayx.cluster.directory_memory` has the sessions of its last renewal.
+
+Which sessions are one game's is in their ids; the owner of a game is the living owner of the first of them.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brayx.actor.entry import Snapshot
+from brayx.cluster.directory_memory import ClusterMemory, Memory, NoMemory
+from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
+from brayx.gamecore.protocol import game_of
+from brayx.logs import limited
+
+LEASE_S = 6.0
+RENEW_S = 1.5
+RECOVERY_S = 2 * RENEW_S
+GRACE_S = 600.0
+
+
+logger = limited(__name__)
+
+_REMEMBERED_ENDS = 65536
+MAX_SNAPSHOT_BYTES = 1024 * 1024
+MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
+INTERFACE = 2
+"""Changes with what a directory is asked and answers. It outlives its replicas, and so an update of brayx."""
+PARKED = "parked"
+"""Owner of sessions between two replicas; never alive."""
+
+
+class DirectoryRecovering(Overloaded):
+    """The directory has just restarted and does not know all sessions yet: ask again."""
+
+    code = "directory_recovering"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a session lives."""
+
+    owner: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What an owner is told that has renewed its lease.
+
+    Attributes:
+        lost: those of its sessions that are its own no more: another has taken them since, or their loss was told.
+            Whoever took or told it counts their end.
+        forgotten: how many sessions have ended without an owner since anybody was told so. No replica has counted
+            their end: who is told does.
+    """
+
+    lost: list[str]
+    forgotten: int
+
+
+class Directory:
+    """Sessions by owner.
+
+    Args:
+        lease_s: an owner not heard of for this long is dead.
+        recovery_s: after a restart, how long owners have to bring their sessions back.
+        grace_s: how long the sessions of a dead owner are kept for a client to be told of their loss.
+        clock: seconds, for tests.
+        memory: is read now, and written when an owner with other sessions than the time before renews its lease.
+    """
+
+    def __init__(
+        self,
+        lease_s: float = LEASE_S,
+        recovery_s: float = 0.0,
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
+    ) -> None:
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._clock = clock
+        self._recovered_at = clock() + recovery_s
+        self._owner_of: dict[str, str] = {}
+        self._sessions: dict[str, set[str]] = {}
+        self._games: dict[str, dict[str, None]] = {}  # a game's sessions in the order in which they were taken
+        self._address: dict[str, str] = {}
+        self._seen: dict[str, float] = {}
+        self._snapshots: dict[str, tuple[Snapshot, int]] = {}
+        self._snapshot_bytes = 0
+        self._full = False
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+        self._forgotten = 0
+        self._secret = ""
+        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions that a dead owner has no more
+        self._changed: set[str] = set()  # owners that lost sessions and may never renew again
+        self._memory = memory if memory is not None else NoMemory()
+        self._remembered: dict[str, set[str]] = {}
+        self._recalled: dict[str, set[str]] = {}  # sessions of owners that have not renewed since the restart
+        for owner, sessions in self._memory.read().items():
+            self._remembered[owner] = self._recalled[owner] = set(sessions)
+            for session in sessions:
+                self._take(session, owner)
+        self._left.clear()  # of a session that two had, either may say that it has it
+        self._changed.clear()
+
+    def interface(self) -> int:
+        """See `INTERFACE`."""
+        return INTERFACE
+
+    def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> Renewal | None:
+        """Keeps an owner alive.
+
+        Args:
+            owner: its id, new with every start of a replica.
+            address: URL under which peers reach it.
+            sessions: all its sessions; given after the answer was None.
+
+        Returns:
+            None: this directory does not know the owner as a living one (either of the two was away), which should
+            send its sessions.
+        """
+        self._sweep()
+        if sessions is None and not self._alive(owner):
+            return None
+        self._seen[owner] = self._clock()
+        self._address[owner] = address
+        self._sessions.setdefault(owner, set())
+        if sessions is not None:
+            for session in self._recalled.pop(owner, set()).difference(sessions):
+                if self._owner_of.get(session) == owner:
+                    self._forget(session)  # it has ended since
+        lost = []
+        for session in sessions or ():
+            holder = self._owner_of.get(session, owner)
+            if (session, owner) in self._left or (holder != owner and self._alive(holder)):
+                lost.append(session)
+            else:
+                self._take(session, owner)
+        for changed in [owner, *self._changed]:
+            self._remember(changed)
+        self._changed.clear()
+        forgotten, self._forgotten = self._forgotten, 0
+        return Renewal(lost, forgotten)
+
+    def secret(self, offer: str, fresh: bool = False) -> str:
+        """What the owners prove to each other with that they are owners: the first offer, for as long as this lives.
+
+        Args:
+            offer: a secret of the owner that asks; after a restart of this directory, the one that it had.
+            fresh: the owner has just made it up.
+
+        Raises:
+            DirectoryRecovering: owners that have one may not have offered it yet.
+        """
+        if not self._secret:
+            if fresh:
+                self._check_recovered()
+            self._secret = offer
+        return self._secret
+
+    def claim(self, session: str, owner: str, together: bool = False) -> Location | None:
+        """Makes a session an owner's.
+
+        Args:
+            session: its id.
+            owner: who is to have it.
+            together: only if no other living owner has the game that the session is one agent of.
+
+        Returns:
+            None: it is this owner's now. Otherwise the owner of its game, and nothing has changed.
+
+        Raises:
+            SessionExists: a living owner has it.
+            DirectoryRecovering: whether one has it, or its game, is not known yet.
+        """
+        holder = self._owner_of.get(session)
+        if holder is None or holder in self._recalled:
+            self._check_recovered()
+        if holder is not None and holder != owner and self._alive(holder):
+            raise SessionExists(f"session {session!r} is already running: stop it first, or use another id")
+        if together:
+            first = self._game_owner(session)
+            if first is None and holder != owner:
+                self._check_recovered()
+            if first is not None and first != owner:
+                return Location(first, self._address[first])
+        if holder is not None and holder != owner:
+            self._forgotten += 1  # it ended when its owner died, or between two of them; nobody will ask for it now
+        self._drop_snapshot(session)
+        self._reasons.pop(session, None)
+        self._take(session, owner)
+        return None
+
+    def release(self, session: str, owner: str, reason: str = "stop") -> None:
+        """Frees a session's id, if it is still this owner's; whoever asks for it next is told the reason, once."""
+        if self._owner_of.get(session) != owner:
+            return
+        self._forget(session)
+        if reason != "stop":
+            self._keep_reason(session, reason)
+
+    def keep(self, session: str, owner: str, snapshot: Snapshot) -> bool:
+        """Keeps a session's newest snapshot in case its owner dies; False: it is too large, or not this owner's."""
+        if self._owner_of.get(session) != owner:
+            return False
+        return self._store(session, snapshot)
+
+    def park(self, session: str, owner: str, snapshot: Snapshot) -> None:
+        """Takes a session over from an owner that ends, for the next replica that is asked for it.
+
+        Raises:
+            Overloaded: the snapshot is too large to be kept.
+        """
+        if self._owner_of.get(session) != owner:
+            return
+        if not self._store(session, snapshot):
+            raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="directory")
+        self._take(session, PARKED)
+        self._changed.add(PARKED)
+        self._seen[PARKED] = self._dead_since_now()
+
+    def leave(self, owner: str) -> None:
+        """An owner ends in order: it has no sessions any more."""
+        for session in list(self._sessions.get(owner, ())):
+            self.release(session, owner, "drained")
+        self.bury(owner)
+        self._remember(owner)
+
+    def _store(self, session: str, snapshot: Snapshot) -> bool:
+        size = len(snapshot.actor) + len(snapshot.kept or b"")
+        held = self._snapshots.get(session)
+        total = self._snapshot_bytes + size - (held[1] if held else 0)
+        if size > MAX_SNAPSHOT_BYTES:
+            return False  # its owner has seen to that, and told
+        if total > MAX_SNAPSHOTS_BYTES:
+            if not self._full:
+                logger.warning("snapshots fill %d MiB: sessions keep older ones until others end", total // 2**20)
+            self._full = True
+            return False
+        self._full = False
+        self._snapshots[session] = (snapshot, size)
+        self._snapshot_bytes = total
+        return True
+
+    def locate(self, session: str, taker: str = "", repeats: bool = False) -> Location | Snapshot | None:
+        """The living owner of a session; None: there is no such session.
+
+        Args:
+            session: its id.
+            taker: the owner that asks. It gets the snapshot of a session that has lost its own, which is its own from
+                then on; again if it asks again, since it does not have it. Empty: it takes none.
+            repeats: the request may be a repeat of one whose reply has not arrived.
+
+        Raises:
+            SessionLost: its owner ended it, or died without a snapshot. Told once, to ``repeats`` each time until the
+                id is claimed: it is free afterwards.
+            DirectoryRecovering: whether there is one is not known yet.
+        """
+        owner = self._owner_of.get(session)
+        if owner is None:
+            reason = self._reasons.get(session, "") if repeats else self._reasons.pop(session, "")
+            if reason:
+                raise SessionLost(f"session {session!r} was ended: {reason}", reason=reason)
+            self._check_recovered()
+            return None
+        if self._alive(owner) and not (owner == taker and session in self._snapshots):
+            return Location(owner, self._address[owner])
+        if owner in self._recalled:
+            self._check_recovered()
+        if session in self._snapshots:
+            if not taker:
+                raise Overloaded(f"session {session!r} is between two replicas; try again", layer="directory")
+            snapshot, size = self._snapshots[session]
+            self._take(session, taker)
+            self._snapshots[session] = (replace(snapshot, exact=False), size)  # its taker goes on from it
+            return snapshot
+        self._forget(session)
+        self._leave(session, owner)
+        self._forgotten += 1
+        if repeats:
+            self._keep_reason(session, "owner_died")
+        raise SessionLost(
+            f"session {session!r} was lost: the replica that ran it died; start a new one", reason="owner_died"
+        )
+
+    def bury(self, owner: str) -> None:
+        """A peer could not reach this owner: its lease ends now."""
+        if owner in self._seen:
+            self._seen[owner] = self._dead_since_now()
+
+    def _game_owner(self, session: str) -> str | None:
+        """The living owner of the game that a session is one agent of."""
+        for other in self._games.get(game_of(session), ()):
+            owner = self._owner_of[other]
+            if self._alive(owner):
+                return owner
+        return None
+
+    def owners(self) -> dict[str, int]:
+        """Number of sessions by living owner."""
+        return {owner: len(held) for owner, held in self._sessions.items() if self._alive(owner)}
+
+    def addresses(self) -> list[str]:
+        """URLs of the living owners."""
+        return [address for owner, address in self._address.items() if self._alive(owner)]
+
+    def _leave(self, session: str, owner: str) -> None:
+        """A session is not this owner's any more, and the owner was not asked: should it come back, it hears so."""
+        self._changed.add(owner)
+        self._left[session, owner] = None
+        while len(self._left) > _REMEMBERED_ENDS:
+            self._left.popitem(last=False)
+
+    def _remember(self, owner: str) -> None:
+        """Writes down what an owner has, if that is something else than before."""
+        sessions = self._sessions.get(owner, set())
+        if sessions == self._remembered.get(owner, set()):
+            return
+        self._memory.write(owner, sorted(sessions))
+        if sessions:
+            self._remembered[owner] = set(sessions)
+        else:
+            self._remembered.pop(owner, None)
+
+    def _keep_reason(self, session: str, reason: str) -> None:
+        self._reasons[session] = reason
+        while len(self._reasons) > _REMEMBERED_ENDS:
+            self._reasons.popitem(last=False)
+
+    def _alive(self, owner: str) -> bool:
+        seen = self._seen.get(owner)
+        return seen is not None and self._clock() - seen <= self._lease_s
+
+    def _dead_since_now(self) -> float:
+        return self._clock() - 2 * self._lease_s
+
+    def _drop_snapshot(self, session: str) -> None:
+        _, size = self._snapshots.pop(session, (None, 0))
+        self._snapshot_bytes -= size
+
+    def _take(self, session: str, owner: str) -> None:
+        before = self._owner_of.get(session, owner)
+        self._left.pop((session, owner), None)
+        if before != owner:
+            kept = self._snapshots.get(session)
+            self._forget(session)
+            self._leave(session, before)
+            if kept is not None:
+                self._snapshots[session] = kept
+                self._snapshot_bytes += kept[1]
+        self._owner_of[session] = owner
+        self._sessions.setdefault(owner, set()).add(session)
+        game = game_of(session)
+        if game:
+            self._games.setdefault(game, {})[session] = None
+        self._seen.setdefault(owner, self._dead_since_now())  # until its renewal has told its address
+
+    def _sweep(self) -> None:
+        """Forgets owners that have been dead for long, and their sessions, which nobody has asked for since."""
+        limit = self._clock() - self._lease_s - self._grace_s
+        for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
+            for session in self._sessions.pop(owner, ()):
+                self._leave(session, owner)
+                self._forgotten += 1
+                self._owner_of.pop(session, None)
+                self._leave_game(session)
+                self._drop_snapshot(session)
+            self._address.pop(owner, None)
+            self._recalled.pop(owner, None)
+            del self._seen[owner]
+            self._changed.add(owner)
+
+    def _check_recovered(self) -> None:
+        if self._clock() < self._recovered_at:
+            raise DirectoryRecovering("the session directory has just restarted; try again", layer="directory")
+
+    def _leave_game(self, session: str) -> None:
+        game = game_of(session)
+        sessions = self._games.get(game)
+        if sessions is not None:
+            sessions.pop(session, None)
+            if not sessions:
+                del self._games[game]
+
+    def _forget(self, session: str) -> None:
+        owner = self._owner_of.pop(session)
+        self._leave_game(session)
+        self._drop_snapshot(session)
+        held = self._sessions.get(owner)
+        if held is not None:
+            held.discard(session)
+            if not held and not self._alive(owner):
+                self._sessions.pop(owner, None)
+                self._address.pop(owner, None)
+                self._seen.pop(owner, None)
+
+
+NAMESPACE = "brayx"
+"""Ray namespace of brayx's named actors: a Serve replica, a driver and a notebook must mean the same one."""
+
+
+class _DirectoryActor(Directory):
+    """The directory in its actor, which knows whether it is a restarted one.
+
+    Args:
+        name: of the actor.
+    """
+
+    def __init__(self, name: str) -> None:
+        import ray
+
+        with warnings.catch_warnings():  # the property itself uses what Ray has deprecated
+            warnings.simplefilter("ignore")
+            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        memory = ClusterMemory(name, NAMESPACE)
+        if not restarted:
+            memory.clear()
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, memory=memory)
+
+
+def create_directory(name: str) -> Any:
+    """The directory's Ray actor of that name, started if there is none.
+
+    It is detached, so that it outlives the replica that happened to start it; who owns the application ends it with
+    `stop_directory`.
+    """
+    import ray
+
+    options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_task_retries": 1}
+    actor = ray.remote(_DirectoryActor).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options)
+    return actor.remote(name)
+
+
+async def check_directory(name: str, directory: Any) -> None:
+    """Makes sure that a directory speaks as this version of brayx does.
+
+    Args:
+        name: of its actor.
+        directory: the actor's handle.
+
+    Raises:
+        StartupError: it is of another version.
+    """
+    # An actor's handle has the methods of the class that the actor was made of.
+    told = await directory.interface.remote() if hasattr(directory, "interface") else 1
+    if told != INTERFACE:
+        raise StartupError(
+            f"the session directory {name!r} was started by another version of brayx (its interface is {told}, "
+            f"expected {INTERFACE}): delete the application, end the directory with brayx.cluster.directory."
+            f"stop_directory({name!r}) in a process connected to this Ray cluster, and deploy again",
+            name=name,
+        )
+
+
+def stop_directory(name: str) -> None:
+    """Ends the directory's actor, if there is one."""
+    import ray
+
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:
+        return

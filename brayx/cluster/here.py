@@ -1,0 +1,188 @@
+"""What the handles of one named model share in a process: an engine or the deployment's handle, a batcher to each loop.
+
+So that forwards of many agents, each with a handle of its own, are one call, and a model in local mode is built once.
+Also the event loop in a thread of its own for what is called without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import ray
+
+from brayx.cluster.asking import ANSWER_S
+from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named_model import deployed, first_weights
+from brayx.cluster.recipe import Recipe
+from brayx.cluster.weights import WeightSubscriber, fetch_weights
+from brayx.engines.base import Engine
+from brayx.errors import DeadlineExceeded, ModelError
+from brayx.model.build import engine_of
+from brayx.model.local import LocalModel
+from brayx.model.versions import Versions
+
+Result = TypeVar("Result")
+
+
+class Here:
+    """A named model in this process; `here` makes or finds it.
+
+    Attributes:
+        subscriber: in local mode, what follows the weight store.
+    """
+
+    def __init__(self, name: str, store: Any, recipe: Recipe, timeout_s: float) -> None:
+        self.subscriber: WeightSubscriber | None = None
+        self._store = store
+        self._recipe = recipe
+        self._lock = threading.Lock()
+        self._models: dict[asyncio.AbstractEventLoop, ModelClient | LocalModel] = {}
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ended = False
+        self._engine: Engine | None = None
+        self._versions: Versions | None = None
+        self._deployed: Any = None
+        if recipe.local:
+            self._build(name)
+        else:
+            self._deployed = deployed(name, timeout_s)
+
+    def join(self, handle: Any) -> bool:
+        """Counts a handle, until it leaves or is dropped; False: the last one has just left."""
+        with self._lock:
+            if not self._ended:
+                self._handles.add(handle)
+            return not self._ended
+
+    def leave(self, handle: Any) -> None:
+        """Ends what this has when ``handle`` was the last one."""
+        with self._lock:
+            self._handles.discard(handle)
+            if self._handles:
+                return
+            self._ended = True
+            models, self._models = self._models, {}
+
+        async def end() -> None:
+            if self.subscriber is not None:
+                await self.subscriber.stop()
+            for loop, model in models.items():
+                if loop is asyncio.get_running_loop():
+                    await model.close()
+                elif loop.is_running():
+                    asyncio.run_coroutine_threadsafe(model.close(), loop)
+
+        background(end(), ANSWER_S)
+
+    def on_this_loop(self) -> ModelClient | LocalModel:
+        """A batcher belongs to one event loop, so each loop has a model of its own; engine and weights are shared.
+
+        Raises:
+            ModelError: the last handle has left.
+        """
+        loop = asyncio.get_running_loop()
+        model = self._models.get(loop)
+        if model is not None:
+            return model
+        config = self._recipe.config
+        options: dict[str, Any] = {
+            "max_batch_size": config.max_batch_size,
+            "max_wait_s": config.max_wait_ms / 1000,
+            "max_queue": config.max_queue,
+            "deadline_s": config.deadline_s,
+        }
+        with self._lock:
+            if self._ended:  # nobody would end what is made now, and its weights would stay as they are
+                raise ModelError("the model is closed")
+            for ended in [other for other in self._models if other.is_closed()]:
+                del self._models[ended]
+            if self._engine is not None:
+                fetch = functools.partial(fetch_weights, self._store)
+                model = LocalModel(
+                    self._engine, versions=self._versions, fetch=fetch, buckets=config.buckets, **options
+                )
+            else:
+                model = ModelClient(self._deployed, self._recipe.spec, max_calls=config.num_workers, **options)
+            self._models[loop] = model
+        return model
+
+    def _build(self, name: str) -> None:
+        """Local mode: an engine of this process, whose weights follow the store."""
+        recipe = self._recipe
+        version, weights = first_weights(name, self._store, recipe.trial)
+        engine = engine_of(recipe.config, recipe.module(weights), recipe.example_args)
+        self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
+        self._engine = engine
+        self.subscriber = WeightSubscriber(self._store, self._versions.load)
+        # Handles that are dropped without `close` follow the store no longer; at the interpreter's end nobody does.
+        weakref.finalize(self, _let_go, self.subscriber).atexit = False
+        background(self.subscriber.start(), ANSWER_S)
+
+
+_known: weakref.WeakValueDictionary[tuple[str, str], Here] = weakref.WeakValueDictionary()
+
+
+def here(name: str, store: Any, recipe: Recipe, timeout_s: float, handle: Any) -> Here:
+    """What this process has of the model, for one handle more.
+
+    Args:
+        name: of the model.
+        store: its weight store.
+        recipe: what that keeps; its token tells one start of the model from the next.
+        timeout_s: until its deployment must be there.
+        handle: who asks.
+
+    Raises:
+        StartupError: it is not there in time.
+    """
+    key = recipe.token, _connection()
+    found = _known.get(key)
+    if found is not None and found.join(handle):
+        return found
+    # Not under a lock, since it takes seconds: of two threads that are here at once each has its own.
+    made = _known[key] = Here(name, store, recipe, timeout_s)
+    made.join(handle)
+    return made
+
+
+def _connection() -> str:
+    """Ray's id of it: what was made over one that has ended is of no use."""
+    job: str = ray.get_runtime_context().get_job_id()
+    return job
+
+
+class _Background:
+    """An event loop in a thread of its own, for what is called without one."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="brayx-models", daemon=True).start()
+
+
+@functools.lru_cache(maxsize=1)
+def _the_background() -> _Background:
+    return _Background()
+
+
+def background(work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
+    """Runs a coroutine on the background loop and waits for it, whatever loop runs in this thread.
+
+    Raises:
+        DeadlineExceeded: it did not end in time.
+    """
+    future: Future[Result] = asyncio.run_coroutine_threadsafe(work, _the_background().loop)
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise DeadlineExceeded(f"no answer in {timeout_s:g} s") from None
+
+
+def _let_go(subscriber: WeightSubscriber) -> None:
+    asyncio.run_coroutine_threadsafe(subscriber.stop(), _the_background().loop)

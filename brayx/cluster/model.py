@@ -1,0 +1,314 @@
+"""The model as a Serve deployment: an engine, a batcher and a weight subscriber in every replica.
+
+`ModelReplica` is an ordinary class; `model_application` makes a Serve application of it. Knows nothing of agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from brayx.cluster.following import Following, begins
+from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.pool import Aliases, PoolClient
+from brayx.cluster.prometheus import Exporter
+from brayx.cluster.start import warn_if_open
+from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
+from brayx.engines import refuse_frozen
+from brayx.engines.base import Engine, ModelSpec, load_weights
+from brayx.errors import BrayxError, ModelError
+from brayx.logs import limit_others
+from brayx.metrics import Sink
+from brayx.model import http
+from brayx.model.arms import Followed
+from brayx.model.build import engine_of
+from brayx.model.checkpoints import checkpoint_folder
+from brayx.model.columns import check_columns
+from brayx.model.config import ModelConfig
+from brayx.model.grpc import ModelDoor
+from brayx.model.local import LocalModel
+from brayx.types import NestedArray, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+_FOLLOWED_VERSIONS = 4
+"""Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
+
+BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
+"""Gives the module and its ``forward_args``; pickles (a `functools.partial` of a module-level function does)."""
+
+
+class ModelReplica:
+    """One copy of the model. `start` it before use and `close` it after.
+
+    Attributes:
+        model: what acts.
+        recorder: where calls of the engine are counted.
+
+    Args:
+        build: gives the module and its example arguments.
+        config: engine and batcher options.
+        weight_store: name and namespace of the store to follow; None for weights that stay.
+        hub: name and namespace of the hub that its metrics go to; None: nowhere.
+        checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version; or
+            ``models:/name/3``, whose files are read where the replica is.
+        tracking: MLflow's URI, of such a reference.
+        version: their policy version, instead of what that says.
+        following: component name, what is followed and by whom, of a model that is served by an alias.
+        named: version and weights to start from instead, if they fit: what that alias names by now.
+
+    Raises:
+        BadWeights: the checkpoint's weights cannot be read or do not fit.
+        ModelError: its ``meta.json`` cannot be read.
+        TrackingError: the registry has no such version, or its files cannot be had.
+    """
+
+    def __init__(
+        self,
+        build: BuildModel,
+        config: ModelConfig,
+        *,
+        weight_store: tuple[str, str | None] | None = None,
+        checkpoint: str | None = None,
+        tracking: str = "",
+        hub: tuple[str, str] | None = None,
+        version: int | None = None,
+        following: tuple[str, Followed, PoolClient] | None = None,
+        named: tuple[int, Weights] | None = None,
+    ) -> None:
+        if weight_store is not None:
+            refuse_frozen(config.engine)
+        self._books = HubClient(get_hub(*hub) if hub is not None else None)
+        self.recorder: Sink = self._books
+        module, example_args = build()
+        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, named)
+        self._store: StoreHandle | None = None
+        self.model = LocalModel(
+            engine,
+            version=version,
+            max_versions=config.max_versions if following is None else max(config.max_versions, _FOLLOWED_VERSIONS),
+            fetch=self._fetch if weight_store is not None or following is not None else None,
+            max_batch_size=config.max_batch_size,
+            max_wait_s=config.max_wait_ms / 1000,
+            max_queue=config.max_queue,
+            deadline_s=config.deadline_s,
+            buckets=config.buckets,
+            on_batch=self._on_batch,
+        )
+        self._weight_store = weight_store
+        self._subscriber: WeightSubscriber | Following | None = None
+        self._following = following
+
+    async def start(self, at: Aliases | None = None) -> None:
+        """Loads the newest weights of the store, if it holds any, and follows it from then on.
+
+        Args:
+            at: where aliases point, of a model that is served by one.
+
+        Raises:
+            StartupError: there is no such store, or what was published is not to be had from it.
+        """
+        if self._weight_store is not None:
+            name, namespace = self._weight_store
+            self._store = get_weight_store(name, namespace)
+            subscriber = self._subscriber = WeightSubscriber(self._store, self.model.load)
+            await subscriber.start_abreast()
+        elif self._following is not None:
+            name, followed, client = self._following
+            self._subscriber = follows = Following(client, {name: followed}, {name: self.model})
+            await follows.start(at)
+
+    async def forward(
+        self, columns: Sequence[np.ndarray], version: int | None = None, deadline_s: float | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Forwards of several observations.
+
+        Args:
+            columns: input leaves ``[N, ...]`` in the order of the spec, N at least 1.
+            version: policy version to act with; None: the newest when each batch begins.
+            deadline_s: as of `Model.forward`.
+
+        Returns:
+            Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: they may differ, since
+            rows are batched with those of other callers.
+
+        Raises:
+            ShapeMismatch, VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`.
+        """
+        check_columns(self.model.spec.inputs, columns)
+        return await self.model.forward_columns(columns, version=version, deadline_s=deadline_s)
+
+    def _on_batch(self, rows: int, seconds: float, waited_s: float) -> None:
+        self.recorder.add("forward_batch_size", float(rows))
+        self.recorder.add("forward_seconds", seconds)
+        self.recorder.add("forward_wait_seconds", waited_s)
+
+    async def _fetch(self, version: int) -> Weights:
+        if self._following is not None:
+            name, _, client = self._following
+            return await client.fetch(name, version)
+        return await fetch_weights(self._store, version)
+
+    async def get_spec(self) -> ModelSpec:
+        """Signature of the model."""
+        return self.model.spec
+
+    async def get_version(self) -> int:
+        """Policy version that the next batch will use."""
+        return self.model.version
+
+    async def ready(self, version: int) -> None:
+        """Makes a policy version ready here. Errors are those of `LocalModel.pin`."""
+        await self.model.pin(version)
+
+    async def check_health(self) -> None:
+        """Raises `ModelError` when this replica should be replaced; Serve asks."""
+        if self._subscriber is not None and not self._subscriber.running:
+            raise ModelError("the weight subscriber of this replica has ended")
+
+    async def close(self) -> None:
+        """Ends the subscriber and the batcher."""
+        if self._subscriber is not None:
+            await self._subscriber.stop()
+        await self.model.close()
+        await asyncio.to_thread(self._books.close)
+
+
+class _ServedModel(ModelReplica, ModelDoor):
+    """Serve's way of calling `start` and `close`: an async constructor, and ``__del__`` when it drains a replica."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        at: Aliases | None = None
+        if (following := kwargs["following"]) is not None:
+            # What it was deployed with may be an old version by now, or none that is there any more.
+            name, followed, client = following
+            at = await client.look()
+            kwargs["named"] = await begins(client, name, followed.alias, at, kwargs["version"])
+        super().__init__(*args, **kwargs)
+        self._export = self.recorder = Exporter(self.recorder, self._levels)
+        await self.start(at)
+        warn_if_open(logging.getLogger("ray.serve"))
+        limit_others()
+        here = serve.get_replica_context()
+        self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
+
+    async def __del__(self) -> None:
+        await asyncio.to_thread(self._export.close)  # first: it hands over to what `close` ends
+        await self.close()
+
+    def _levels(self) -> list[tuple[str, str, float]]:
+        """What the export looks at."""
+        return [("acting_version", serve.get_replica_context().deployment, float(self.model.version))]
+
+    async def __call__(self, request: Request) -> Response:
+        """HTTP, where the application has a route: see `brayx.model.http`."""
+        body = bytearray()  # bytes would be copied with every chunk
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > http.DEFAULT_MAX_BODY_BYTES:
+                break  # `answer` refuses it
+        kind = request.headers.get("content-type", "")
+        status, media_type, content = await http.answer(self.model, request.method, kind, bytes(body))
+        return Response(content, status, media_type=media_type)
+
+
+def model_application(
+    build: BuildModel,
+    config: ModelConfig,
+    *,
+    name: str = "model",
+    weight_store: tuple[str, str | None] | None = None,
+    checkpoint: str | None = None,
+    tracking: str = "",
+    hub: tuple[str, str] | None = None,
+    version: int | None = None,
+    following: tuple[str, Followed, PoolClient] | None = None,
+) -> serve.Application:
+    """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
+
+    Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
+    handle goes to `ModelClient`. With a route prefix it is reached over HTTP and gRPC, too. Arguments are those of
+    `ModelReplica`.
+    """
+    actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
+    if config.memory_per_worker:
+        actor_options["memory"] = config.memory_per_worker * 2**20
+    deployment: Any = serve.deployment(
+        _ServedModel,
+        name=name,
+        num_replicas=config.num_workers,
+        max_ongoing_requests=4 * abs(config.max_batch_size),  # callers must be able to fill a batch while another runs
+        max_queued_requests=config.max_queue,
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=5.0,
+        ray_actor_options=actor_options,
+    )
+    application: serve.Application = deployment.bind(
+        build,
+        config,
+        weight_store=weight_store,
+        checkpoint=checkpoint,
+        tracking=tracking,
+        hub=hub,
+        version=version,
+        following=following,
+    )
+    return application
+
+
+def engine_from(
+    config: ModelConfig,
+    module: torch.nn.Module,
+    example_args: tuple[NestedArray, ...],
+    checkpoint: str | None,
+    tracking: str,
+    version: int | None,
+    named: tuple[int, Weights] | None = None,
+) -> tuple[Engine, int]:
+    """The engine of a model that begins with a checkpoint, and the policy version that it acts with.
+
+    Arguments and errors are those of `ModelReplica`, and of `engine_of`.
+    """
+    if named is not None:
+        now, weights = named
+        try:
+            return engine_of(config, module, example_args, weights), now
+        except BrayxError as error:  # of weights: with others the same model may be built
+            _log.warning("version %d cannot be begun with: %s", now, error)
+    if checkpoint is None:
+        return engine_of(config, module, example_args), version or 0
+    with checkpoint_folder(checkpoint, tracking) as folder:
+        found, weights = read_checkpoint(folder)
+        engine = engine_of(config, module, example_args, weights, folder)
+    return engine, found if version is None else version
+
+
+def read_checkpoint(folder: Path) -> tuple[int, Weights]:
+    """Policy version and weights of a checkpoint; the version is 0 when its ``meta.json`` says nothing of that.
+
+    Raises:
+        BadWeights: its ``weights.npz`` cannot be read.
+        ModelError: its ``meta.json`` cannot be read.
+    """
+    return _policy_version(folder / "meta.json"), load_weights(folder / "weights.npz")
+
+
+def _policy_version(path: Path) -> int:
+    if not path.exists():
+        return 0
+    try:
+        return int(json.loads(path.read_text()).get("counters", {}).get("policy_version", 0))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", file=str(path)) from error

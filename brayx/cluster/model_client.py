@@ -1,0 +1,192 @@
+"""The handle of a model that runs in a Serve deployment.
+
+Forwards of this process are collected into one call, which the deployment's batcher joins with those of other
+processes. Knows nothing of engines or weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+
+from brayx.cluster.asking import unwrap
+from brayx.engines.base import ModelSpec
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
+from brayx.model.batcher import Batcher
+from brayx.model.columns import stacked, to_rows
+from brayx.model.handles import Caller, Elsewhere, sooner
+from brayx.model.local import Model, PinnedModel
+from brayx.types import Forward, NestedArray
+
+
+class _Handle(Protocol):
+    """What is used of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica`."""
+
+    forward: Any
+    get_spec: Any
+    get_version: Any
+    ready: Any
+
+
+class ModelClient(Elsewhere):
+    """A model behind a Serve deployment handle; see `Model` for what it promises. Use it on one event loop.
+
+    A call whose replica dies is sent again while its deadline lasts: a forward has no side effects.
+
+    Args:
+        handle: of a `ModelReplica` deployment.
+        spec: the model's signature; `connect` asks the deployment for it.
+        version: policy version that the deployment is known to have; `connect` asks for that, too.
+        max_batch_size: observations in one call at most.
+        max_queue: forwards that may wait here; more are refused.
+        deadline_s: a forward without a result after this long fails.
+        max_calls: calls under way at once at most; as many as there are replicas keeps all of them at work.
+        on_batch: as in `Batcher`, about calls to the deployment.
+    """
+
+    def __init__(
+        self,
+        handle: _Handle,
+        spec: ModelSpec,
+        *,
+        version: int = 0,
+        max_batch_size: int = 64,
+        max_wait_s: float = 0.0,
+        max_queue: int = 1024,
+        deadline_s: float = 10.0,
+        max_calls: int = 1,
+        on_batch: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        self._handle = handle
+        self._spec = spec
+        self._deadline_s = deadline_s
+        self._version = version
+        self._batcher: Batcher[list[np.ndarray], tuple[list[np.ndarray], int]] = Batcher(
+            self._call,
+            max_batch_size=abs(max_batch_size),  # the replica pads
+            max_wait_s=max_wait_s,
+            max_queue=max_queue,
+            deadline_s=deadline_s,
+            max_calls=max_calls,
+            on_batch=on_batch,
+        )
+
+    @classmethod
+    async def connect(cls, handle: _Handle, *, connect_timeout_s: float = 60.0, **options: Any) -> ModelClient:
+        """A handle whose spec and version come from the deployment; ``options`` are those of the constructor.
+
+        Raises:
+            DeadlineExceeded: the deployment did not answer in time.
+            QueueFull, ModelError: it is full, or failed.
+        """
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                spec = await cls._ask(handle.get_spec.remote)
+                version = int(await cls._ask(handle.get_version.remote))
+        except TimeoutError:
+            raise DeadlineExceeded(f"the model deployment did not answer within {connect_timeout_s:g} s") from None
+        return cls(handle, spec, **{"version": version, **options})
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Signature of the model."""
+        return self._spec
+
+    @property
+    def version(self) -> int:
+        """Policy version that the deployment last told of, in a result or when asked; 0: no published weights.
+
+        It may be an older one than before: an alias is moved back, or another replica is not as far.
+        """
+        return self._version
+
+    async def refresh_version(self, timeout_s: float = 5.0) -> int:
+        """Asks one replica which policy version it acts with.
+
+        Raises:
+            DeadlineExceeded: no answer in time.
+            ModelError: the deployment failed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                version = await self._ask(self._handle.get_version.remote)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the model deployment did not tell its version within {timeout_s:g} s") from None
+        self._version = int(version)
+        return self._version
+
+    async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
+        """The model's outputs for one observation; see `Model.forward`."""
+        return await self._forward(args, version, None, deadline_s)
+
+    def as_caller(self) -> Model:
+        """The model for one of many that share it; see `LocalModel.as_caller`."""
+        return Caller(self)
+
+    async def pin(self, version: int) -> PinnedModel:
+        """As `pinned`: whether the deployment can have that version, a forward tells, or `ready`."""
+        return self.pinned(version)
+
+    async def ready(self, version: int) -> None:
+        """Has one replica make a version ready, which tells whether the others can, too.
+
+        Raises:
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._ask(self._handle.ready.remote, version)
+        except TimeoutError:
+            raise DeadlineExceeded(f"version {version} was not ready within {self._deadline_s:g} s") from None
+
+    async def close(self) -> None:
+        """Ends the handle; the deployment goes on."""
+        await self._batcher.close()
+
+    async def forward_columns(
+        self, columns: Sequence[np.ndarray], *, version: int | None = None, deadline_s: float | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Forwards of several observations in a call of their own; see `ModelReplica.forward`."""
+        deadline_s = sooner(self._deadline_s, deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                outputs, versions = await self._send(columns, version, deadline_s)
+        except TimeoutError:
+            message = f"the model deployment did not answer within {deadline_s:g} s"
+            raise DeadlineExceeded(message) from None
+        if version is None:
+            self._version = int(versions[-1])
+        return outputs, versions
+
+    async def _call(
+        self, rows: list[list[np.ndarray]], version: int | None = None
+    ) -> list[tuple[list[np.ndarray], int]]:
+        return to_rows(len(rows), *await self.forward_columns(stacked(rows), version=version))
+
+    async def _send(
+        self, columns: Sequence[np.ndarray], version: int | None, deadline_s: float
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        send = self._handle.forward.remote
+        result: tuple[list[np.ndarray], np.ndarray] = await self._ask(send, columns, version, deadline_s)
+        return result
+
+    @staticmethod
+    async def _ask(method: Callable[..., Any], *args: Any) -> Any:
+        """What a replica answers; asks another for as long as the caller waits when one dies."""
+        while True:
+            try:
+                return await method(*args)
+            except RayActorError:
+                await asyncio.sleep(0.05)  # its replica died; the caller's timeout ends this
+            except BackPressureError as error:
+                raise QueueFull(f"the model deployment is full: {error}") from error
+            except (RayError, RayServeException) as error:
+                cause = unwrap(error)
+                if isinstance(cause, BrayxError):
+                    raise cause from None
+                raise ModelError(f"the model deployment failed: {type(cause).__name__}") from cause

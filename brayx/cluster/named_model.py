@@ -1,0 +1,286 @@
+"""Where the parts of a named model are: its weight store and its Serve application, found, started and ended.
+
+The store is a detached Ray actor, since Serve's replicas outlive whoever deployed them, too. Its existence is the
+model's: it is made first and ended last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import ray
+from pydantic import ValidationError
+from ray import cloudpickle, serve
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from brayx.cluster.applications import delete_application
+from brayx.cluster.asking import ANSWER_S, asked, typed
+from brayx.cluster.model import model_application
+from brayx.cluster.recipe import Recipe
+from brayx.cluster.weights import AGAIN_S, end_weight_store, get_weight_store
+from brayx.errors import (
+    BrayxError,
+    ConfigError,
+    DeadlineExceeded,
+    ModelError,
+    ModelNotFound,
+    StartupError,
+    TrackingError,
+    first_line,
+)
+from brayx.model.checkpoints import starting_weights
+from brayx.model.config import ModelConfig
+from brayx.tracking import Trial
+from brayx.types import NestedArray, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+NAMESPACE = "brayx"
+MODULE = "brayx.cluster.remote_model"
+_ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
+_GIVEN_BACK_S = 5.0
+"""Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
+
+
+def config_of(**options: Any) -> ModelConfig:
+    """The options of a model that has no module to name; `ConfigError` names what is wrong with one."""
+    try:
+        return ModelConfig(module=MODULE, **options)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = str(problem["loc"][0])
+        raise ConfigError(f"{key} is {problem['input']!r}: {problem['msg']}", key=key) from None
+
+
+def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
+    """Starts the replicas and waits for them, on the monotonic clock ``until`` then.
+
+    Raises:
+        StartupError: they did not start, or not in time; the message has what Serve tells of them.
+    """
+    build = functools.partial(_build_in_replica, name)
+    application = model_application(build, recipe.config, weight_store=(f"model/{name}", NAMESPACE))
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        # Serve would open its door otherwise, which is for whoever wants one.
+        serve.start(proxy_location="Disabled" if route_prefix is None else "HeadOnly")
+    target = serve.RunTarget(application, name=f"model-{name}", route_prefix=route_prefix)
+    try:
+        # Waiting itself, Serve would wait without end, for CPUs that no node has say.
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        while (told := _state(name)) is not None:
+            if time.monotonic() > until:
+                raise StartupError(f"the replicas of model {name!r} did not start in time: {told}", name=name)
+            time.sleep(0.1)
+        if route_prefix is not None:
+            wait_for_doors(name, until)
+    except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
+        raise StartupError(f"the replicas of model {name!r} did not start: {first_line(error)}") from error
+
+
+def wait_for_doors(name: str, until: float) -> None:
+    """Waits until the path of a model is known at Serve's ingress, which nothing public does. For doors that answer
+    nothing at all Serve has waited a minute before, whatever the deadline.
+
+    Raises:
+        StartupError: not in time.
+    """
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    doors: Any = ray.get(controller.get_proxies.remote(), timeout=max(until - time.monotonic(), 0.001))
+    asked_of = [door.serving.remote(wait_for_applications_running=True) for door in doors.values()]
+    if not asked_of:
+        return
+    _, late = ray.wait(asked_of, num_returns=len(asked_of), timeout=max(until - time.monotonic(), 0.001))
+    if late:
+        raise StartupError(
+            f"{len(late)} of {len(asked_of)} doors did not know the path of model {name!r} in time", name=name
+        )
+
+
+def _state(name: str) -> str | None:
+    """What Serve tells of replicas that do not run yet, in a line; None: they run.
+
+    Raises:
+        StartupError: they failed.
+    """
+    try:
+        application = serve.status().applications.get(f"model-{name}")
+    except RayActorError as error:  # Serve's controller is being restarted
+        return first_line(error)
+    if application is None:
+        return "Serve does not know them"
+    if application.status == ApplicationStatus.RUNNING:
+        return None
+    told = [application.message, *(deployment.message for deployment in application.deployments.values())]
+    said = next((line for line in "\n".join(told).splitlines() if line.strip()), application.status.value)
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        raise StartupError(f"the replicas of model {name!r} did not start: {said}", name=name)
+    return said
+
+
+def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
+    """The module with the newest weights. Without any there is nothing to act with: Serve tries again."""
+    store = get_weight_store(f"model/{name}", NAMESPACE)
+    recipe: Recipe = recipe_of(store, ANSWER_S)
+    found = asked(store.newest)
+    if found is None and recipe.trial is not None:
+        weights = _from_checkpoint(store, recipe.trial)
+    elif found is None:
+        raise StartupError(f"the weight store of model {name!r} holds nothing yet", name=name)
+    else:
+        weights = taken(found[2][0])
+    return recipe.module(weights), recipe.example_args
+
+
+def _from_checkpoint(store: Any, trial: Trial) -> Weights:
+    """The weights of the trial's newest checkpoint, which a store that has none gets, too."""
+    version, step, weights = starting_weights(None, trial, None, "")
+    asked(store.restore, version, step, weights)
+    return weights
+
+
+def deployed(name: str, timeout_s: float) -> Any:
+    """The handle of the application, once it runs: another process may be about to start it."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return serve.get_app_handle(f"model-{name}")
+        except (RayServeException, RayError) as error:
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"model {name!r} did not start within {timeout_s:g} s: {first_line(error)}; {_ANEW}", name=name
+                ) from error
+            time.sleep(0.2)
+
+
+def remove(name: str, of: Any = None) -> None:
+    """Ends the model of that name, if there is one: replicas, weights, then its name; its trial can be resumed then.
+
+    Args:
+        name: of the model.
+        of: its weight store; a model with another one, which has the name by now, goes on. None: whichever it is.
+    """
+    store = find(name)
+    if store is None or (of is not None and store != of):
+        return
+    try:
+        trial = recipe_of(store, ANSWER_S).trial
+    except BrayxError as error:
+        _log.warning("model %r is ended, and its trial goes on in MLflow: %s", name, error)
+        trial = None
+    if (now := find(name)) is not None and now != store:  # it took a while to answer, and all is deleted by name
+        return
+    if not delete_application(f"model-{name}", ANSWER_S):
+        _log.warning("model %r has ended, and its replicas may be there still after %g s", name, ANSWER_S)
+    end_weight_store(store)
+    deadline = time.monotonic() + ANSWER_S
+    while find(name) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _finish(trial)
+
+
+def withdraw(name: str, token: str, trial: Trial | None) -> None:
+    """Ends what a start of ``token`` left that failed or was interrupted; the name may be another's by now.
+
+    Args:
+        name: of the model.
+        token: of its recipe.
+        trial: that the start opened for it, which no store may tell of yet.
+    """
+    try:
+        store = find(name)
+        if store is not None and recipe_of(store, ANSWER_S).token == token:
+            remove(name, store)
+    except (BrayxError, RayError) as error:
+        _log.warning("what was started of model %r may be there still: %s", name, error)
+    finally:
+        _finish(trial)
+
+
+def _finish(trial: Trial | None) -> None:
+    """Ends a model's trial, to be gone on with from any process, and not from this one only."""
+    if trial is None:
+        return
+    try:
+        trial.finish("KILLED")
+    except TrackingError as error:
+        _log.warning("model %r has ended, and its trial goes on in MLflow: %s", trial.name, error)
+
+
+def find(name: str) -> Any | None:
+    """The weight store of the model of that name; None: there is no such model."""
+    try:
+        return get_weight_store(f"model/{name}", NAMESPACE)
+    except StartupError:
+        return None
+
+
+def not_found(name: str) -> ModelNotFound:
+    """The error of a name that no model has."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    known = sorted(
+        actor["name"].removeprefix("model/")
+        for actor in actors
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith("model/")
+    )
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    told = f"nearest is {near[0]!r}" if near else f"there are {', '.join(known) or 'none'}"
+    return ModelNotFound(f"no model {name!r} runs, {told}; give `model` and `forward_args` to start it", name=name)
+
+
+def recipe_of(store: Any, timeout_s: float) -> Recipe:
+    """The recipe that a model's store keeps."""
+    recipe: Recipe = cloudpickle.loads(asked(store.about, timeout_s=timeout_s))
+    return recipe
+
+
+def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
+    """The weights that a store's answer refers to.
+
+    Raises:
+        DeadlineExceeded: they did not come in time.
+        ModelError: they are lost, with the store that had them.
+    """
+    try:
+        weights: Weights = ray.get(reference, timeout=timeout_s)
+        return weights
+    except RayError as error:
+        raise typed(error, timeout_s) from error
+
+
+def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weights]:
+    """Version and weights of the newest, once there are some; the newest checkpoint's, if the store lost what it had.
+
+    Raises:
+        StartupError: there are none, and none come.
+        BadWeights, TrackingError: a checkpoint cannot be read.
+        ModelError: as of `asked`.
+    """
+    deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
+    while True:
+        found = asked(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
+        if not isinstance(found, tuple):
+            if time.monotonic() > deadline:
+                raise StartupError(f"the weight store of model {name!r} holds nothing; {_ANEW}", name=name)
+            # Of one that has never had any, somebody is about to publish the first.
+            if trial is not None and asked(store.standing)[0] and trial.checkpoints():
+                _from_checkpoint(store, trial)
+            continue
+        version, _, [reference] = found
+        try:
+            return version, taken(reference, longest_s)
+        except (ModelError, DeadlineExceeded):  # lost with a store that was killed: it gets them back, or others
+            if time.monotonic() > deadline:
+                raise
+            longest_s *= 2  # large weights may take longer than that between nodes
+            time.sleep(0.1)

@@ -1,0 +1,484 @@
+"""`RemoteModel`: a model by its name, from a notebook, an agent or a script; the handle that Bray's users know.
+
+The first construction starts a weight store and a Serve application of that name; every later one, in any process,
+finds them. A facade: it batches, swaps and restarts nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from brayx.cluster.asking import ANSWER_S, asked
+from brayx.cluster.beginning import Beginning, give_up
+from brayx.cluster.here import background, here
+from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named_model import (
+    NAMESPACE,
+    config_of,
+    deploy,
+    find,
+    not_found,
+    recipe_of,
+    remove,
+    withdraw,
+)
+from brayx.cluster.recipe import Origin, Recipe, prepare
+from brayx.cluster.turns import turn
+from brayx.cluster.weights import (
+    KEPT_VERSIONS,
+    WeightPublisher,
+    create_weight_store,
+    fetch_weights,
+)
+from brayx.engines.base import ModelSpec, check_weights
+from brayx.engines.scaling import completed, learned
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
+from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
+from brayx.model.columns import to_columns
+from brayx.model.handles import sooner
+from brayx.model.local import LocalModel, Model
+from brayx.tracking import Trial, initialise, tracking_uri
+from brayx.types import NestedArray, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+PROJECT = "brayx-models"
+"""MLflow experiment of the checkpoints."""
+
+_CALLS_AT_ONCE = 8
+"""Of one large batch, where replicas act."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
+
+
+class RemoteModel:
+    """A model that is found by its name. The constructor blocks; on an event loop, await `connect` instead.
+
+    Args:
+        name: letters, digits, ``_``, ``.``, ``-``. If a model of that name runs, this is a handle of it, and all
+            further arguments but ``override_model`` mean nothing.
+        model: takes and returns nested tensors ``[B, ...]``. Its class must be importable where replicas run, unless it
+            is defined in the notebook or script itself.
+        forward_args: arguments it runs on, nested arrays with a batch axis of at least 1.
+        forward_kwargs: more of them, by the names of its positional parameters.
+        checkpoint_interval: steps (int) or time (`datetime.timedelta`) after which a publish is also written to MLflow;
+            a model that is started again under its name goes on from the newest, with its version, step and lineage. A
+            clone, and one that overrides another, begin a trial of their own.
+        checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
+            ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
+        max_batch_size: observations of one engine call at most; negative: exactly so many, padded.
+        max_wait_ms: how long an incomplete batch waits for company; 0 takes what is there when the engine is free.
+        max_queue: forwards that may wait in one process; more are refused.
+        buckets: batch sizes to pad up to; empty: no padding.
+        threads: of one engine call.
+        num_workers: replicas.
+        cpus_per_worker, gpus_per_worker, memory_per_worker: what Ray reserves for each; memory in MiB.
+        use_onnx: ONNX Runtime acts; otherwise torch.
+        local_mode: forwards run in the process that asks for them, without replicas; weights still travel.
+        override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights. Of several
+            that do so at once each does it whole, one after the other, and the last has the name.
+        max_versions: policy versions kept for who asks for one.
+        deadline_s: a forward without a result after this long fails.
+        start_timeout_s: until all replicas must be up; whatever was started is ended otherwise. Of several processes
+            that start one at once the others wait as long for the first, and get its model.
+        route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
+        tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
+
+    Raises:
+        ModelNotFound: there is no such model and none was given; names the nearest.
+        ConfigError: an option of a model that would be started cannot be so; names it, and what fits.
+        ModelError: the model does not fit its arguments, or cannot be exported.
+        StartupError: it did not start in time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module | None = None,
+        forward_args: tuple[NestedArray, ...] = (),
+        forward_kwargs: Mapping[str, NestedArray] | None = None,
+        *,
+        checkpoint_interval: CheckpointInterval = None,
+        checkpoint: str | None = None,
+        max_batch_size: int = 64,
+        max_wait_ms: float = 0.0,
+        max_queue: int = 1024,
+        buckets: Sequence[int] = (),
+        threads: int = 1,
+        num_workers: int = 1,
+        cpus_per_worker: float = 0.0,
+        gpus_per_worker: float = 0.0,
+        memory_per_worker: int = 0,
+        use_onnx: bool = True,
+        local_mode: bool = False,
+        override_model: bool = False,
+        max_versions: int = KEPT_VERSIONS,
+        deadline_s: float = 10.0,
+        start_timeout_s: float = 120.0,
+        route_prefix: str | None = None,
+        tracking: str | None = None,
+        _lineage: tuple[Origin, ...] = (),
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"name is {name!r}, expected up to 100 letters, digits, _ . or -", key="name")
+        self._name = name
+        override = override_model and model is not None
+        store, trial, token = None if override else find(name), None, ""
+        if store is None:
+            if model is None:
+                raise not_found(name)
+            checkpoint_interval = checked_interval(checkpoint_interval)
+            if gpus_per_worker and use_onnx:
+                raise ConfigError(
+                    f"gpus_per_worker is {gpus_per_worker!r}, expected 0 while ONNX Runtime acts, on CPUs alone: "
+                    "with use_onnx=False torch acts, on a GPU",
+                    key="gpus_per_worker",
+                )
+            on_gpu = {"gpus_per_worker": gpus_per_worker, "device": "cuda"} if gpus_per_worker else {}
+            config = config_of(
+                engine="onnx" if use_onnx else "torch",
+                placement="local" if local_mode else "remote",
+                max_batch_size=max_batch_size,
+                max_wait_ms=max_wait_ms,
+                max_queue=max_queue,
+                buckets=list(buckets),
+                threads=threads,
+                max_versions=max_versions,
+                deadline_s=deadline_s,
+                num_workers=num_workers,
+                cpus_per_worker=cpus_per_worker,
+                memory_per_worker=memory_per_worker,
+                **on_gpu,
+            )
+            skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
+            uri = tracking_uri(tracking)
+        until = time.monotonic() + start_timeout_s
+        with contextlib.ExitStack() as alone:
+            if store is None and (override or checkpoint_interval is not None):
+                # Of two that end and make at once, one would end what the other has made, or serve it as its own; of
+                # two that start, one would find the trial of that name at work in the other.
+                alone.enter_context(turn(name, NAMESPACE, until))
+                until = time.monotonic() + start_timeout_s  # whose start waited for none of this
+                store = None if override else find(name)
+            try:
+                if store is None:
+                    assert model is not None  # or it is not found
+                    if checkpoint_interval is not None:
+                        # What a model of that name has learned before is not a clone's own, nor one's that overrides.
+                        trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
+                    begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
+                    weights = begins.weights
+                    if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
+                        # It was trained on normalised observations: the model does that itself from here on.
+                        from brayx.engines.torch import with_weights
+
+                        trained = with_weights(model, weights)
+                        skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
+                    weights = completed(layout, weights)
+                    check_weights(layout, weights)
+                    if override:
+                        remove(name)  # not before the new one is known to be sound
+                        until = time.monotonic() + start_timeout_s
+                    token = secrets.token_hex(8)
+                    recipe = Recipe(
+                        *(skeleton, example, names, spec, layout, config, local_mode),
+                        *(begins.lineage, trial, checkpoint_interval, token),
+                    )
+                    store = create_weight_store(
+                        f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
+                    )
+                self._store = store
+                self._recipe = recipe_of(store, start_timeout_s)
+                started = self._recipe.token == token
+                if trial is not None and not started:  # another process was first
+                    if trial.run_id != getattr(self._recipe.trial, "run_id", None):
+                        give_up(trial)
+                    trial = None
+                if override and not started:
+                    raise StartupError(
+                        f"model {name!r} has not ended in time, or was started anew meanwhile", name=name
+                    )
+                self._started = started
+                self._deadline_s = self._recipe.config.deadline_s
+                self._lock = threading.Lock()
+                self._closed = False
+                self._callers: dict[Model, Model] = {}
+                self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
+                self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
+                if started:
+                    self._publisher.publish(weights, begins.step)
+                    if not local_mode:
+                        deploy(name, self._recipe, route_prefix, until)
+                self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
+            except BaseException:
+                if token:
+                    withdraw(name, token, trial)
+                else:
+                    give_up(trial)
+                raise
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its signature."""
+        return self._recipe.spec
+
+    @property
+    def lineage(self) -> tuple[Origin, ...]:
+        """What it was cloned from or, as ``models:/NAME``, the registered version it started from, and that from; the
+        nearest first. Empty if it started from a module."""
+        return self._recipe.lineage
+
+    @property
+    def step(self) -> int:
+        """Step that the newest weights were published with."""
+        return self._newest()[1]
+
+    @property
+    def version(self) -> int:
+        """Policy version of the newest weights, from 1."""
+        return self._newest()[0]
+
+    async def forward(
+        self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
+    ) -> NestedArray:
+        """The model's outputs, on any event loop.
+
+        Args:
+            *args: the model's arguments, nested arrays; without batch axis unless ``batch``.
+            batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs. With newer weights on
+                their way the rows may be of two versions.
+            deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
+            **kwargs: arguments by name.
+
+        Raises:
+            ShapeMismatch: they do not fit; shows expected and got for each leaf, and nobody else's batch is touched.
+            QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`; `ModelError` also of a closed handle.
+        """
+        arguments = self._recipe.positional(args, kwargs)
+        model = self._acting()
+        if not batch:
+            return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
+        columns = to_columns(self.spec, arguments)
+        size = abs(self._recipe.config.max_batch_size)
+        # One engine has one call at a time: more of them here would only be as many turns to another caller's one.
+        slots = asyncio.Semaphore(1 if self._recipe.local else _CALLS_AT_ONCE)
+        loop = asyncio.get_running_loop()
+        longest_s = sooner(self._deadline_s, deadline_s)
+        until = loop.time() + longest_s
+
+        async def part(start: int) -> list[np.ndarray]:
+            async with slots:
+                left_s = until - loop.time()
+                if left_s <= 0:
+                    raise DeadlineExceeded(f"{len(columns[0])} forwards took more than {longest_s:g} s")
+                some = [leaf[start : start + size] for leaf in columns]
+                outputs, _ = await model.forward_columns(some, deadline_s=left_s)
+                return outputs
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [group.create_task(part(start)) for start in range(0, len(columns[0]), size)]
+        except ExceptionGroup as failed:
+            first = failed.exceptions[0]  # the others were cancelled
+        else:
+            leaves = zip(*(done.result() for done in parts), strict=True)
+            return self.spec.unflatten_outputs([np.concatenate(leaf) for leaf in leaves])
+        raise first
+
+    def __call__(
+        self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
+    ) -> NestedArray:
+        """`forward` for code that does not await, in a notebook say; blocks the thread it is called in."""
+        longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
+        return background(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
+
+    @classmethod
+    async def connect(
+        cls,
+        name: str,
+        model: torch.nn.Module | None = None,
+        forward_args: tuple[NestedArray, ...] = (),
+        forward_kwargs: Mapping[str, NestedArray] | None = None,
+        **options: Any,
+    ) -> RemoteModel:
+        """The constructor for code on an event loop, an agent's say, which the constructor itself would hold up.
+
+        It works in a thread, which goes on to its end when this is cancelled. Arguments and errors are the same.
+        """
+        return await asyncio.to_thread(cls, name, model, forward_args, forward_kwargs, **options)
+
+    def client(self) -> Model:
+        """The model for this event loop as an agent's services take it: results with versions, asked for or pinned."""
+        return self._acting()
+
+    def publish_weights(self, weights: Weights | Mapping[str, torch.Tensor] | torch.nn.Module, step: int = -1) -> int:
+        """Makes ``weights`` what every next batch uses, wherever it runs; blocks until the store has them.
+
+        Args:
+            weights: arrays or tensors by their `state_dict` name, or a module of the same layout. Copied.
+            step: the learner's count, an integer from 0; -1: one more than the last.
+
+        Returns:
+            The policy version they got.
+
+        Raises:
+            ConfigError: the step is something else; nothing was published.
+            BadWeights: they do not fit, or hold NaN or infinity; names the leaf, and nothing was published.
+            DeadlineExceeded: the store did not answer in time, a restart included.
+            ModelError: the handle is closed; nothing was published.
+        """
+        arrays = _arrays(weights)
+        arrays = completed(self._recipe.layout, arrays)
+        check_weights(self._recipe.layout, arrays)
+        with self._lock:
+            if self._closed:
+                raise ModelError(f"this handle of model {self._name!r} is closed: it publishes nothing")
+            version = self._publisher.publish(arrays, step)
+            self._checkpoints.offer(arrays, version, self._publisher.last_step)
+        return version
+
+    def get_model(self, step: int = -1) -> torch.nn.Module:
+        """The torch module with the newest weights, or with those of ``step``: a copy of the caller's own.
+
+        Raises:
+            VersionUnknown: nothing that is kept was published with that step; names the nearest.
+            ModelError: the module's code is not here.
+        """
+        return self._recipe.module(self._weights(step)[1])
+
+    def clone(self, step: int = -1, name: str | None = None) -> RemoteModel:
+        """A model of its own that starts from this one's weights: the newest, or those of ``step``.
+
+        It has this one's options but ``route_prefix``: a path leads to one model, so a clone is not reached over HTTP.
+
+        Args:
+            step: as of `get_model`.
+            name: of the clone; default: this one's with a number.
+
+        Raises:
+            VersionUnknown: as `get_model`.
+            ConfigError: a model of that name runs already.
+        """
+        version, weights, step = self._weights(step)
+        recipe = self._recipe
+        config = recipe.config
+        module = recipe.module(weights)
+        names = [name] if name is not None else (f"{self._name}-{i}" for i in range(1, 10_000))
+        for free in names:
+            if find(free) is not None:
+                continue
+            made = RemoteModel(
+                free,
+                module,
+                recipe.example_args,
+                checkpoint_interval=recipe.checkpoint_interval,
+                max_batch_size=config.max_batch_size,
+                max_wait_ms=config.max_wait_ms,
+                max_queue=config.max_queue,
+                buckets=config.buckets,
+                threads=config.threads,
+                num_workers=config.num_workers,
+                cpus_per_worker=config.cpus_per_worker,
+                gpus_per_worker=config.gpus_per_worker,
+                memory_per_worker=config.memory_per_worker,
+                use_onnx=config.engine == "onnx",
+                local_mode=recipe.local,
+                max_versions=config.max_versions,
+                deadline_s=config.deadline_s,
+                tracking=recipe.trial.uri if recipe.trial is not None else None,
+                _lineage=(Origin(self._name, version, step), *recipe.lineage),
+            )
+            if made._started:
+                return made
+            made.close()  # another one took that name in between
+        raise ConfigError(f"a model {name!r} runs already", key="name")
+
+    def close(self) -> None:
+        """Ends this handle, once a checkpoint that is being written is; the model and other handles go on."""
+        with self._lock:
+            self._closed = True
+        self._checkpoints.close()
+        self._here.leave(self)
+
+    def delete(self) -> None:
+        """Ends the model itself: its replicas and its weights, and not one that has overridden it. Checkpoints stay in
+        MLflow; whichever process starts the model again goes on from them."""
+        self.close()
+        remove(self._name, self._store)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteModel, (self._name,)
+
+    def __repr__(self) -> str:
+        return f"<RemoteModel {self._name!r}>"
+
+    def _acting(self) -> ModelClient | LocalModel:
+        if self._closed:
+            raise ModelError(f"this handle of model {self._name!r} is closed")
+        return self._here.on_this_loop()
+
+    def _as_caller(self, model: ModelClient | LocalModel) -> Model:
+        """The model with this handle as one caller among those of the process."""
+        caller = self._callers.get(model)
+        if caller is None:
+            caller = model.as_caller()
+            self._callers = {model: caller}  # most handles are used on one loop; those of loops that ended go
+        return caller
+
+    def _newest(self) -> tuple[int, int]:
+        version, step = asked(self._store.standing)
+        return version, step
+
+    def _weights(self, step: int) -> tuple[int, Weights, int]:
+        """Version, weights and step of what was published with ``step``, of several the newest; -1: of the newest.
+
+        A store that was restarted is waited for until it has weights again.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            steps: dict[int, int] = asked(self._store.steps)
+            having = [version for version, published in steps.items() if step in (-1, published)]
+            try:
+                if having:
+                    version = max(having)
+                    return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
+                if steps or time.monotonic() > deadline:
+                    raise self._unknown(step, steps)
+            except ModelError:  # lost with a store that was killed after it was asked; or newer ones came meanwhile
+                if not having or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def _unknown(self, step: int, steps: Mapping[int, int]) -> VersionUnknown:
+        nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
+        told = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
+        return VersionUnknown(
+            f"model {self._name!r} keeps nothing of step {step}" + (f", {told}" if steps else ""),
+            step=step,
+            nearest=nearest,
+        )
+
+
+def _arrays(weights: Any) -> Weights:
+    import torch
+
+    if isinstance(weights, torch.nn.Module):
+        weights = weights.state_dict()
+    return {
+        name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        for name, value in weights.items()
+    }

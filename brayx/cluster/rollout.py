@@ -1,0 +1,389 @@
+"""The rollout workers of a job: started, watched, replaced when they die, scaled while they run, gone at the end.
+
+A worker works on leases: it collects for a second or two, says how much, and is asked again. So the owner knows of each
+what it has done and when it last answered, and a worker whose owner is gone stops by itself. What a worker was
+collecting when it died is lost, at most a fragment and a push, and counted; nothing else is. Knows nothing of
+environments or models (`worker.py` does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from brayx.cluster.rollout_worker import Progress, RolloutSpec, RolloutWorker, counts_that_fit, rounds
+from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
+from brayx.rollout.component import MAX_WORKERS
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 1.0
+"""How long a worker collects before it answers."""
+_START_S = 120.0
+"""For a worker's process to come up and load its engine: it may wait for a place, and for the first weights."""
+_TURN_S = 0.2
+_STOP_S = 3.0
+"""For the workers of a job that ends, however long their fragments take: nobody will learn from what they are at."""
+_THERE_S = 0.1
+"""What an answer that is there may take in any case."""
+_ANSWER_S = 5.0
+"""For an answer that is there to arrive."""
+_AGAIN_S = 0.5
+_LAST_AGAIN_S = 15.0
+_FINAL = (ConfigError, ModelError)
+"""What the next worker would fail with too."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A place for one worker."""
+
+    index: int
+    handle: Any = None
+    lease: Any = None
+    asked_at: float = 0.0
+    leave: Any = None
+    """Of a worker that was told to, and has handed over what it had once this is there."""
+    done: Progress = field(default_factory=Progress)
+    """Of the worker that is there now."""
+    idle_failures: int = 0
+    """Workers in a row that ended before they had collected anything."""
+    start_at: float = 0.0
+    raised_at: list[float] = field(default_factory=list)
+    """When workers ended by an error, as far as it counts."""
+
+    def raised(self, now: float, within_s: float) -> int:
+        """Notes that its worker ended by an error; says how many did within the last ``within_s``."""
+        self.raised_at = [at for at in self.raised_at if now - at < within_s] + [now]
+        return len(self.raised_at)
+
+
+class Workers:
+    """Keeps rollout workers at work, as a context.
+
+    Args:
+        spec: what they do.
+        count: how many; default: as the component says. `scale` changes it.
+        on_event: told ``(metric, value, label)`` of ``rollout_workers_lost``, and of the transitions that went with
+            them, ``rollout_steps_lost``; those of a worker that was too many have the label ``scaled``, those of one
+            that took too long to end with its job ``stopped``.
+        lease_s: see `LEASE_S`.
+
+    Attributes:
+        messages: newest lines about workers that ended, for people.
+        failures: workers that ended by themselves so far.
+        lost: workers that ended by themselves, by reason: ``died``, ``failed`` (their environment raised), ``hung``.
+    """
+
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        count: int | None = None,
+        *,
+        on_event: Callable[[str, float, str], None] | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._spec = spec
+        self._wanted = spec.config.num_workers if count is None else count
+        self._on_event = on_event
+        self._lease_s = lease_s
+        self._slots: dict[int, _Slot] = {}
+        self._leaving: list[_Slot] = []
+        self._started: Counter[int] = Counter()  # workers by index, those of places that have gone and come back too
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
+        self._error: BrayxError | None = None
+        self._past = Progress()
+        self.messages: deque[str] = deque(maxlen=20)
+        self.lost: Counter[str] = Counter()
+
+    def __enter__(self) -> Workers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def num(self) -> int:
+        """Workers to be kept at work."""
+        return self._wanted
+
+    @property
+    def running(self) -> int:
+        """Workers that have collected something and are at work now."""
+        with self._lock:
+            return sum(slot.done.fragments > 0 for slot in self._slots.values())
+
+    @property
+    def failures(self) -> int:
+        """Workers that ended by themselves so far."""
+        return sum(self.lost.values())
+
+    @property
+    def error(self) -> BrayxError | None:
+        """What no further worker would mend; they are not replaced any more then."""
+        return self._error
+
+    @property
+    def collected(self) -> Progress:
+        """Everything that all workers have told of so far."""
+        with self._lock:
+            total = self._past
+            for slot in (*self._slots.values(), *self._leaving):
+                total = total + slot.done
+            return total
+
+    def pids(self) -> dict[int, int]:
+        """Process id of each worker that answers within 5 s, by index; for people and tests."""
+        with self._lock:
+            handles = {slot.index: slot.handle for slot in self._slots.values() if slot.handle is not None}
+        found = {}
+        for index, handle in handles.items():
+            with contextlib.suppress(RayError):
+                found[index] = int(ray.get(handle.pid.options(concurrency_group="control").remote(), timeout=5.0))
+        return found
+
+    def scale(self, count: int) -> None:
+        """Has ``count`` workers from now on; those that are too many end after the fragment that they are at, which is
+        lost if it takes longer than ``fragment_timeout_s``.
+
+        Raises:
+            ConfigError: ``count`` is no whole number, negative or too large, the cluster has not as many CPUs free as
+                ``cpus_per_worker`` reserves for those that are to come, or so many blocking workers would wait for each
+                other: names the counts that fit.
+        """
+        config, cannot = self._spec.config, f"rollout {self._spec.name!r} cannot have {count!r} workers"
+        if type(count) is not int or not 0 <= count <= MAX_WORKERS:
+            raise ConfigError(f"{cannot}, expected 0 to {MAX_WORKERS}", key="num_workers")
+        if count and config.mode == "blocking":
+            try:
+                rounds(self._spec, count)
+            except ConfigError as error:
+                fit = ", ".join(map(str, counts_that_fit(self._spec)))
+                raise ConfigError(f"{cannot}, but {fit}: {error.message}", key="num_workers") from error
+        if count > self._wanted and config.cpus_per_worker:
+            there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+            free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+            # Whoever waits for a place for long ends the job in the end.
+            if max(count * config.cpus_per_worker - there, (count - self._wanted) * config.cpus_per_worker - free) > 0:
+                raise ConfigError(
+                    f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs, "
+                    f"{free:g} of them free, and {self._wanted} workers of it now",
+                    key="num_workers",
+                )
+        self._wanted = count
+
+    def stop(self, timeout_s: float = _STOP_S) -> None:
+        """Lets every worker finish and hand over what it has, and ends those that take longer. May be called again."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=timeout_s)
+        with self._lock:
+            slots, self._slots = [*self._slots.values(), *self._leaving], {}
+            self._leaving = []
+        self._end(slots, max(0.0, deadline - time.monotonic()))
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            if not ray.is_initialized():
+                return
+            try:
+                self._fill()
+                self._look()
+            except Exception as error:  # nobody waits for this thread: without it no worker is replaced
+                log.exception("rollout %s: its workers are not watched any more", self._spec.name)
+                self._error = StartupError(f"rollout {self._spec.name!r}: {type(error).__name__}: {first_line(error)}")
+                return
+
+    def _fill(self) -> None:
+        """Starts what is missing, and has what is too many leave."""
+        wanted, now = self._wanted, time.monotonic()
+        with self._lock:
+            surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
+            for index in range(wanted):
+                self._slots.setdefault(index, _Slot(index))
+            empty = [slot for slot in self._slots.values() if slot.handle is None and now >= slot.start_at]
+            surplus = [slot for slot in surplus if slot.handle is not None]
+            self._leaving += surplus
+        for slot in surplus:
+            _have_leave(slot)
+        self._see_off()
+        if self._error is not None:
+            return
+        for slot in empty:
+            self._start(slot)
+
+    def _see_off(self) -> None:
+        """Ends workers that are too many and have finished, or have had the time for it."""
+        for slot in self._leaving:
+            patience_s = self._patience_s(slot)
+            if ray.wait([slot.leave], timeout=0)[0] or time.monotonic() - slot.asked_at > patience_s:
+                why = self._let_go(slot, "scaled", patience_s)
+                if why:
+                    said = f"{self._who(slot)} was too many, and lost what it was at: {why}"
+                    log.warning("%s", said)
+                    self.messages.append(said)
+        with self._lock:
+            self._leaving = [slot for slot in self._leaving if slot.handle is not None]
+
+    def _start(self, slot: _Slot) -> None:
+        config = self._spec.config
+        groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # which Ray's types do not know of
+        actor: Any = ray.remote(**groups)(RolloutWorker)
+        actor = actor.options(num_cpus=config.cpus_per_worker, max_restarts=0, scheduling_strategy="SPREAD")
+        slot.handle = actor.remote(self._spec, slot.index, self._started[slot.index])
+        self._started[slot.index] += 1
+        self._ask(slot)
+
+    def _ask(self, slot: _Slot) -> None:
+        slot.lease = slot.handle.collect.remote(self._lease_s, self._wanted)
+        slot.asked_at = time.monotonic()
+
+    def _look(self) -> None:
+        """One turn: takes the answers that are there."""
+        with self._lock:
+            slots = {slot.lease: slot for slot in self._slots.values() if slot.lease is not None}
+        if not slots:
+            self._stopping.wait(_TURN_S)
+            return
+        ready, _ = ray.wait(list(slots), num_returns=len(slots), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(list(slots), num_returns=1, timeout=_TURN_S)
+        for lease in ready:
+            self._answered(slots[lease])
+        for lease, slot in slots.items():
+            if lease not in ready and time.monotonic() - slot.asked_at > self._patience_s(slot):
+                self._gone(slot, "hung", f"has not answered for {self._patience_s(slot):.0f} s")
+
+    def _patience_s(self, slot: _Slot) -> float:
+        """How long a lease may take: what it was given, and a fragment that it had begun."""
+        return self._lease_s + self._spec.config.fragment_timeout_s + (0.0 if slot.done.fragments else _START_S)
+
+    def _answered(self, slot: _Slot) -> None:
+        try:
+            progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
+        except RayTaskError as error:
+            inner: Any = error.cause
+            told = inner if isinstance(inner, BrayxError) else None
+            config = self._spec.config
+            # Each place by itself, and not for ever: a job of days, or of many workers, would end by what is rare.
+            raised = slot.raised(time.monotonic(), config.failure_window_s)
+            if isinstance(told, _FINAL) or raised > config.max_failures:
+                self._fail(told or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
+            self._gone(slot, "failed", f"failed: {told.message if told is not None else first_line(error)}")
+        except RayError as error:
+            self._gone(slot, "died", f"died: {first_line(error)}")
+        else:
+            slot.idle_failures = 0 if progress.fragments else slot.idle_failures
+            with self._lock:
+                slot.done = slot.done + progress
+            self._ask(slot)
+
+    def _gone(self, slot: _Slot, reason: str, why: str) -> None:
+        """Makes room for the next worker, and counts what went with this one."""
+        said = f"{self._who(slot)} {why}"
+        log.warning("%s", said)
+        self.messages.append(said)
+        self.lost[reason] += 1
+        if self._on_event is not None:
+            self._on_event("rollout_workers_lost", 1, reason)
+            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
+        if not slot.done.fragments:
+            slot.idle_failures += 1
+            if slot.idle_failures > self._spec.config.max_failures:
+                self._fail(StartupError(f"{said}; the last {slot.idle_failures} ended before they collected anything"))
+        _kill(slot.handle)
+        self._book(slot)
+        with self._lock:
+            slot.handle = slot.lease = None
+            wait_s = min(_LAST_AGAIN_S, _AGAIN_S * 2**slot.idle_failures) if slot.idle_failures else 0.0
+            slot.start_at = time.monotonic() + wait_s
+
+    def _in_hand(self, slot: _Slot) -> int:
+        """Transitions that go with a worker at most: of the fragment it is at, if it is at one, and of a push."""
+        return self._spec.fragment_steps * ((slot.lease is not None) + (slot.done.fragments > 0))
+
+    def _fail(self, error: BrayxError) -> None:
+        self._error = self._error or error
+
+    def _who(self, slot: _Slot) -> str:
+        return f"worker {slot.index} of rollout {self._spec.name!r} ({self._spec.env_name})"
+
+    def _end(self, slots: list[_Slot], timeout_s: float) -> None:
+        """Ends workers that are not wanted any more."""
+        with_worker = [slot for slot in slots if slot.handle is not None]
+        if not with_worker or not ray.is_initialized():
+            return
+        ends = time.monotonic() + timeout_s
+        with contextlib.suppress(RayError):
+            for slot in with_worker:
+                _have_leave(slot)
+            ray.wait([slot.leave for slot in with_worker], num_returns=len(with_worker), timeout=timeout_s)
+        lost = [why for slot in with_worker if (why := self._let_go(slot, "stopped", timeout_s, ends))]
+        if lost:
+            log.info("rollout %s: %d workers lost what they were at: %s", self._spec.name, len(lost), lost[0])
+
+    def _let_go(self, slot: _Slot, reason: str, patience_s: float, ends: float | None = None) -> str:
+        """Ends a worker that was told to leave; why it lost what it had not handed over, which is counted, if it did.
+
+        Args:
+            slot: where it is.
+            reason: label of what is lost.
+            patience_s: that it had.
+            ends: of many at once: when, on the monotonic clock, no answer is waited for any more.
+        """
+        with self._lock:
+            handle, slot.handle = slot.handle, None
+        if handle is None:  # somebody else did
+            return ""
+
+        def answer(reference: Any) -> Any:
+            """Of what is there: at once, unless its node hangs."""
+            left_s = _ANSWER_S if ends is None else min(_ANSWER_S, max(ends - time.monotonic(), _THERE_S))
+            return ray.get(reference, timeout=left_s)
+
+        why = f"it took longer than {patience_s:.0f} s"
+        try:
+            finished = slot.leave is not None and bool(ray.wait([slot.leave], timeout=0)[0])
+            # The lease's answer first: what came of it was pushed, whatever becomes of the rest.
+            if finished or ray.wait([slot.lease], timeout=0)[0]:
+                progress: Progress = answer(slot.lease)
+                slot.lease, slot.done = None, slot.done + progress
+            if finished:
+                answer(slot.leave)
+                why = ""
+        except (RayError, BrayxError) as error:
+            why = first_line(error)
+        _kill(handle)
+        if why and self._on_event is not None:
+            self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
+        self._book(slot)
+        return why
+
+    def _book(self, slot: _Slot) -> None:
+        """What a worker that has gone had done is the rollout's from now on."""
+        with self._lock:
+            self._past, slot.done = self._past + slot.done, Progress()
+
+
+def _have_leave(slot: _Slot) -> None:
+    if slot.leave is None:
+        slot.handle.stop.options(concurrency_group="control").remote()
+        slot.leave = slot.handle.leave.remote()
+
+
+def _kill(handle: Any) -> None:
+    with contextlib.suppress(RayError):
+        ray.kill(handle)

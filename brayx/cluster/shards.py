@@ -1,0 +1,274 @@
+"""The actors of a buffer, found by its name: started on different nodes, and told or asked all together.
+
+Shard 0 has the buffer's name, shard ``i`` that with ``/i`` behind it. Each restarts empty when its process dies. Knows
+nothing of fragments or batches: what is pushed goes through `remote.py`, what is read through `source.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from brayx.cluster.buffer import BufferActor
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ReplayError, first_line
+from brayx.replay.config import BufferConfig
+from brayx.replay.packing import Layout
+
+_START_S = 120.0
+_ANSWER_S = 30.0
+_LOCATE_S = 5.0
+_AGAIN_S = 0.2
+"""Until a shard that is being restarted is asked again."""
+
+
+class Shard(NamedTuple):
+    """One actor of a buffer.
+
+    Attributes:
+        actor: its handle.
+        node_id: hex id of the node where it was when it was looked up; empty: nobody knows.
+    """
+
+    actor: Any
+    node_id: str = ""
+
+
+class Shards:
+    """All actors of one buffer.
+
+    What is told reaches every shard that lives; what is asked is put together from those that answer, and one that is
+    being restarted is left out.
+
+    Attributes:
+        name: of the buffer.
+        config: its options.
+        namespace: of the actors; None: the caller's.
+    """
+
+    def __init__(self, name: str, config: BufferConfig, shards: Iterable[Shard], namespace: str | None = None) -> None:
+        self.name, self.config, self.namespace = name, config, namespace
+        self._shards = tuple(shards)
+
+    def __iter__(self) -> Any:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, number: int) -> Shard:
+        return self._shards[number]
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        config: BufferConfig,
+        layout: Layout | None = None,
+        *,
+        namespace: str | None = None,
+        hub: str = "",
+        weights: str = "",
+        learned: bool = True,
+        get_if_exists: bool = False,
+    ) -> Shards:
+        """Starts ``config.num_workers`` actors, one node after the other. They take no CPU, and end with their creator.
+
+        Args:
+            name: of the buffer, unique in its namespace.
+            config: its options.
+            layout: what fragments must look like; what it does not know, or None, is as in the first good one.
+            namespace: of the actors, the hub and the weight store; None: the caller's.
+            hub: name of the trial's hub; empty: metrics go nowhere.
+            weights: name of the weight store; empty: policy versions are not checked.
+            learned: what comes out is learned from, see `BufferActor`.
+            get_if_exists: take the one that is there, with its options.
+
+        Raises:
+            ReplayError: an actor did not start; or the name is taken.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
+        nodes = [here, *sorted(alive)]
+        remote: Any = ray.remote(BufferActor)
+        shards: list[Shard] = []
+
+        def start(number: int) -> Any:
+            actor = remote.options(
+                name=_name(name, number),
+                namespace=namespace or None,
+                num_cpus=0,
+                memory=1,  # a byte: what needs nothing at all Ray starts anywhere, whatever node it should be on
+                max_restarts=-1,
+                max_concurrency=1000,
+                get_if_exists=get_if_exists,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
+            ).remote(config, layout, hub, namespace or "", weights, number, learned)
+            shards.append(Shard(actor))
+            return actor.config.remote()
+
+        try:
+            config = ray.get(start(0), timeout=_START_S)  # whoever came first decides
+            ray.get([start(number) for number in range(1, config.num_workers)], timeout=_START_S)
+        except (ValueError, ray.exceptions.RayError) as error:
+            if not get_if_exists:
+                for shard in shards:
+                    ray.kill(shard.actor)
+            raise ReplayError(f"buffer {name!r} did not start: {first_line(error)}", buffer=name) from error
+        # These very handles: an actor ends with the last of them, and one that was looked up does not count.
+        return cls(name, config, _located([shard.actor for shard in shards]), namespace)
+
+    @classmethod
+    def find(
+        cls, name: str, *, namespace: str | None = None, timeout_s: float = _ANSWER_S, located: bool = False
+    ) -> Shards:
+        """The actors of a running buffer. It ends with its creator's handles, not with these.
+
+        A shard that is being restarted is waited for: whoever joins just then is in time.
+
+        Args:
+            name: of the buffer.
+            namespace: None: the caller's.
+            timeout_s: how long all of it may take.
+            located: also ask where they are, for a few seconds of that: `Shard.node_id`.
+
+        Raises:
+            ReplayError: there is none of that name, or it does not answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                first: Any = ray.get_actor(name, namespace=namespace)
+                config: BufferConfig = ray.get(first.config.remote(), timeout=max(0.0, deadline - time.monotonic()))
+                numbers = range(1, config.num_workers)
+                more = [ray.get_actor(_name(name, number), namespace=namespace) for number in numbers]
+                actors = [first, *more]
+                left_s = max(0.0, deadline - time.monotonic())
+                shards = _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors)
+                return cls(name, config, shards, namespace)
+            except ValueError as error:
+                raise ReplayError(f"no buffer named {name!r} is running in this Ray namespace", buffer=name) from error
+            except ray.exceptions.RayError as error:
+                restarts = isinstance(error, ray.exceptions.RayActorError)  # one that has gone for good has no name
+                if not restarts or time.monotonic() + _AGAIN_S > deadline:
+                    raise ReplayError(f"buffer {name!r} does not answer: {first_line(error)}", buffer=name) from error
+            time.sleep(_AGAIN_S)
+
+    def gone(self) -> bool:
+        """Whether the buffer was ended for good: an actor that restarts keeps its name."""
+        try:
+            ray.get_actor(self.name, namespace=self.namespace)
+        except ValueError:
+            return True
+        return False
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError when the buffer runs with another value of one of these options."""
+        for key, value in options.items():
+            has = getattr(self.config, key)
+            if has != value:
+                raise ConfigError(f"buffer {self.name!r} is running with {key} {has!r}, not {value!r}", key=key)
+
+    def end(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Ends the stream, see `BufferActor.end`; waits until all know it if ``timeout_s`` is given."""
+        calls = [shard.actor.end.remote(drain=drain) for shard in self._shards]
+        if timeout_s is not None:
+            self._answers(calls, timeout_s)
+
+    def ended(self, timeout_s: float = _ANSWER_S) -> bool:
+        """Whether `end` was called and every shard knows."""
+        return all(self._ask("ended", timeout_s))
+
+    def stopped(self, timeout_s: float = _ANSWER_S) -> bool:
+        """Whether the stream is over: some shard was told that nobody is given another batch."""
+        return any(self._ask("stopped", timeout_s))
+
+    def fail(self, error: BrayxError, timeout_s: float = _ANSWER_S) -> None:
+        """Keeps what the learner failed with for good; the first counts."""
+        self._answers([shard.actor.fail.remote(error) for shard in self._shards], timeout_s)
+
+    def failure(self, timeout_s: float = _ANSWER_S) -> BrayxError | None:
+        """What the learner failed with for good."""
+        return next((error for error in self._ask("failure", timeout_s) if error is not None), None)
+
+    def refusal(self, timeout_s: float = _ANSWER_S) -> str:
+        """What a refused fragment was refused for; empty when none was."""
+        return next((why for why in self._ask("refusal", timeout_s) if why), "")
+
+    def has_room(self, timeout_s: float = _ANSWER_S) -> bool:
+        """Whether some shard can take something without dropping."""
+        return any(self._ask("has_room", timeout_s))
+
+    def stats(self, timeout_s: float = _ANSWER_S) -> dict[str, float]:
+        """Sums of the shards' counters (`ReplayBuffer.stats`), and ``shards``: how many answered."""
+        answers = self._ask("stats", timeout_s)
+        total: Counter[str] = Counter()
+        for answer in answers:
+            total.update(answer)
+        return {**total, "shards": len(answers)}
+
+    def ack(self, number: int, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
+        """Tells a shard that the learner took batches of its, see `BufferActor.ack`; does not wait."""
+        self._shards[number].actor.ack.remote(count, reader, newest)
+
+    def expire(self, newest: int) -> None:
+        """Tells all that the policy has this version, by which ``max_policy_lag`` counts; does not wait."""
+        for shard in self._shards:
+            shard.actor.expire.remote(newest)
+
+    def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
+        """Priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; does not wait."""
+        for shard in self._shards:
+            shard.actor.update_priorities.remote(index, priorities)
+
+    def kill(self) -> None:
+        """Ends the actors for good; what they hold is gone."""
+        for shard in self._shards:
+            ray.kill(shard.actor)
+
+    def _ask(self, what: str, timeout_s: float) -> list[Any]:
+        calls = [getattr(shard.actor, what).remote() for shard in self._shards]
+        answers = self._answers(calls, timeout_s)
+        if not answers:
+            raise DeadlineExceeded(f"no shard of buffer {self.name!r} said {what!r} within {timeout_s:g} s")
+        return answers
+
+    def _answers(self, calls: list[Any], timeout_s: float) -> list[Any]:
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+        answers = []
+        for call in done:
+            try:
+                answers.append(ray.get(call))
+            except ray.exceptions.RayActorError:  # it is being restarted
+                continue
+        return answers
+
+
+def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
+    """Has every shard of these buffers hand over to the hub what it has counted; before the hub is closed.
+
+    All at the same time, so that the one that hangs does not take the others' time.
+    """
+    calls = [shard.actor.tell.remote(timeout_s) for shards in buffers for shard in shards]
+    ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+
+
+def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
+    """With the nodes where they are, as far as they say so in time: one that does not counts as far away."""
+    asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    nodes: dict[Any, str] = {}
+    for call in done:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted
+            nodes[call] = ray.get(call)
+    return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
+
+
+def _name(buffer: str, number: int) -> str:
+    return f"{buffer}/{number}" if number else buffer

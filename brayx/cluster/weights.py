@@ -1,0 +1,633 @@
+"""Weights on their way from the learner to whoever acts: one versioned store, its publisher and its subscribers.
+
+The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
+that published them; subscribers on one node share one copy of each, read-only and in place. They hear of new ones from
+a relay on their node, the store itself or an actor of its own there, and ask the store while there is none: a version
+costs the store one question for each node, and who acts next to nothing. Versions start at 1 and
+only grow. A store that was restarted gets the newest back from the first subscriber that has it, and its number with
+it; without a subscriber it is empty until the next publish, whose version and step follow those of the last one. Older
+versions are lost with it. Knows nothing of engines or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import operator
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from brayx.cluster.asking import ANSWER_S, Restarts, asked
+from brayx.cluster.relay import Line, Relay, available, weights_in
+from brayx.cluster.weights_memory import Memory, forget
+from brayx.engines.base import check_finite
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, StartupError, first_line
+from brayx.model.versions import version_unknown
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_MARGIN_S = 10.0
+"""What a question to the store, or a fetch, may take beyond the time it is meant to wait."""
+
+AGAIN_S = 2.0
+"""When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
+without them for ever; with a reference of its own it gets them."""
+
+_AGAIN_AFTER_S = 0.2
+"""Between two questions when one of them failed."""
+
+_PLACED_S = 5.0
+"""How long a subscriber waits for a relay to be there; without it, it asks the store."""
+
+_DIAL_AGAIN_S = 10.0
+"""When it asks for a relay again."""
+
+_MUTE_S = 60.0
+"""When a relay that does not answer is ended, so that there will be another one."""
+
+KEPT_VERSIONS = 4
+"""How many weight sets a store keeps."""
+
+Kept = TypeVar("Kept")
+
+StoreHandle: TypeAlias = Any
+"""Ray's handle of a weight store; its methods are made at run time, so no type says more."""
+
+
+class WeightStore(Generic[Kept]):
+    """Keeps the newest of what is published, and lets others wait for a newer one. Pure asyncio, knows no Ray.
+
+    Args:
+        keep: how many of the newest are kept; an older one goes when a new one comes.
+        last: version and step of the last publish before a restart, which this one counts on from.
+    """
+
+    def __init__(self, keep: int = KEPT_VERSIONS, last: tuple[int, int] = (0, 0)) -> None:
+        if keep < 1:
+            raise ValueError("keep must be at least 1")
+        self._keep = keep
+        self._last = last
+        self._kept: OrderedDict[int, tuple[int, int, Kept]] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._asked_until = 0.0
+
+    def following(self, step: int, at_least: int = 1) -> tuple[int, int]:
+        """Version and step that a publish with these arguments gets now.
+
+        Args:
+            step: -1: one more than the last.
+            at_least: the version is this or more, and above all before.
+        """
+        version, last_step = self._last
+        # Plain integers, since NumPy's are written down and sent differently.
+        return int(max(at_least, version + 1)), int(last_step + 1 if step < 0 else step)
+
+    def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
+        """Makes ``kept`` the newest and returns its version; arguments as of `following`."""
+        version, step = self.following(step, at_least)
+        self._add(version, step, kept)
+        return version
+
+    def restore(self, version: int, step: int, kept: Kept) -> bool:
+        """Takes back what was lost in a restart, unless there is something as new; whether it was taken."""
+        newest = self.newest()
+        if newest is not None and newest[0] >= version:
+            return False
+        self._add(version, step, kept)
+        return True
+
+    def newest(self) -> tuple[int, int, Kept] | None:
+        """Version, step and content of the newest; None before the first."""
+        return next(reversed(self._kept.values()), None)
+
+    def standing(self) -> tuple[int, int]:
+        """Version and step of the newest that is kept, else of the last that was published; zeros before the first."""
+        newest = self.newest()
+        return self._last if newest is None else newest[:2]
+
+    def get(self, version: int) -> tuple[int, int, Kept] | None:
+        """Version, step and content of that version; None when it is not kept."""
+        return self._kept.get(version)
+
+    def steps(self) -> dict[int, int]:
+        """Step by version, of all that are kept, in order."""
+        return {version: step for version, step, _ in self._kept.values()}
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, Kept] | int | None:
+        """The newest once its version is above ``than``; None if that does not happen in time.
+
+        A number instead: the newest here is older than what the caller has, since this store was restarted, and the
+        caller is the one that should give that back with `restore`. One is asked at a time.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    newest = self.newest()
+                    version = newest[0] if newest is not None else 0
+                    if newest is not None and version > than:
+                        return newest
+                    if version < than and loop.time() >= self._asked_until:
+                        self._asked_until = loop.time() + _MARGIN_S
+                        return version
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+
+    def _add(self, version: int, step: int, kept: Kept) -> None:
+        self._kept[version] = (version, step, kept)
+        self._last = max(self._last, (version, step))
+        while len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
+        self._asked_until = 0.0
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _WeightStoreActor:
+    """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
+
+    def __init__(self, keep: int, about: bytes) -> None:
+        context = ray.get_runtime_context()
+        self._memory = Memory(context.get_actor_id() or "")
+        self._store: WeightStore[list[Any]] = WeightStore(keep, self._memory.read())
+        self._turn = asyncio.Lock()
+        self._about = about
+        self._node = context.get_node_id()
+        self._relay: Relay | None = None
+        self._relays: dict[str, Any] = {}  # actors, by node; they end with this one
+        self._mute: dict[str, float] = {}  # since when they have not answered
+
+    async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
+        async with self._turn:
+            version, step = self._store.following(step, at_least)
+            # Before anybody sees them: after a kill no other weights get a number that somebody knows.
+            await self._memory.write(version, step)
+            # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
+            # process that owns it, and learners come and go.
+            self._store.publish(step, [ray.put(weights)], version)
+            if self._relay is not None:
+                self._relay.changed(version)
+        return version, step
+
+    async def restore(self, version: int, step: int, weights: Weights) -> bool:
+        async with self._turn:  # not between a publish's number and its weights
+            taken = self._store.restore(version, step, [ray.put(weights)])
+            if taken and self._relay is not None:
+                self._relay.changed(version)
+            return taken
+
+    async def newest(self) -> tuple[int, int, list[Any]] | None:
+        return self._store.newest()
+
+    async def get(self, version: int) -> tuple[int, int, list[Any]] | None:
+        return self._store.get(version)
+
+    async def standing(self) -> tuple[int, int]:
+        return self._store.standing()
+
+    async def steps(self) -> dict[int, int]:
+        return self._store.steps()
+
+    async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, list[Any]] | int | None:
+        return await self._store.wait_newer(than, timeout_s)
+
+    async def relay(self, node: str) -> str | None:
+        """Address of the relay on a node; None: there is none now."""
+        if node == self._node:
+            return self._own_relay()
+        if node not in self._relays:
+            actor: Any = ray.remote(_WeightRelayActor)
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._relays[node] = actor.options(num_cpus=0, scheduling_strategy=there).remote(
+                ray.get_runtime_context().current_actor
+            )
+        handle: Any = self._relays[node]
+        now = time.monotonic()
+        try:
+            async with asyncio.timeout(_PLACED_S):
+                address: str | None = await handle.address.remote()
+            self._mute.pop(node, None)
+            return address
+        except TimeoutError:
+            ended = now - self._mute.setdefault(node, now) > _MUTE_S
+        except RayError as error:
+            ended = isinstance(error, ActorDiedError)
+        if ended and self._relays.get(node) is handle:  # another one, when somebody asks again
+            ray.kill(self._relays.pop(node))  # of one that has died nothing comes
+            self._mute.pop(node, None)
+        return None
+
+    def _own_relay(self) -> str | None:
+        if self._relay is None:
+            self._relay = _open_relay(self._read_newest)
+            newest = self._store.newest()
+            if self._relay is not None and newest is not None:
+                self._relay.changed(newest[0])
+        return None if self._relay is None else self._relay.address
+
+    async def _read_newest(self) -> tuple[int, int, Weights] | None:
+        found = self._store.newest()
+        if found is None:
+            return None
+        version, step, [reference] = found
+        return version, step, await asyncio.to_thread(ray.get, reference, timeout=_MARGIN_S)
+
+    async def about(self) -> bytes:
+        return self._about
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class _WeightRelayActor:
+    """The relay of a node that the store is not on: it asks the store for all subscribers there."""
+
+    def __init__(self, store: StoreHandle) -> None:
+        self._subscriber = WeightSubscriber(store, self._came, relayed=False)
+        self._relay: Relay | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def address(self) -> str | None:
+        if self._relay is None:
+            self._loop = asyncio.get_running_loop()
+            self._relay = _open_relay(self._newest)
+            if self._relay is None:
+                return None
+            await self._subscriber.start()
+        return self._relay.address
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def _newest(self) -> tuple[int, int, Weights] | None:
+        return self._subscriber.newest
+
+    def _came(self, version: int, weights: Weights) -> None:
+        assert self._relay is not None
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._relay.changed, version)
+
+
+def _open_relay(newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]) -> Relay | None:
+    """A relay, where the system has what it needs."""
+    try:
+        return Relay(newest) if available() else None
+    except OSError as error:
+        _log.warning("no relay of weights here: %s", error)
+        return None
+
+
+def create_weight_store(
+    name: str,
+    namespace: str | None = None,
+    *,
+    keep: int = KEPT_VERSIONS,
+    about: bytes = b"",
+    detached: bool = False,
+) -> StoreHandle:
+    """The weight store of that name, started if there is none.
+
+    Args:
+        name: of the actor.
+        namespace: Ray's.
+        keep: how many of the newest weight sets it keeps.
+        about: small and opaque; the store gives it to whoever asks, after a restart too.
+        detached: it lives until killed; otherwise with its Ray job.
+    """
+    actor: Any = ray.remote(_WeightStoreActor)
+    handle: StoreHandle = actor.options(
+        name=name,
+        namespace=namespace,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=10_000,
+        get_if_exists=True,
+        lifetime="detached" if detached else None,
+    ).remote(keep, about)
+    return handle
+
+
+def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
+    """The weight store of that name.
+
+    Raises:
+        StartupError: there is none.
+    """
+    try:
+        handle: StoreHandle = ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name) from None
+    return handle
+
+
+def end_weight_store(store: StoreHandle) -> None:
+    """Ends a weight store and what it would find after a restart."""
+    ray.kill(store)
+    forget(store._actor_id.hex())
+
+
+async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MARGIN_S) -> Weights:
+    """The weights of a version that the store keeps: read-only views of shared memory.
+
+    Raises:
+        VersionUnknown: it does not keep that one; names the nearest.
+        DeadlineExceeded: the store did not answer in time.
+        ModelError: the weights went with the node or the process that had them, or the store has ended for good.
+    """
+    longest_s, restarts = AGAIN_S, Restarts()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    found = await store.get.remote(version)
+                    if found is None:
+                        raise version_unknown(version, await store.steps.remote())
+                    _, _, [reference] = found
+                    weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
+                    return weights
+                except GetTimeoutError:
+                    longest_s *= 2  # large weights may take longer than that between nodes
+                except RayActorError as error:
+                    await asyncio.sleep(restarts.wait_s(error))
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the weight store did not give version {version} in {timeout_s:g} s") from error
+    except RayError as error:
+        raise ModelError(f"the weights of version {version} are lost: {first_line(error)}") from error
+
+
+class WeightPublisher:
+    """The learner's end of a weight store. Blocking; use it from one thread.
+
+    Args:
+        store: handle of the store.
+        timeout_s: of one publish, including a restart of the store.
+        last_version: newest version known, when a trial is resumed: the next one will be higher.
+    """
+
+    def __init__(self, store: StoreHandle, *, timeout_s: float = ANSWER_S, last_version: int = 0) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._last_version = last_version
+        self._last_step = 0
+
+    @property
+    def last_version(self) -> int:
+        """Version of the last publish."""
+        return self._last_version
+
+    @property
+    def last_step(self) -> int:
+        """Step of the last publish; 0 before the first."""
+        return self._last_step
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """Makes ``weights`` the newest and returns their version.
+
+        Args:
+            weights: copied before this returns.
+            step: learner's count, for the record, an integer from 0; -1: one more than the store's last.
+
+        Raises:
+            ConfigError: the step is something else; nothing was published.
+            BadWeights: NaN or infinity, naming the leaf; nothing was published.
+            DeadlineExceeded: the store did not answer in time.
+            ModelError: it has ended for good.
+        """
+        step = _checked_step(step)
+        check_finite(weights)
+        # One that is applied twice, after a restart, only skips a version.
+        self._last_version, self._last_step = asked(
+            self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
+        )
+        return self._last_version
+
+
+def _checked_step(step: Any) -> int:
+    """A step as it was given, NumPy's integers as Python's."""
+    if not isinstance(step, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(step)
+            if number >= -1:
+                return number
+    raise ConfigError(f"step is {step!r}, expected an integer from 0, or -1: one more than the last", key="step")
+
+
+class WeightSubscriber:
+    """Follows a weight store: calls ``on_weights(version, weights)`` for the newest, one call at a time, in a thread.
+
+    In a thread, because an engine may take long to make weights ready, and ticks do not wait for that.
+
+    Versions it passes on only grow, and some are skipped when they follow each other quickly. Arrays are read-only
+    views of shared memory. A store that is away is asked again until `stop`, and gets the newest back if it lost it.
+    Weights that ``on_weights`` refuses are logged and skipped, and those before stay.
+
+    Args:
+        store: handle of the store.
+        on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for one that runs.
+        poll_s: longest time the store holds one question.
+        relayed: hear of new weights from the relay of this node, where there is one.
+        quiet_s: when a relay that has said nothing is doubted, and the store asked.
+    """
+
+    def __init__(
+        self,
+        store: StoreHandle,
+        on_weights: Callable[[int, Weights], None],
+        *,
+        poll_s: float = 10.0,
+        relayed: bool = True,
+        quiet_s: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._on_weights = on_weights
+        self._poll_s = poll_s
+        self._relayed = relayed
+        self._quiet_s = quiet_s
+        self._version = 0
+        self._newest: tuple[int, int, Weights] | None = None
+        self._refused = False
+        self._line: Line | None = None
+        self._dial_at = 0.0
+        self._warned = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        """Newest version passed on; 0 before the first."""
+        return self._version
+
+    @property
+    def newest(self) -> tuple[int, int, Weights] | None:
+        """Version, step and weights of the newest that came, whether they were taken or refused."""
+        return self._newest
+
+    @property
+    def running(self) -> bool:
+        """Whether it follows the store now; whoever relies on it should look, for a health check say."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def relayed(self) -> bool:
+        """Whether it hears of new weights from a relay now."""
+        return self._line is not None
+
+    async def start(self, first_timeout_s: float = 0.0) -> int:
+        """Passes on what the store holds, then goes on in a task; returns the version passed on.
+
+        Args:
+            first_timeout_s: how long to wait for weights when the store holds none; without them it starts all the
+                same, and returns 0.
+        """
+        try:
+            await self._poll(first_timeout_s)
+        except (RayError, TimeoutError) as error:
+            _log.warning("no weights yet, the weight store does not answer: %s", error)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self._version
+
+    async def start_abreast(self, timeout_s: float = ANSWER_S) -> int:
+        """As `start`, for who answers others: it does not act as it was built if ever any weights were published.
+
+        Args:
+            timeout_s: how long a store that is being restarted may be without them.
+
+        Raises:
+            StartupError: they did not come in time or were not taken, or the store did not answer.
+        """
+        ends = time.monotonic() + timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(max(ends - time.monotonic(), _AGAIN_AFTER_S)):
+                    await self._poll(0.0)
+                    standing, _ = await self._store.standing.remote()
+                if self._refused:
+                    raise StartupError(f"no weights to begin with: version {self._version} was not taken")
+                if self._version > 0 or standing == 0:
+                    break
+                why = f"has lost version {standing}, the newest, and nobody gives it back"
+            except (RayError, TimeoutError) as error:
+                why = f"does not answer: {first_line(error) or type(error).__name__}"
+            if time.monotonic() > ends:
+                raise StartupError(f"no weights to begin with in {timeout_s:g} s: the weight store {why}")
+            await asyncio.sleep(_AGAIN_AFTER_S)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self._version
+
+    async def stop(self) -> None:
+        """Ends the task; safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        away = False
+        try:
+            while not self._disconnected():
+                try:
+                    await self._hear()
+                    away = False
+                except (RayError, TimeoutError) as error:
+                    if not away:
+                        _log.warning("no news from the weight store (%s), asking again", type(error).__name__)
+                    away = True
+                    await asyncio.sleep(_AGAIN_AFTER_S)
+                except Exception:
+                    # Nobody waits for this task: what ends it would end learning from new weights without a word.
+                    if not away:
+                        _log.exception("following the weight store failed, asking again")
+                    away = True
+                    await asyncio.sleep(_AGAIN_AFTER_S)
+        finally:
+            self._hang_up()
+
+    def _disconnected(self) -> bool:
+        """Whether this process has left Ray: asking the store would start a cluster of its own then."""
+        return isinstance(self._store, ray.actor.ActorHandle) and not ray.is_initialized()
+
+    async def _hear(self) -> None:
+        """Waits for the next weights, for a while: from the relay if there is one, else from the store."""
+        if self._line is None and self._relayed and time.monotonic() >= self._dial_at:
+            self._dial_at = time.monotonic() + _DIAL_AGAIN_S
+            await self._poll(0.0)  # what it lost in a restart it has back from here before anything else
+            self._line = await self._dial()
+        if self._line is None:
+            await self._poll(self._poll_s)
+            return
+        try:
+            found = await self._line.newer(self._version, self._quiet_s)
+        except OSError as error:  # the relay has ended, or the store with it
+            _log.info("the line to the relay of this node has ended: %s", error)
+            self._hang_up()
+            await asyncio.sleep(_AGAIN_AFTER_S)
+            return
+        if found is not None:
+            self._dial_at = 0.0  # it works: should it end, there may be another at once
+            version, step, content = found
+            await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
+            return
+        before = self._version
+        await self._poll(0.0)
+        if self._version > before:
+            _log.warning("the relay of this node did not tell of version %d, asking the store", self._version)
+            self._hang_up()
+
+    async def _dial(self) -> Line | None:
+        async with asyncio.timeout(_MARGIN_S):
+            address = await self._store.relay.remote(ray.get_runtime_context().get_node_id())
+        try:
+            return None if address is None else Line(address)
+        except OSError as error:
+            if not self._warned:  # it may stay so, where a container has a network of its own
+                _log.warning("no line to the relay of this node (%s), asking the store", error)
+            self._warned = True
+            return None
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    async def _poll(self, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s + _MARGIN_S):
+            found = await self._store.wait_newer.remote(self._version, timeout_s)
+        if found is None:
+            return
+        if isinstance(found, int):
+            await self._give_back()
+            return
+        version, step, [reference] = found
+        # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
+        # waits for one notification. Seen to hang once, on a loaded machine.
+        await asyncio.to_thread(lambda: self._take(version, step, ray.get(reference, timeout=_MARGIN_S)))
+
+    def _take(self, version: int, step: int, weights: Weights) -> None:
+        """In a thread: passes weights on."""
+        self._newest = (version, step, weights)
+        self._refused = True
+        try:
+            self._on_weights(version, weights)
+            self._refused = False
+        except BrayxError as error:
+            _log.error("weights of version %d were refused: %s", version, error)
+        except Exception:
+            _log.exception("weights of version %d were not taken", version)
+        self._version = version
+
+    async def _give_back(self) -> None:
+        """The store was restarted and has nothing as new: a view of the old object lives on in this process."""
+        if self._newest is None:
+            return
+        async with asyncio.timeout(_MARGIN_S):
+            if await self._store.restore.remote(*self._newest):
+                _log.warning("the weight store was restarted: it has version %d back from here", self._version)

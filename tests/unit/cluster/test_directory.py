@@ -1,0 +1,497 @@
+"""The session directory's logic, with a clock of the test's own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from brayx.actor.entry import Snapshot
+from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal, check_directory
+from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(clock: Clock) -> Directory:
+    directory = Directory(lease_s=5.0, clock=clock)
+    directory.renew("a", "http://a", [])
+    directory.renew("b", "http://b", [])
+    return directory
+
+
+def test_a_session_has_one_owner(directory: Directory) -> None:
+    directory.claim("s", "a")
+    with pytest.raises(SessionExists, match="'s'"):
+        directory.claim("s", "b")
+    location = directory.locate("s")
+    assert location is not None
+    assert (location.owner, location.address) == ("a", "http://a")
+    directory.release("s", "b")
+    assert directory.locate("s") is not None
+    directory.release("s", "a")
+    assert directory.locate("s") is None
+    directory.claim("s", "b")
+
+
+def test_a_dead_owner_is_told_once_then_the_id_is_free(directory: Directory, clock: Clock) -> None:
+    directory.claim("s", "a")
+    clock.now = 4.0
+    directory.renew("b", "http://b")
+    clock.now = 6.0
+    with pytest.raises(SessionLost, match="died"):
+        directory.locate("s")
+    assert directory.locate("s") is None
+    directory.claim("s", "b")
+    assert directory.owners() == {"b": 1}
+
+
+def test_a_loss_that_is_told_is_counted_once(directory: Directory) -> None:
+    for session in ("told", "resumed"):
+        directory.claim(session, "a")
+    directory.keep("resumed", "a", snapshot())
+    directory.bury("a")
+    with pytest.raises(SessionLost):
+        directory.locate("told", "b", True)
+    with pytest.raises(SessionLost):
+        directory.locate("told", "b")
+    assert directory.locate("resumed", "b") == snapshot()
+    assert [directory.renew("b", "http://b", []) for _ in range(2)] == [Renewal([], 1), Renewal([], 0)]
+
+
+def test_a_start_over_a_dead_owners_session_takes_the_id(directory: Directory) -> None:
+    directory.claim("s", "a")
+    directory.bury("a")
+    directory.claim("s", "b")
+    location = directory.locate("s")
+    assert location is not None
+    assert location.owner == "b"
+
+
+@pytest.mark.parametrize("way", ["claimed", "told", "resumed", "swept"])
+def test_an_owner_that_wakes_up_hears_what_it_lost_even_if_nobody_has_it_any_more(clock: Clock, way: str) -> None:
+    directory = Directory(lease_s=5.0, grace_s=100.0, clock=clock)
+    directory.renew("a", "http://a", [])
+    for session in ("s", "t"):
+        directory.claim(session, "a")
+    clock.now = 200.0 if way == "swept" else 6.0
+    directory.renew("b", "http://b", [])
+    if way == "claimed":
+        directory.claim("s", "b")
+        directory.release("s", "b")
+    elif way == "told":
+        with pytest.raises(SessionLost):
+            directory.locate("s", "b")
+    elif way == "resumed":
+        directory.keep("s", "a", snapshot())
+        assert directory.locate("s", "b") == snapshot()
+        directory.release("s", "b")
+    assert directory.renew("a", "http://a") is None
+    lost = ["s", "t"] if way == "swept" else ["s"]
+    renewal = directory.renew("a", "http://a", ["s", "t"])
+    assert renewal is not None
+    assert renewal.lost == lost
+    assert directory.locate("s") is None
+    directory.claim("s", "a")
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0), "a later session of the same id is its own"
+
+
+def test_a_start_over_a_lost_session_counts_its_loss(directory: Directory) -> None:
+    directory.claim("of the dead", "a")
+    directory.claim("moved", "a")
+    directory.claim("own", "b")
+    directory.park("moved", "a", snapshot(exact=True))
+    directory.bury("a")
+    for session in ("of the dead", "moved", "own", "new"):
+        directory.claim(session, "b")
+    assert directory.renew("b", "http://b", []) == Renewal([], 2)
+
+
+class Kept(dict[str, list[str]]):
+    """A memory that can be looked at."""
+
+    def write(self, owner: str, sessions: list[str]) -> None:
+        self.pop(owner, None)
+        if sessions:
+            self[owner] = sessions
+
+    def read(self) -> dict[str, list[str]]:
+        return dict(self)
+
+
+class TestMemory:
+    @pytest.fixture
+    def kept(self) -> Kept:
+        return Kept()
+
+    @pytest.fixture
+    def directory(self, clock: Clock, kept: Kept) -> Directory:
+        """Restarted: "a" had two sessions when it last renewed, "b" another two."""
+        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        for session, owner in {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}.items():
+            first.claim(session, owner)
+        for owner in "ab":
+            first.renew(owner, f"http://{owner}", [])
+            first.renew(owner, f"http://{owner}")
+        assert kept == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
+        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+
+    def test_what_died_with_its_owner_while_the_directory_was_away_is_told_and_counted_once(
+        self, directory: Directory, clock: Clock, kept: Kept
+    ) -> None:
+        for asked in (lambda: directory.locate("a1"), lambda: directory.claim("a1", "b")):
+            with pytest.raises(DirectoryRecovering):
+                asked()
+        assert directory.renew("b", "http://b") is None
+        assert directory.renew("b", "http://b", ["b1", "b2", "b3"]) == Renewal([], 0)
+        assert directory.locate("b1") == directory.locate("b3") == Location("b", "http://b")
+        clock.now = 3.0
+        with pytest.raises(SessionLost, match="died"):
+            directory.locate("a1", "b")
+        assert directory.locate("a1", "b") is None
+        directory.claim("a2", "b")
+        assert directory.renew("b", "http://b") == Renewal([], 2)
+        assert kept == {"b": ["a2", "b1", "b2", "b3"]}
+
+    def test_an_owner_that_lives_says_what_it_has(self, directory: Directory, clock: Clock) -> None:
+        assert directory.renew("a", "http://a", ["a2", "a3"]) == Renewal([], 0)
+        clock.now = 3.0
+        assert directory.locate("a1") is None, "it has ended since"
+        assert directory.locate("a2") == directory.locate("a3") == Location("a", "http://a")
+        assert directory.renew("a", "http://a") == Renewal([], 0)
+
+    def test_what_another_has_taken_over_meanwhile_is_that_ones(self, clock: Clock) -> None:
+        kept = Kept(a=["s"], b=["s"])
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+        assert directory.renew("b", "http://b", ["s"]) == Renewal([], 0)
+        assert directory.renew("a", "http://a", ["s"]) == Renewal(["s"], 0)
+        assert directory.locate("s") == Location("b", "http://b")
+
+    def test_what_was_between_two_replicas_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
+        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        first.renew("a", "http://a", [])
+        first.claim("s", "a")
+        first.park("s", "a", snapshot(exact=True))
+        first.leave("a")
+        first.renew("b", "http://b", [])
+        second = Directory(lease_s=5.0, clock=clock, memory=kept)
+        with pytest.raises(SessionLost):
+            second.locate("s", "b")
+
+    def test_who_leaves_in_order_leaves_nothing(self, directory: Directory, kept: Kept) -> None:
+        for owner in "ab":
+            directory.renew(owner, f"http://{owner}", [f"{owner}1"])
+            directory.leave(owner)
+        assert kept == {}
+
+
+def test_a_buried_owner_that_lives_comes_back_with_its_sessions(directory: Directory) -> None:
+    directory.claim("s", "a")
+    directory.bury("a")
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0)
+    assert directory.locate("s") is not None
+
+
+def test_a_restarted_directory_asks_the_owners_for_their_sessions() -> None:
+    directory = Directory()
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s", "t"]) == Renewal([], 0)
+    assert directory.owners() == {"a": 2}
+
+
+def test_a_restarted_directory_waits_for_the_owners_before_it_says_that_a_session_is_unknown(clock: Clock) -> None:
+    directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+    for asked in (lambda: directory.locate("s"), lambda: directory.claim("s", "b")):
+        with pytest.raises(DirectoryRecovering):
+            asked()
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["s"]) == Renewal([], 0)
+    assert directory.renew("b", "http://b", []) == Renewal([], 0)
+    location = directory.locate("s")
+    assert location is not None
+    assert location.owner == "a"
+    with pytest.raises(SessionExists):
+        directory.claim("s", "b")
+    clock.now = 3.0
+    assert directory.locate("t") is None
+    directory.claim("t", "b")
+
+
+@pytest.mark.parametrize("buried", [True, False])
+def test_an_owner_that_comes_back_is_told_what_another_has_taken(
+    directory: Directory, clock: Clock, buried: bool
+) -> None:
+    directory.claim("kept", "a")
+    directory.claim("taken", "a")
+    clock.now = 6.0
+    directory.renew("b", "http://b", [])
+    if buried:
+        directory.bury("a")
+    directory.claim("taken", "b")
+    assert directory.renew("a", "http://a") is None
+    assert directory.renew("a", "http://a", ["kept", "taken"]) == Renewal(["taken"], 1)
+    assert directory.renew("a", "http://a") == Renewal([], 0)
+    assert directory.owners() == {"a": 1, "b": 1}
+    location = directory.locate("taken")
+    assert location is not None
+    assert location.owner == "b"
+
+
+def test_owners_dead_for_long_are_forgotten_with_their_sessions(clock: Clock) -> None:
+    directory = Directory(lease_s=5.0, grace_s=100.0, clock=clock)
+    for owner in ("gone", "buried", "alive"):
+        directory.renew(owner, "http://x", [])
+        directory.claim(f"of {owner}", owner)
+    directory.bury("buried")
+    clock.now = 90.0
+    directory.renew("alive", "http://x", ["of alive"])
+    with pytest.raises(SessionLost):
+        directory.locate("of buried")
+    clock.now = 106.0
+    directory.renew("alive", "http://x", ["of alive"])
+    assert directory.locate("of gone") is None
+    assert set(directory._seen) == set(directory._sessions) == set(directory._address) == {"alive"}
+    assert set(directory._owner_of) == {"of alive"}
+
+
+@pytest.mark.parametrize("told", [None, INTERFACE - 1, INTERFACE + 1])
+async def test_a_directory_of_another_version_is_told_from_ones_own(told: int | None) -> None:
+    async def interface() -> int | None:
+        return told
+
+    # As the handle of a Ray actor, which lacks what its class did not have.
+    other = SimpleNamespace(**({} if told is None else {"interface": SimpleNamespace(remote=interface)}))
+    with pytest.raises(
+        StartupError, match=r"'it/sessions' was started by another version .*stop_directory\('it/sessions'\)"
+    ):
+        await check_directory("it/sessions", other)
+    told = INTERFACE
+    await check_directory("it/sessions", SimpleNamespace(interface=SimpleNamespace(remote=interface)))
+
+
+def snapshot(data: bytes = b"x", *, exact: bool = False) -> Snapshot:
+    return Snapshot(4, 4, b"kept", data, exact)
+
+
+def test_why_a_session_ended_is_told_once_to_whoever_asks_and_a_stop_is_no_news(directory: Directory) -> None:
+    for session, reason in (("s", "idle"), ("t", "stop")):
+        directory.claim(session, "a")
+        directory.release(session, "a", reason)
+    with pytest.raises(SessionLost, match="idle") as lost:
+        directory.locate("s")
+    assert lost.value.details == {"reason": "idle"}
+    assert directory.locate("s") is None
+    assert directory.locate("t") is None
+    directory.claim("s", "a")
+    directory.release("s", "a", "idle")
+    directory.claim("s", "b")
+    assert directory.locate("s") is not None, "a session started anew is not an ended one"
+
+
+class TestSnapshots:
+    def test_a_dead_owners_session_goes_to_who_asks_with_its_last_snapshot(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        assert directory.keep("s", "a", snapshot(b"old"))
+        assert directory.keep("s", "a", snapshot(b"new"))
+        directory.bury("a")
+        assert directory.locate("s", "b") == snapshot(b"new")
+        location = directory.locate("s", "c")
+        assert isinstance(location, Location)
+        assert location.owner == "b"
+
+    def test_a_taker_that_asks_again_gets_it_again_and_is_told_that_it_may_be_old(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(b"moved", exact=True))
+        assert directory.locate("s", "b") == snapshot(b"moved", exact=True)
+        assert directory.locate("s", "b") == snapshot(b"moved"), "its first answer was lost, or it has gone on since"
+        directory.bury("b")
+        assert directory.locate("s", "c") == snapshot(b"moved")
+
+    def test_a_loss_is_told_once_and_each_time_to_what_may_be_a_repeat(self, directory: Directory) -> None:
+        directory.claim("ended", "a")
+        directory.claim("died", "b")
+        directory.release("ended", "a", "idle")
+        directory.bury("b")
+        for session, reason in (("ended", "idle"), ("died", "owner_died")):
+            for repeats in (True, True, False):
+                with pytest.raises(SessionLost) as lost:
+                    directory.locate(session, "a", repeats)
+                assert lost.value.details["reason"] == reason
+            assert directory.locate(session, "a", True) is None
+            directory.claim(session, "a")
+            directory.release(session, "a")
+            assert directory.locate(session, "a", True) is None
+
+    def test_nobody_keeps_a_snapshot_of_a_session_that_is_not_its_own(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        assert not directory.keep("s", "b", snapshot())
+        assert not directory.keep("unknown", "b", snapshot())
+        directory.bury("a")
+        with pytest.raises(SessionLost):
+            directory.locate("s", "b")
+
+    def test_who_takes_none_is_told_to_try_again_and_the_session_stays(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(exact=True))
+        with pytest.raises(Overloaded, match="between two replicas"):
+            directory.locate("s")
+        assert directory.locate("s", "b") == snapshot(exact=True)
+
+    def test_a_parked_session_outlives_its_owners_leaving_and_others_do_not(self, directory: Directory) -> None:
+        directory.claim("moved", "a")
+        directory.claim("left", "a")
+        directory.park("moved", "a", snapshot(exact=True))
+        directory.leave("a")
+        with pytest.raises(SessionLost, match="drained"):
+            directory.locate("left", "b")
+        assert directory.locate("left", "b") is None
+        assert directory.locate("moved", "b") == snapshot(exact=True)
+        assert directory.owners() == {"b": 1}
+
+    def test_a_start_takes_the_id_of_a_lost_session_and_forgets_its_snapshot(self, directory: Directory) -> None:
+        directory.claim("s", "a")
+        directory.keep("s", "a", snapshot())
+        directory.bury("a")
+        directory.claim("s", "b")
+        directory.bury("b")
+        with pytest.raises(SessionLost):
+            directory.locate("s", "c")
+
+    def test_what_is_kept_is_bounded_and_given_back(
+        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brayx.cluster.directory.MAX_SNAPSHOT_BYTES", 20)
+        monkeypatch.setattr("brayx.cluster.directory.MAX_SNAPSHOTS_BYTES", 30)
+        for session in ("s", "t"):
+            directory.claim(session, "a")
+        assert not directory.keep("s", "a", snapshot(bytes(17)))
+        with pytest.raises(Overloaded, match="too large"):
+            directory.park("s", "a", snapshot(bytes(17)))
+        assert directory.keep("s", "a", snapshot(bytes(16)))
+        assert directory.keep("s", "a", snapshot(bytes(15))), "the one before is replaced"
+        assert not directory.keep("t", "a", snapshot(bytes(15)))
+        directory.release("s", "a")
+        assert directory.keep("t", "a", snapshot(bytes(15)))
+
+    def test_parked_sessions_that_nobody_asks_for_are_forgotten_in_the_end(
+        self, directory: Directory, clock: Clock
+    ) -> None:
+        directory.claim("s", "a")
+        directory.park("s", "a", snapshot(exact=True))
+        clock.now = 700.0
+        renewals = [directory.renew("b", "http://b", []) for _ in range(2)]
+        assert renewals == [Renewal([], 1), Renewal([], 0)], "their end is counted, once"
+        assert directory.locate("s", "b") is None
+
+
+class TestGames:
+    """Sessions claimed ``together`` are one owner's for each game."""
+
+    @pytest.fixture
+    def directory(self, clock: Clock) -> Directory:
+        directory = Directory(lease_s=5.0, clock=clock)
+        for owner in "abc":
+            directory.renew(owner, f"http://{owner}", [])
+        return directory
+
+    def test_the_first_to_claim_has_the_game_and_others_are_told_who(self, directory: Directory) -> None:
+        assert directory.claim("g-agent-x", "a", True) is None
+        for _ in range(2):
+            assert directory.claim("g-agent-y", "b", True) == Location("a", "http://a")
+            assert directory.locate("g-agent-y") is None, "a claim that is not granted changes nothing"
+        assert directory.claim("g-agent-y", "a", True) is None
+        assert directory.claim("h-agent-y", "b", True) is None
+        assert directory.owners() == {"a": 2, "b": 1, "c": 0}
+
+    def test_without_a_game_or_without_asking_for_it_sessions_are_anybodys(self, directory: Directory) -> None:
+        assert directory.claim("g-agent-x", "a") is None
+        assert directory.claim("g-agent-y", "b") is None
+        for session, owner in (("g", "a"), ("h", "b"), ("-agent-x", "a"), ("-agent-y", "b")):
+            assert directory.claim(session, owner, True) is None
+
+    def test_a_running_session_is_refused_whoever_has_its_game(self, directory: Directory) -> None:
+        directory.claim("g-agent-x", "a", True)
+        with pytest.raises(SessionExists):
+            directory.claim("g-agent-x", "b", True)
+        assert directory.claim("g-agent-x", "a", True) is None
+
+    @pytest.mark.parametrize("how", ["release", "leave", "park", "sweep"])
+    def test_a_game_goes_with_its_last_session(self, directory: Directory, clock: Clock, how: str) -> None:
+        for session in ("g-agent-x", "g-agent-y"):
+            directory.claim(session, "a", True)
+        directory.release("g-agent-x", "a")
+        assert directory.claim("g-agent-x", "b", True) == Location("a", "http://a")
+        if how == "release":
+            directory.release("g-agent-y", "a")
+        elif how == "leave":
+            directory.leave("a")
+        elif how == "park":
+            directory.park("g-agent-y", "a", snapshot(exact=True))
+        else:
+            clock.now = 700.0
+            directory.renew("b", "http://b", [])
+        assert ("g" in directory._games) == (how == "park"), "a parked session is still one of the game"
+        assert directory.claim("g-agent-x", "b", True) is None
+        assert directory.claim("g-agent-z", "b", True) is None
+        for session in ("g-agent-x", "g-agent-z"):
+            directory.release(session, "b")
+        assert set(directory._games) == ({"g"} if how == "park" else set())
+
+    def test_who_starts_a_session_of_a_dead_owners_game_becomes_its_owner(self, directory: Directory) -> None:
+        directory.claim("g-agent-x", "a", True)
+        directory.bury("a")
+        assert directory.claim("g-agent-y", "b", True) is None
+        assert directory.claim("g-agent-z", "c", True) == Location("b", "http://b")
+        assert directory.claim("g-agent-x", "b", True) is None
+
+    def test_sessions_resumed_apart_leave_the_game_with_the_first_of_them(self, directory: Directory) -> None:
+        for session in ("g-agent-x", "g-agent-y"):
+            directory.claim(session, "a", True)
+            directory.park(session, "a", snapshot(exact=True))
+        assert directory.locate("g-agent-y", "b") == directory.locate("g-agent-x", "c") == snapshot(exact=True)
+        for owner in ("a", "c"):
+            assert directory.claim("g-agent-z", owner, True) == Location("b", "http://b")
+        assert directory.claim("g-agent-z", "b", True) is None
+
+    def test_a_restarted_directory_knows_the_games_by_their_sessions(self, clock: Clock) -> None:
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+        assert directory.renew("a", "http://a", ["old-agent-x"]) == Renewal([], 0)
+        assert directory.renew("b", "http://b", []) == Renewal([], 0)
+        with pytest.raises(DirectoryRecovering):
+            directory.claim("g-agent-y", "b", True)
+        assert directory.renew("c", "http://c", ["g-agent-x"]) == Renewal([], 0)
+        clock.now = 3.0
+        assert directory.claim("g-agent-y", "b", True) == Location("c", "http://c")
+        assert directory.claim("old-agent-y", "b", True) == Location("a", "http://a")
+
+    def test_a_dead_owners_session_is_not_taken_before_its_games_owner_is_known(self, clock: Clock) -> None:
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock)
+        directory.renew("a", "http://a", ["g-agent-x"])
+        directory.bury("a")
+        with pytest.raises(DirectoryRecovering):
+            directory.claim("g-agent-x", "b", True)
+
+
+def test_the_first_secret_offered_is_everybodys_and_survives_a_restart() -> None:
+    first = Directory()
+    assert first.secret("one", True) == "one"
+    assert first.secret("other", True) == "one"
+    now = [0.0]
+    restarted = Directory(recovery_s=3.0, clock=lambda: now[0])
+    with pytest.raises(DirectoryRecovering):
+        restarted.secret("new", True)
+    assert restarted.secret("one") == "one"
+    assert restarted.secret("new", True) == "one"
+    lonely = Directory(recovery_s=3.0, clock=lambda: now[0])
+    now[0] = 3.0
+    assert lonely.secret("new", True) == "new"

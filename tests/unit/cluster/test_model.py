@@ -1,0 +1,185 @@
+"""A model replica as the ordinary class it is: forwards of many rows, checkpoints, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brayx.cluster.model import ModelReplica
+from brayx.engines.base import save_weights
+from brayx.errors import BadWeights, ConfigError, ModelError, ModelNotFound, ShapeMismatch
+from brayx.model.config import ModelConfig
+from brayx.tracking import Trial, register
+
+CONFIG = ModelConfig(module="unused", engine="torch", max_batch_size=4)
+
+
+class Affine(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x, bias):
+        return {"y": x * self.factor + bias.unsqueeze(-1)}
+
+
+def build():
+    return Affine(), (np.zeros((1, 2), np.float32), np.zeros(1, np.float32))
+
+
+async def test_rows_of_one_call_come_back_in_order_with_their_versions():
+    replica = ModelReplica(build, CONFIG)
+    await replica.start()
+    x, bias = np.arange(14, dtype=np.float32).reshape(7, 2), np.arange(7, dtype=np.float32)
+    [y], versions = await replica.forward([x, bias])
+    np.testing.assert_array_equal(y, x + bias[:, None])
+    assert versions.dtype == np.int64
+    assert versions.tolist() == [0] * 7
+    await replica.check_health()
+    await replica.close()
+
+
+@pytest.mark.parametrize("count", [65, 1025])
+async def test_a_call_of_more_rows_than_a_batch_or_the_queue_has_is_few_calls_of_the_engine(count):
+    batches = []
+    replica = ModelReplica(build, ModelConfig(module="unused", engine="torch"))
+    replica.model._batcher._on_batch = lambda rows, *_: batches.append(rows)
+    x, bias = np.ones((count, 2), np.float32), np.arange(count, dtype=np.float32)
+    [y], versions = await replica.forward([x, bias])
+    np.testing.assert_array_equal(y, x + bias[:, None])
+    assert (len(versions), batches) == (count, [64] * (count // 64) + [1])
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [],
+        [np.zeros((2, 2), np.float32)],
+        [np.zeros((2, 2), np.float32), np.zeros(3, np.float32)],
+        [np.zeros((2, 3), np.float32), np.zeros(2, np.float32)],
+        [np.zeros((2, 2)), np.zeros(2)],
+        [np.zeros((0, 2), np.float32), np.zeros(0, np.float32)],
+        [np.float32(1), np.float32(1)],
+    ],
+)
+async def test_columns_that_do_not_fit_are_refused(columns):
+    replica = ModelReplica(build, CONFIG)
+    with pytest.raises(ShapeMismatch, match=r"x: \[N, 2\] float32', 'bias: \[N\] float32"):
+        await replica.forward(columns)
+    await replica.close()
+
+
+async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
+    save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
+    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+    [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(y, [[3, 3]])
+    await replica.close()
+
+
+async def test_what_an_alias_names_by_now_is_begun_with_and_what_was_deployed_need_not_be_there(tmp_path: Path):
+    deployed = str(tmp_path / "deleted")
+    factor = {"factor": np.array(4, np.float32)}
+    replica = ModelReplica(build, CONFIG, checkpoint=deployed, version=1, named=(2, factor))
+    [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert (y.tolist(), versions.tolist()) == ([[4, 4]], [2])
+    await replica.close()
+
+
+async def test_of_an_alias_that_names_what_does_not_fit_the_deployed_version_is_begun_with(tmp_path: Path):
+    save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
+    other = {"other": np.array(4, np.float32)}
+    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path), version=1, named=(2, other))
+    [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
+    await replica.close()
+
+
+async def test_a_checkpoint_may_be_a_version_of_the_registry(tmp_path: Path, tracking_db):
+    (tmp_path / "made").mkdir()
+    save_weights(tmp_path / "made" / "weights.npz", {"factor": np.array(3, np.float32)})
+    trial = Trial.open("p", "t", tracking_db)
+    register(trial, trial.save_checkpoint(tmp_path / "made", 1), "p")
+    replica = ModelReplica(build, CONFIG, checkpoint="models:/p/1", tracking=tracking_db, version=1)
+    [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
+    await replica.close()
+    with pytest.raises(ModelNotFound, match="no version 2"):
+        ModelReplica(build, CONFIG, checkpoint="models:/p/2", tracking=tracking_db)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path):
+    save_weights(tmp_path / "weights.npz", {"other": np.array(3, np.float32)})
+    with pytest.raises(BadWeights, match="factor"):
+        ModelReplica(build, CONFIG, checkpoint=str(tmp_path))
+    with pytest.raises(BadWeights, match="nowhere"):
+        ModelReplica(build, CONFIG, checkpoint=str(tmp_path / "nowhere"))
+
+
+def checkpoint_of(folder: Path, meta: str) -> str:
+    save_weights(folder / "weights.npz", {"factor": np.array(3, np.float32)})
+    (folder / "meta.json").write_text(meta)
+    return str(folder)
+
+
+async def test_a_checkpoint_gives_the_policy_version(tmp_path: Path):
+    replica = ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, '{"counters": {"policy_version": 41}}'))
+    assert await replica.get_version() == 41
+    _, versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    assert versions.tolist() == [41]
+    await replica.close()
+
+
+@pytest.mark.parametrize("meta", ["half", "[]", '{"counters": {"policy_version": "new"}}'])
+def test_a_checkpoint_whose_meta_cannot_be_read_is_refused(tmp_path: Path, meta):
+    with pytest.raises(ModelError, match=r"meta\.json cannot be read"):
+        ModelReplica(build, CONFIG, checkpoint=checkpoint_of(tmp_path, meta))
+
+
+async def test_a_frozen_engine_acts_with_its_checkpoint_and_follows_no_store(tmp_path):
+    save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
+    config = CONFIG.model_copy(update={"engine": "onnx-frozen"})
+    replica = ModelReplica(build, config, checkpoint=str(tmp_path))
+    [y], _ = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(y, [[3, 3]])
+    await replica.close()
+    with pytest.raises(ConfigError, match="takes no new weights"):
+        ModelReplica(build, config, weight_store=("weights", None))
+
+
+class Product(torch.nn.Module):
+    """Two layers, so that there is something to quantise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+async def test_int8_is_calibrated_on_what_the_checkpoint_recorded(tmp_path):
+    torch.manual_seed(0)
+    module = Product()
+    weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    seen = (np.random.default_rng(0).standard_normal((256, 8)) * 50).astype(np.float32)
+    save_weights(tmp_path / "weights.npz", weights)
+
+    def off(**files):
+        for name, array in files.items():
+            save_weights(tmp_path / f"{name}.npz", {"obs": array})
+        replica = ModelReplica(
+            lambda: (Product(), (np.zeros((1, 8), np.float32),)),
+            CONFIG.model_copy(update={"engine": "int8"}),
+            checkpoint=str(tmp_path),
+        )
+        want = module(torch.from_numpy(seen)).detach().numpy()
+        got = replica.model._versions.newest.engine.run(None, [seen])[0]
+        return float(np.abs(got - want).max() / np.abs(want).max())
+
+    assert off() > 0.5, "noise about the example is far from what comes"
+    assert off(samples=seen) < 0.1

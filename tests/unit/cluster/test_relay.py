@@ -1,0 +1,284 @@
+"""The relay of weights between processes of one machine: newest wins, shared and unchangeable, whoever goes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from brayx.cluster import relay as relay_module
+from brayx.cluster.relay import Line, Relay, weights_in
+from brayx.types import Weights
+from tests.waiting import until_awaited as until
+
+pytestmark = pytest.mark.skipif(not relay_module.available(), reason="a relay needs Linux's sockets and shared memory")
+
+
+class Source:
+    """What a relay reads; counts how often."""
+
+    def __init__(self) -> None:
+        self.found: tuple[int, int, Weights] | None = None
+        self.reads = 0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def __call__(self) -> tuple[int, int, Weights] | None:
+        self.reads += 1
+        found = self.found
+        async with asyncio.timeout(10):
+            await self.go_on.wait()
+        return found
+
+    def put(self, version: int, size: int = 3) -> int:
+        self.found = version, 10 * version, {"w": np.full(size, version, np.float32)}
+        return version
+
+
+@pytest.fixture
+async def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+async def relay(source: Source) -> AsyncIterator[Relay]:
+    made = Relay(source)
+    yield made
+    await made.close()
+
+
+async def first(line: Line, than: int) -> tuple[int, int, float]:
+    found = await line.newer(than, 10)
+    assert found is not None
+    version, step, content = found
+    return version, step, float(weights_in(content)["w"][0])
+
+
+async def test_who_asks_gets_what_is_there_then_what_comes(relay: Relay, source: Source) -> None:
+    relay.changed(source.put(1))
+    line = Line(relay.address)
+    assert await first(line, 0) == (1, 10, 1.0)
+    asking = asyncio.create_task(first(line, 1))
+    await asyncio.sleep(0.05)
+    assert not asking.done(), "there is nothing newer"
+    relay.changed(source.put(2))
+    assert await asking == (2, 20, 2.0)
+    line.close()
+
+
+async def test_all_share_one_reading_and_who_is_slow_misses_versions(relay: Relay, source: Source) -> None:
+    lines = [Line(relay.address) for _ in range(3)]
+    assert [await line.newer(0, 0.0) for line in lines] == [None] * 3
+    relay.changed(source.put(1))
+    assert [await first(line, 0) for line in lines] == [(1, 10, 1.0)] * 3
+    assert source.reads == 1
+    for version in range(2, 50):
+        relay.changed(source.put(version))
+    assert source.reads == 1, "nobody asked, so nothing was packed"
+    assert [await first(line, 1) for line in lines] == [(49, 490, 49.0)] * 3
+    assert source.reads == 2
+    for line in lines:
+        line.close()
+
+
+async def test_what_was_packed_comes_though_there_be_a_newer_by_then_and_that_follows(
+    relay: Relay, source: Source
+) -> None:
+    line = Line(relay.address)
+    source.go_on.clear()
+    asking = asyncio.create_task(first(line, 0))
+    relay.changed(source.put(1))
+    await until(lambda: source.reads == 1, timeout_s=10)
+    relay.changed(source.put(2))
+    source.go_on.set()
+    assert await asking == (1, 10, 1.0), "or who publishes faster than this packs would starve all"
+    assert await first(line, 1) == (2, 20, 2.0)
+    line.close()
+
+
+@pytest.mark.parametrize("there", [0, 8])
+async def test_less_than_was_said_is_read_once_and_given(relay: Relay, source: Source, there: int) -> None:
+    """A store that was killed remembers the version of what it lost."""
+    if there:
+        source.put(there)
+    line = Line(relay.address)
+    asking = asyncio.create_task(line.newer(5, 0.2))
+    relay.changed(9)
+    found = await asking
+    assert (found is None) == (not there)
+    assert await line.newer(8, 0.1) is None
+    assert source.reads <= 2, "not without end"
+    relay.changed(source.put(10))
+    assert await first(line, 8) == (10, 100, 10.0)
+    line.close()
+
+
+async def test_no_descriptor_left_keeps_who_knocks_waiting_and_nothing_spins(
+    relay: Relay, source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay.changed(source.put(1))
+    monkeypatch.setattr(relay_module, "_NO_ROOM_S", 0.2)
+    accept = socket.socket.accept
+    with monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "accept", refusing)
+        line = Line(relay.address)
+        assert await line.newer(0, 0.5) is None
+    assert socket.socket.accept is accept
+    assert 1 <= caplog.text.count("no line for weights") <= 5
+    assert await first(line, 0) == (1, 10, 1.0)
+    line.close()
+
+
+def refusing(_: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+async def test_a_question_that_waited_too_long_is_still_answered(relay: Relay, source: Source) -> None:
+    line = Line(relay.address)
+    assert await line.newer(0, 0.01) is None
+    assert await line.newer(0, 0.01) is None
+    relay.changed(source.put(1))
+    assert await first(line, 0) == (1, 10, 1.0)
+    assert await line.newer(1, 0.01) is None, "and once only"
+    line.close()
+
+
+async def test_every_kind_of_array_arrives_whole_aligned_and_unchangeable(relay: Relay, source: Source) -> None:
+    weights = {
+        "flag": np.array([True, False, True]),
+        "none": np.zeros((0, 4), np.float32),
+        "scalar": np.array(2.5, np.float64),
+        "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "half": np.array([1.5], np.float16),
+        "count": np.array([7, 8], np.int64),
+    }
+    source.found = 1, 0, weights
+    relay.changed(1)
+    line = Line(relay.address)
+    found = await line.newer(0, 10)
+    assert found is not None
+    got = weights_in(found[2])
+    assert got.keys() == weights.keys()
+    for name, array in weights.items():
+        assert got[name].dtype == array.dtype
+        np.testing.assert_array_equal(got[name], array)
+        assert got[name].flags.aligned
+        assert not got[name].flags.writeable
+    line.close()
+
+
+async def test_weights_stay_when_the_relay_and_the_line_are_gone(source: Source) -> None:
+    relay = Relay(source)
+    relay.changed(source.put(1, 300_000))
+    line = Line(relay.address)
+    found = await line.newer(0, 10)
+    assert found is not None
+    weights = weights_in(found[2])
+    await relay.close()
+    await relay.close()
+    with pytest.raises(OSError):
+        await line.newer(1, 10)
+    line.close()
+    del found
+    assert (weights["w"] == 1).all()
+    with pytest.raises(OSError, match="refused"):
+        Line(relay.address)
+
+
+async def test_weights_that_cannot_be_sent_end_the_lines_that_wait_and_the_next_come(
+    relay: Relay, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(relay.address)
+    source.found = 1, 0, {"w": np.array(["no numbers"])}
+    relay.changed(1)
+    with caplog.at_level(logging.ERROR), pytest.raises(OSError):
+        await line.newer(0, 10)
+    assert "version 1 could not be relayed" in caplog.text
+    line.close()
+    line = Line(relay.address)
+    assert await line.newer(0, 0.1) is None
+    assert source.reads == 1, "not again and again"
+    relay.changed(source.put(2))
+    assert await first(line, 0) == (2, 20, 2.0)
+    line.close()
+
+
+async def test_nonsense_ends_that_line_alone(relay: Relay, source: Source) -> None:
+    good, bad = Line(relay.address), Line(relay.address)
+    await until(lambda: relay.lines == 2, timeout_s=10)
+    bad._socket.send(b"what")
+    await until(lambda: relay.lines == 1, timeout_s=10)
+    with pytest.raises(OSError):
+        await bad.newer(0, 10)
+    relay.changed(source.put(1))
+    assert await first(good, 0) == (1, 10, 1.0)
+    good.close()
+    bad.close()
+    await until(lambda: relay.lines == 0, timeout_s=10)
+
+
+async def test_another_users_process_is_turned_away(
+    relay: Relay, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+    relay.changed(source.put(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(relay_module.os, "getuid", lambda: user + 1)
+        with pytest.raises(PermissionError):
+            Line(relay.address)
+    line = Line(relay.address)
+    monkeypatch.setattr(relay_module.os, "getuid", lambda: user + 1)  # before it is let in
+    with pytest.raises(OSError):
+        await line.newer(0, 10)
+    line.close()
+
+
+FOLLOWS = """
+import asyncio, sys
+from brayx.cluster.relay import Line, weights_in
+
+async def follow():
+    line, version = Line(sys.argv[1]), 0
+    while True:
+        version, _, content = await line.newer(version, 60)
+        print(version, float(weights_in(content)["w"].sum()), flush=True)
+
+asyncio.run(follow())
+"""
+
+
+async def test_another_process_reads_them_and_its_kill_harms_nobody(relay: Relay, source: Source) -> None:
+    relay.changed(source.put(1, 1_000_000))
+    line = Line(relay.address)
+    command = sys.executable, "-c", FOLLOWS, relay.address
+    other = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    assert await other.stdout.readline() == b"1 1000000.0\n"
+    assert await first(line, 0) == (1, 10, 1.0)
+    other.send_signal(signal.SIGKILL)
+    await other.wait()
+    relay.changed(source.put(2))
+    assert await first(line, 1) == (2, 20, 2.0)
+    await until(lambda: relay.lines == 1, timeout_s=10)
+    line.close()
+
+
+async def test_a_thousand_versions_leave_no_descriptor_behind(relay: Relay, source: Source) -> None:
+    line = Line(relay.address)
+    relay.changed(source.put(1))
+    assert (await first(line, 0))[0] == 1
+    before = len(os.listdir("/proc/self/fd"))
+    for version in range(2, 1002):
+        relay.changed(source.put(version))
+        assert (await first(line, version - 1))[0] == version
+    assert len(os.listdir("/proc/self/fd")) <= before
+    line.close()

@@ -1,0 +1,244 @@
+"""`brayx.cluster.remote_buffer`: which shard a push goes to, and what becomes of it, with scripted actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+
+from brayx.cluster.buffer import Taken
+from brayx.cluster.remote_buffer import RemoteBuffer
+from brayx.cluster.shards import Shard, Shards
+from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
+from tests.unit.replay.made import CONFIG, changed, columns, fragment
+from tests.waiting import until
+
+
+class Calls:
+    """An actor's handle whose calls end when and as the test says."""
+
+    def __init__(self):
+        self.push = self
+        self.made = []
+
+    def remote(self, replays, drop=True, timeout_s=0.0):
+        future = Future()
+        self.made.append((len(replays), future))
+        self.asked = (drop, timeout_s)
+        return SimpleNamespace(future=lambda: future, replays=replays)
+
+
+def taken(whole=0, part=0, *, room=True, refused=0, why="", ended=False):
+    return Taken(refused, why, whole, part, room, ended)
+
+
+def buffer(*lanes, config=CONFIG, **arguments):
+    """Over actors, each with its node: "" is this one, which has an id where a test before this one has started Ray."""
+    here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    shards = Shards("buffer", config, [Shard(actor, node or here) for actor, node in lanes])
+    return RemoteBuffer("buffer", shards=shards, **arguments)
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+def test_what_closing_loses_is_counted(calls):
+    told = []
+    remote = buffer((calls, ""), on_dropped=lambda *drop: told.append(drop))
+    remote.push(fragment(1))
+    remote.push(fragment(2), fragment(3))
+    remote.close(timeout_s=0.01)
+    assert remote.dropped == {"closed": 5}
+    remote.push(fragment(4))
+    assert remote.dropped == {"closed": 9}
+    assert told == [("closed", 5), ("closed", 4)]
+    assert len(calls.made) == 1
+
+
+def test_what_waits_behind_a_failed_call_is_sent_without_another_push(calls):
+    remote = buffer((calls, ""))
+    remote.push(fragment(1))
+    remote.push(fragment(2))
+    calls.made[0][1].set_exception(RuntimeError("the actor died"))
+    until(lambda: len(calls.made) == 2, "what waited being sent")
+    calls.made[1][1].set_result(taken(1))
+    assert remote.flush(5)
+    assert remote.dropped == {"buffer_lost": 1}
+    remote.close()
+
+
+def test_what_looks_wrong_is_counted_and_stops_nothing(calls):
+    """A reward that is one number has no length; the buffer says so to whoever pushes it."""
+    remote = buffer((calls, ""), max_pending=2)
+    wrong = dataclasses.replace(fragment(3), reward=np.float32(1))
+    remote.push(wrong)
+    calls.made[0][1].set_exception(RuntimeError("the actor died"))
+    assert remote.dropped == {"buffer_lost": 1}
+    remote.push(wrong, fragment(1), fragment(1))
+    assert remote.dropped == {"buffer_lost": 1, "full": 1}
+    until(lambda: len(calls.made) == 2, "the rest being sent")
+    remote.push(wrong)
+    remote.close(0)
+    assert remote.dropped == {"buffer_lost": 1, "full": 1, "closed": 1}
+    with pytest.raises(DeadlineExceeded, match="no room for 1 transitions"):
+        remote._all_taken([wrong], 0.0)
+
+
+def test_a_call_without_an_answer_does_not_block_for_ever(calls):
+    remote = buffer((calls, ""), push_timeout_s=0.05)
+    remote.push(fragment(3))
+    time.sleep(0.06)
+    remote.push(fragment(1))
+    until(lambda: [count for count, _ in calls.made] == [1, 1], "the next being sent")
+    assert remote.dropped == {"buffer_lost": 3}
+    calls.made[0][1].set_result(taken(1))
+    assert not remote.flush(0.01), "an answer that comes late settles its own call only"
+    calls.made[1][1].set_result(taken(1))
+    assert remote.flush(1)
+    remote.close()
+
+
+def test_pushes_go_to_this_node_while_it_has_room_and_on_when_it_has_none():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    for _ in range(3):
+        remote.push(fragment(1))
+        near.made[-1][1].set_result(taken(1))
+    assert (len(near.made), len(far.made)) == (3, 0)
+    remote.push(fragment(1))
+    near.made[-1][1].set_result(taken(1, room=False))
+    remote.push(fragment(1))
+    far.made[-1][1].set_result(taken(1, room=False))
+    assert (len(near.made), len(far.made)) == (4, 1)
+    remote.push(fragment(1))
+    assert (len(near.made), len(far.made)) == (5, 1), "nobody has room: the nearest"
+    remote.close(0)
+
+
+def test_a_shard_that_died_is_passed_over_for_a_moment():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    remote.push(fragment(2))
+    remote.push(fragment(1))
+    near.made[0][1].set_exception(RuntimeError("the actor died"))
+    assert (len(near.made), len(far.made)) == (1, 1)
+    assert remote.dropped == {"buffer_lost": 2}
+    far.made[0][1].set_result(taken(1))
+    time.sleep(0.25)
+    remote.push(fragment(1))
+    assert (len(near.made), len(far.made)) == (2, 1)
+    remote.close(0)
+
+
+def test_a_slow_shard_gets_help_before_something_is_dropped():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2), max_pending=4)
+    for _ in range(4):
+        remote.push(fragment(1))
+    assert [count for count, _ in near.made + far.made] == [1, 3]
+    assert not remote.dropped
+    remote.close(0)
+
+
+def test_density_bounds_the_shards_that_are_pushed_to():
+    lanes = [(Calls(), "far") for _ in range(5)]
+    remote = buffer((near := Calls(), ""), *lanes, config=changed(num_workers=6, density=2), max_pending=1)
+    for _ in range(9):
+        remote.push(fragment(1))
+    assert len(near.made) == 1
+    assert sum(bool(calls.made) for calls, _ in lanes) == 1
+    remote.close(0)
+
+
+def drive(steps, *answers):
+    """Runs a push that waits, and gives what it asked for and what it left."""
+    asked = []
+    try:
+        call = next(steps)
+        for answer in answers:
+            asked.append(call and [len(replay) for replay in call.replays])
+            call = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+    except StopIteration as done:
+        return asked, done.value
+    raise AssertionError(f"it asks for more: {call}")
+
+
+def test_a_push_that_waits_goes_on_where_the_buffer_stopped(calls):
+    remote = buffer((calls, ""))
+    replays = [fragment(3), columns(6), fragment(5)]
+    asked, left = drive(
+        remote._offer(replays, 9.0), taken(1, 4, room=False), taken(room=False), taken(1, 2, room=False), taken(1)
+    )
+    assert asked == [[3, 24, 5], [8, 5], [8, 5], [3]]
+    assert left == []
+    assert calls.asked[0] is False
+
+
+def test_all_shards_are_asked_before_one_is_waited_for():
+    far, near = Calls(), Calls()
+    remote = buffer((far, "far"), (near, ""), config=changed(num_workers=2))
+    full = taken(room=False)
+    drive(remote._offer([fragment(3)], 9.0), full, full, full, taken(1))
+    assert (len(near.made), len(far.made)) == (2, 2)
+    assert far.asked[1] > 0
+
+
+def test_what_has_no_room_in_time_is_given_back(calls):
+    remote = buffer((calls, ""))
+    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), taken(1, 1, room=False))
+    assert [len(replay) for replay in left] == [12]
+    with pytest.raises(DeadlineExceeded, match="no room for 12 transitions within 0 s"):
+        remote._all_taken(left, 0.0)
+
+
+def test_what_a_buffer_that_is_being_restarted_has_no_room_for_is_given_back(calls, monkeypatch):
+    remote = buffer((calls, ""))
+    monkeypatch.setattr(remote.shards, "gone", lambda: False)
+    died = ray.exceptions.ActorDiedError()
+    _, left = drive(remote._offer([fragment(3), columns(4)], 0.0), died)
+    assert [len(replay) for replay in left] == [3, 16]
+    asked, left = drive(remote._offer([fragment(3)], 9.0), died, None, taken(1))
+    assert (asked, left) == ([[3], None, [3]], [])
+    assert not remote.dropped
+    monkeypatch.setattr(remote.shards, "gone", lambda: True)
+    with pytest.raises(ReplayError, match="was lost during a push"):
+        drive(remote._offer([fragment(3)], 9.0), died)
+    assert remote.dropped == {"buffer_lost": 3}
+
+
+def test_a_push_that_waits_tells_of_refusals_at_its_end(calls):
+    steps = buffer((calls, ""))._offer([fragment(3), fragment(1)], 9.0)
+    with pytest.raises(BadFragment, match="NaN"):
+        drive(steps, taken(1, room=False, refused=1, why="obs: holds NaN"), taken(1))
+
+
+def test_a_buffer_that_has_ended_takes_no_more(calls):
+    with pytest.raises(ReplayError, match="its stream has ended"):
+        drive(buffer((calls, ""))._offer([fragment(3)], 9.0), taken(1, ended=True))
+
+
+def test_options_that_a_running_buffer_does_not_have_are_refused(calls):
+    with pytest.raises(ConfigError, match="running with batch_size 2, not 3"):
+        buffer((calls, ""), batch_size=3)
+    assert buffer((calls, ""), batch_size=2).config == CONFIG
+
+
+def test_a_buffer_that_does_not_answer_is_pushed_to(calls, monkeypatch):
+    """It is being restarted, and empty then."""
+    remote = buffer((calls, ""))
+    monkeypatch.setattr(remote.shards, "has_room", lambda timeout_s: timeout_s == 3.0)
+    assert remote.has_room(3.0)
+    assert not remote.has_room(2.0)
+
+    def silent(timeout_s):
+        raise DeadlineExceeded("nobody said")
+
+    monkeypatch.setattr(remote.shards, "has_room", silent)
+    assert remote.has_room(2.0)

@@ -1,0 +1,352 @@
+"""Handles of one named model in one process, over a replica in this process: what they share, and who ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+from ray.exceptions import RaySystemError
+
+from brayx.cluster import here as here_module
+from brayx.cluster import named_model as named
+from brayx.cluster import remote_model as remote
+from brayx.cluster.model import ModelReplica
+from brayx.cluster.recipe import Recipe, prepare
+from brayx.cluster.remote_model import RemoteModel
+from brayx.cluster.weights import WeightPublisher
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull
+from brayx.model.config import ModelConfig
+from brayx.tracking import Trial
+from brayx.tracking.store import client_of
+from tests.waiting import until
+
+X = np.ones(2, np.float32)
+
+
+def build():
+    return torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),)
+
+
+class Running:
+    """A model of the name ``m`` that runs, as far as handles ask for it: its replica counts the calls."""
+
+    def __init__(self, monkeypatch, *, local, **options):
+        config = ModelConfig(module="unused", engine="torch", deadline_s=5, **options)
+        module, example = build()
+        skeleton, example, names, spec, layout, self.weights = prepare(module, example, {})
+        self.recipe = Recipe(skeleton, example, names, spec, layout, config, local, (), None, None, "token")
+        self.replica = ModelReplica(build, config)
+        self.calls: list[int] = []
+        self.built = 0
+        self.removed: list[str] = []
+        self.connection = "1"
+        monkeypatch.setattr(remote, "find", lambda name: self)
+        monkeypatch.setattr(remote, "remove", lambda name, of: self.removed.append(name))
+        monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
+        monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
+        monkeypatch.setattr(here_module, "first_weights", lambda name, store, trial: self._newest())
+        monkeypatch.setattr(here_module, "WeightSubscriber", Subscriber)
+        monkeypatch.setattr(here_module, "_connection", lambda: self.connection)
+        self.forward = SimpleNamespace(remote=self._forward)
+
+    async def _forward(self, columns, version, deadline_s):
+        self.calls.append(len(columns[0]))
+        return await self.replica.forward(columns, version, deadline_s)
+
+    def _newest(self):
+        self.built += 1
+        return 3, self.weights
+
+
+class Subscriber:
+    """Follows nothing."""
+
+    def __init__(self, store, on_weights):
+        self.running = False
+
+    async def start(self):
+        self.running = True
+
+    async def stop(self):
+        self.running = False
+
+
+@pytest.fixture
+async def running(monkeypatch):
+    made = Running(monkeypatch, local=False)
+    yield made
+    await made.replica.close()
+
+
+async def test_forwards_of_many_handles_are_one_call(running):
+    handles = [RemoteModel("m") for _ in range(8)]
+    results = await asyncio.gather(*[handle.forward(X) for handle in handles])
+    assert running.calls == [8]
+    assert len({float(result[0]) for result in results}) == 1
+    for handle in handles:
+        await asyncio.to_thread(handle.close)
+
+
+async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
+    one, other = RemoteModel("m"), RemoteModel("m")
+    client = one.client()
+    assert other.client() is client
+    await asyncio.to_thread(one.close)
+    await other.forward(X)
+    await asyncio.to_thread(other.close)
+    with pytest.raises(ModelError, match="closed"):
+        await client.forward(X)
+    again = RemoteModel("m")
+    await again.forward(X)
+    await asyncio.to_thread(again.close)
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_a_closed_handle_acts_no_more(monkeypatch, local):
+    running = Running(monkeypatch, local=local)
+    one, last = RemoteModel("m"), RemoteModel("m")
+    shared = last._here
+    await asyncio.to_thread(one.close)
+    with pytest.raises(ModelError, match="closed"):
+        await one.forward(X)
+    await last.forward(X)
+    await asyncio.to_thread(last.close)
+    with pytest.raises(ModelError, match="closed"):
+        await last.forward(X)
+    with pytest.raises(ModelError, match="closed"):
+        await asyncio.to_thread(last, X)  # on a loop that none of them was used on
+    with pytest.raises(ModelError, match="closed"):
+        last.client()
+    with pytest.raises(ModelError, match="closed"):
+        shared.on_this_loop()  # as of who asks while the last one is being closed
+    await running.replica.close()
+
+
+async def test_another_connection_to_ray_or_another_model_of_that_name_shares_nothing(running):
+    one = RemoteModel("m")
+    running.connection = "2"
+    other = RemoteModel("m")
+    assert other.client() is not one.client()
+    for handle in (one, other):
+        await asyncio.to_thread(handle.close)
+
+
+def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeypatch):
+    running = Running(monkeypatch, local=True)
+    one, other = RemoteModel("m"), RemoteModel("m")
+    assert running.built == 1
+    assert one(X) == other(X)
+    subscriber = one._here.subscriber
+
+    async def version():
+        return other.client().version
+
+    assert asyncio.run(version()) == 3
+    one.close()
+    assert subscriber.running
+    other.close()
+    assert not subscriber.running
+
+
+def test_handles_that_are_dropped_follow_nothing(monkeypatch):
+    Running(monkeypatch, local=True)
+    one, other = RemoteModel("m"), RemoteModel("m")
+    subscriber = one._here.subscriber
+    del one
+    gc.collect()
+    assert subscriber.running
+    del other
+    gc.collect()
+    until(lambda: not subscriber.running, "it is let go")
+
+
+async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch(monkeypatch):
+    running = Running(monkeypatch, local=True)
+    model = RemoteModel("m")
+    engine, run = model._here._engine, model._here._engine.run
+    entered, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def gated(bound, leaves):
+        running.calls.append(len(leaves[0]))
+        loop.call_soon_threadsafe(entered.set)
+        assert gate.wait(10)
+        return run(bound, leaves)
+
+    monkeypatch.setattr(engine, "run", gated)
+    large = asyncio.create_task(model.forward(np.ones((9 * 64, 2), np.float32), batch=True))
+    await entered.wait()
+    one = asyncio.create_task(model.forward(X))
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await large).shape == (9 * 64, 1)
+    await one
+    assert running.calls == [64, 1, *[64] * 8]
+    await asyncio.to_thread(model.close)
+    await running.replica.close()
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
+    options = {"max_batch_size": 4, "max_wait_ms": 10_000, "max_queue": 4, "buckets": [8, 4]}
+    running = Running(monkeypatch, local=local, **options)
+    model = RemoteModel("m")
+    if local:
+        engine = model._here._engine
+        run = engine.run
+        monkeypatch.setattr(
+            engine, "run", lambda bound, leaves: running.calls.append(len(leaves[0])) or run(bound, leaves)
+        )
+    first = asyncio.create_task(model.forward(X))
+    await asyncio.sleep(0.05)
+    assert not running.calls, "it waits for company"
+    results = await asyncio.gather(first, *[model.forward(X) for _ in range(4)], return_exceptions=True)
+    assert [isinstance(result, QueueFull) for result in results] == [False] * 4 + [True]
+    assert running.calls == [4]
+    if local:
+        await model.client().forward_columns([np.ones((5, 2), np.float32)])
+        assert running.calls == [4, 4, 4], "padded"
+    await asyncio.to_thread(model.close)
+    await running.replica.close()
+
+
+async def test_a_large_batch_has_one_deadline_for_all_of_its_parts(running):
+    left_s = []
+
+    async def forward(columns, version, deadline_s):
+        left_s.append(deadline_s)
+        await asyncio.sleep(0.01)
+        return await running.replica.forward(columns, version, deadline_s)
+
+    running.forward.remote = forward
+    model = RemoteModel("m")
+    outputs = await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
+    assert outputs.shape == (20 * 64, 1)
+    assert len(left_s) == 20
+    assert 5 >= max(left_s[:8]) > max(left_s[8:]), "those that wait for a slot have what is left"
+    await asyncio.to_thread(model.close)
+
+
+async def test_of_a_large_batch_that_fails_no_part_goes_on(running):
+    begun, ended = [], []
+    all_begun = asyncio.Event()
+
+    async def forward(columns, version, deadline_s):
+        begun.append(columns)
+        if len(begun) == 8:
+            all_begun.set()
+        try:
+            await all_begun.wait()
+            if columns is begun[0]:
+                raise QueueFull("no room")
+            await asyncio.Event().wait()
+        finally:
+            ended.append(columns)
+
+    running.forward.remote = forward
+    model = RemoteModel("m")
+    with pytest.raises(QueueFull, match="no room"):
+        await model.forward(np.ones((20 * 64, 2), np.float32), batch=True)
+    assert len(begun) == len(ended) < 20
+    await asyncio.to_thread(model.close)
+
+
+async def test_what_runs_is_not_ended_for_a_model_that_is_not_sound(running):
+    with pytest.raises(ModelError, match="fails on its own forward_args"):
+        RemoteModel("m", build()[0], (np.zeros((1, 3), np.float32),), override_model=True)
+    assert running.removed == []
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Recipes that starts keep, while no model of that name is there when they look, and one is when they are done."""
+    running, recipes = Running(monkeypatch, local=True), []
+
+    def create(name, namespace, *, about, **options):
+        recipes.append(cloudpickle.loads(about))
+        return running
+
+    monkeypatch.setattr(remote, "find", lambda name: None)
+    monkeypatch.setattr(remote, "create_weight_store", create)
+    return recipes
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DeadlineExceeded])
+def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(kept, monkeypatch, error):
+    def interrupted(store, timeout_s):
+        raise error("while the store starts")
+
+    withdrawn = []
+    monkeypatch.setattr(remote, "recipe_of", interrupted)
+    monkeypatch.setattr(remote, "withdraw", lambda *args: withdrawn.append(args))
+    with pytest.raises(error):
+        RemoteModel("m", *build())
+    assert withdrawn == [("m", kept[0].token, None)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RaySystemError])
+@pytest.mark.parametrize("where", ["Beginning", "Recipe", "create_weight_store", "recipe_of", "WeightPublisher"])
+def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch, tracking_db, where, error):
+    """Else no other process could start the model as long as this one lives."""
+    opened, begin = [], Trial.open
+
+    def open_trial(*args, **options):
+        opened.append(begin(*args, **options))
+        monkeypatch.setattr(remote, where, failing)  # from here on
+        return opened[0]
+
+    def failing(*args, **options):
+        raise error("on its way")
+
+    failing.of = failing
+    monkeypatch.setattr(remote, "turn", lambda *args: contextlib.nullcontext())
+    monkeypatch.setattr(remote.Trial, "open", open_trial)
+    monkeypatch.setattr(named, "get_weight_store", failing)  # what was started is not to be found either
+    with pytest.raises(error):
+        RemoteModel("m", *build(), checkpoint_interval=1, tracking=tracking_db)
+    run = client_of(tracking_db).get_run(opened[0].run_id).info
+    assert (run.lifecycle_stage, run.status) in {("deleted", "RUNNING"), ("active", "KILLED")}
+
+
+def test_options_of_batching_are_kept_for_every_process(kept):
+    options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
+    RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
+    assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
+
+
+@pytest.mark.parametrize(
+    "interval", ["5m", 0, -1, True, 2.5, float("nan"), timedelta(0), timedelta(seconds=-1), np.float32(3)]
+)
+def test_an_interval_that_no_checkpoint_can_have_is_refused_before_anything_starts(kept, interval):
+    with pytest.raises(ConfigError, match=r"expected steps, an integer from 1; or time .*minutes=5") as refused:
+        RemoteModel("m", *build(), checkpoint_interval=interval)
+    assert refused.value.details == {"key": "checkpoint_interval"}
+    assert refused.value.message.startswith(f"checkpoint_interval is {interval!r}, ")
+    assert kept == []
+
+
+def test_a_gpu_that_onnx_runtime_would_not_use_is_refused_in_the_words_of_the_constructor(kept):
+    with pytest.raises(ConfigError, match=r"^gpus_per_worker is 1, expected 0 .* use_onnx=False torch acts") as refused:
+        RemoteModel("m", *build(), gpus_per_worker=1)
+    assert refused.value.details == {"key": "gpus_per_worker"}
+    assert kept == []
+    RemoteModel("m", *build(), gpus_per_worker=1, use_onnx=False).close()
+    assert (kept[0].config.device, kept[0].config.gpus_per_worker) == ("cuda", 1)
+
+
+@pytest.mark.parametrize("step", [1.0, True, -2, "7", None, np.float32(1), np.bool_(True), np.int64(-5)])
+async def test_a_step_that_is_no_count_is_refused_alike_whoever_publishes(running, step):
+    model = RemoteModel("m")
+    for publish in (model.publish_weights, WeightPublisher(running).publish):
+        with pytest.raises(ConfigError) as refused:
+            publish(running.weights, step)
+        assert refused.value.message == f"step is {step!r}, expected an integer from 0, or -1: one more than the last"
+    await asyncio.to_thread(model.close)

@@ -1,0 +1,164 @@
+"""The replica's connections to its peers, and what it hands to the directory. The rest of it is tested on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.native import Limits, Listener
+from brayx.actor.entry import Snapshot
+from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
+from brayx.cluster.replica import ActorReplica, Peers
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.transports.http import AsyncHttpTransport
+from brayx.metrics import Recorder
+from brayx.ports import is_loopback
+from tests.unit.actor.doors.test_asgi import TableService
+
+
+def secret() -> str:
+    return "between us"
+
+
+class _Closing:
+    def __init__(self, listener: Listener) -> None:
+        self.aclose = listener.close
+
+
+def for_peers(heard: list[tuple[str, StepRequest]], *, closed: bool = True) -> ForPeers:
+    """Keeps what peers tell."""
+
+    async def left(request: StepRequest) -> None:
+        heard.append((LEFT_PREFIX, request))
+
+    async def ended(request: StepRequest) -> None:
+        heard.append((ENDED_PREFIX, request))
+
+    return ForPeers(left, ended, secret, closed)
+
+
+def is_open(transport: AsyncHttpTransport) -> bool:
+    return transport._connection is not None
+
+
+async def test_no_more_connections_are_kept_than_allowed_and_dropped_ones_are_closed() -> None:
+    peers, table = Peers(secret, max_idle=2), TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        address = "http://{}:{}".format(*listener.address)
+        transports = [peers.take(address) for _ in range(3)]
+        for transport in transports:
+            assert await transport.step(StepRequest(StepKind.CALL, "", b"x"), 5.0) == b"x"
+        for transport in transports:
+            await peers.put_back(address, transport)
+        assert [is_open(transport) for transport in transports] == [True, True, False]
+        assert peers.take(address) is transports[1]
+        await peers.drop(address)
+        assert [is_open(transport) for transport in transports] == [False, True, False]
+        await peers.put_back(address, transports[1])
+        await peers.close()
+        assert not is_open(transports[1])
+
+
+async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> None:
+    heard: list[tuple[str, StepRequest]] = []
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers(heard)), Limits())
+    await listener.open("127.0.0.1", 0)
+    left = StepRequest(StepKind.STOP, "s", b"1", holder="http://127.0.0.1:1#name")
+    ended = StepRequest(StepKind.CALL, "", b"taken", holder="http://127.0.0.1:1#name", attached=True)
+    messages = [(LEFT_PREFIX, left), (ENDED_PREFIX, ended)]
+    async with contextlib.aclosing(_Closing(listener)):
+        for prefix, message in messages:
+            await Peers(secret).tell("http://{}:{}".format(*listener.address), prefix, message)
+    assert heard == messages
+
+
+def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
+    directory, recorder = Directory(), Recorder()
+    directory.claim("s", "me")
+    kept = []
+    keep = SimpleNamespace(remote=lambda *snapshot: kept.append(directory.keep(*snapshot)))
+    replica: Any = SimpleNamespace(  # what is needed of one: its constructor wants Serve
+        _owner="me", _runtime=SimpleNamespace(recorder=recorder), _directory=SimpleNamespace(keep=keep)
+    )
+    for actor, reply in ((MAX_SNAPSHOT_BYTES, None), (MAX_SNAPSHOT_BYTES - 1, b"x")):
+        ActorReplica._keep(replica, "s", Snapshot(1, 0, reply, bytes(actor)))
+    assert kept == [True, True]
+    assert "snapshots_failed" not in recorder.summary()
+    for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
+        ActorReplica._keep(replica, "s", Snapshot(2, 0, reply, bytes(actor)))
+        assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
+    assert kept == [True, True], "what would be refused is not sent"
+    assert recorder.summary()["snapshots_failed"] == 2
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(
+    "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
+)
+@pytest.mark.parametrize(
+    "asked",
+    ["GET /", "POST /step", "GET /session", "POST /-/peer/step", "POST /-/left/step", "POST /-/ended/step"],
+)
+async def test_a_port_for_peers_answers_nobody_without_their_secret(asked: str, shown: str, closed: bool) -> None:
+    heard: list[tuple[str, StepRequest]] = []
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    peers = for_peers(heard, closed=closed)
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, peers), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        reader, writer = await asyncio.open_connection(*listener.address)
+        upgrade = "upgrade: websocket\r\nconnection: upgrade\r\n" if "session" in asked else ""
+        writer.write(f"{asked} HTTP/1.1\r\nhost: x\r\n{shown}{upgrade}content-length: 0\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            status = int((await reader.readline()).split()[1])
+        writer.close()
+    let_in = "between us" in shown or (not closed and "/-/" not in asked)
+    assert (status != 401) == let_in
+    assert bool(heard) == (let_in and ("left" in asked or "ended" in asked))
+
+
+async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -> None:
+    table = TableService()
+    websockets = WebSockets(DoorApp(table), Limits())
+    listener = Listener(table, lambda door: HttpConnection(door, websockets, for_peers([])), Limits())
+    await listener.open("127.0.0.1", 0)
+    async with contextlib.aclosing(_Closing(listener)):
+        reader, writer = await asyncio.open_connection(*listener.address)
+        for shown, status in (("peer-secret: between us\r\n", 200), ("", 401)):
+            writer.write(f"GET / HTTP/1.1\r\nhost: x\r\n{shown}\r\n".encode())
+            async with asyncio.timeout(10):
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+            assert int(head.split()[1]) == status
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.org", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_is_loopback(host: str | None, loopback: bool) -> None:
+    assert is_loopback(host) == loopback

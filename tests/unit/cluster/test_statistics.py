@@ -1,0 +1,58 @@
+"""Moments of several workers: put together whole, given to all, and not lost with the store's process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from brayx.cluster.statistics import MomentsStore
+from brayx.rollout.moments import Moments, Shared
+
+
+class Worker:
+    """What a worker does with the store: hands over what is fresh, takes in what all have."""
+
+    def __init__(self, store: MomentsStore) -> None:
+        self.store = store
+        self.shared = Shared((2,))
+
+    def sees(self, samples: np.ndarray) -> None:
+        self.shared.add(samples)
+
+    def calls(self) -> None:
+        found = self.store.exchange({"obs": self.shared.drain()}, known=0)
+        assert found is not None
+        self.shared.adopt(found["obs"])
+
+
+def close(moments: Moments, samples: np.ndarray) -> None:
+    assert moments.count == len(samples)
+    np.testing.assert_allclose(moments.mean, samples.mean(0))
+    np.testing.assert_allclose(moments.m2 / moments.count, samples.var(0))
+
+
+def test_all_workers_normalise_by_what_all_have_seen() -> None:
+    rng, store = np.random.default_rng(0), MomentsStore()
+    samples = rng.normal([3.0, -1.0], [2.0, 0.1], (900, 2))
+    workers = [Worker(store) for _ in range(3)]
+    for turn in range(3):
+        for index, worker in enumerate(workers):
+            worker.sees(samples[300 * turn + 100 * index :][:100])
+            worker.calls()
+    for worker in workers:
+        worker.calls()
+        close(worker.shared.total, samples)
+
+
+def test_a_store_that_was_restarted_asks_for_what_a_worker_has_and_takes_the_most() -> None:
+    few, many = Moments((1,)), Moments((1,))
+    few.add(np.array([[1.0], [2.0]]))
+    many.add(np.array([[1.0], [2.0], [6.0]]))
+    store = MomentsStore()
+    assert store.exchange({"obs": Moments((1,))}, known=3) is None
+    store.restore({"obs": few})
+    assert store.exchange({"obs": Moments((1,))}, known=3) is None, "less than this worker knows of"
+    store.restore({"obs": many})
+    store.restore({"obs": few})
+    found = store.exchange({"obs": Moments((1,))}, known=3)
+    assert found is not None
+    close(found["obs"], np.array([[1.0], [2.0], [6.0]]))

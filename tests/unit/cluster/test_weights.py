@@ -1,0 +1,250 @@
+"""The weight store's rules, without Ray: versions grow, the newest wins, waits end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from brayx.cluster import weights as weights_module
+from brayx.cluster.weights import WeightStore, WeightSubscriber, fetch_weights
+from brayx.engines.torch import TorchEngine
+from brayx.errors import DeadlineExceeded, StartupError
+from brayx.model.local import LocalModel
+
+
+async def test_versions_start_at_one_and_grow():
+    store: WeightStore[str] = WeightStore()
+    assert store.newest() is None
+    assert [store.publish(step, f"w{step}") for step in (10, 20)] == [1, 2]
+    assert store.newest() == (2, 20, "w20")
+
+
+async def test_a_store_that_lost_its_memory_goes_on_above_what_the_publisher_saw():
+    store: WeightStore[str] = WeightStore()
+    assert store.publish(1, "w", at_least=41) == 41
+    assert store.publish(2, "w", at_least=2) == 42
+
+
+async def test_a_store_that_was_restarted_counts_on_from_what_it_remembers():
+    store: WeightStore[str] = WeightStore(last=(41, 700))
+    assert (store.newest(), store.standing()) == (None, (41, 700))
+    assert store.restore(40, 650, "given back"), "the newest that anybody has"
+    assert store.standing() == (40, 650)
+    assert store.publish(-1, "w") == 42
+    assert store.newest() == (42, 701, "w")
+
+
+async def test_wait_newer_returns_at_once_when_there_is_one():
+    store: WeightStore[str] = WeightStore()
+    store.publish(1, "w")
+    assert await store.wait_newer(0, timeout_s=0) == (1, 1, "w")
+    assert await store.wait_newer(1, timeout_s=0) is None
+
+
+async def test_every_waiter_gets_the_newest():
+    store: WeightStore[str] = WeightStore()
+    store.publish(0, "before")
+    waiting = [asyncio.create_task(store.wait_newer(1, timeout_s=5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    store.publish(2, "second")
+    store.publish(3, "third")
+    assert await asyncio.gather(*waiting) == [(3, 3, "third")] * 3
+
+
+async def test_wait_newer_ends_without_news():
+    store: WeightStore[str] = WeightStore()
+    assert await store.wait_newer(0, timeout_s=0.01) is None
+
+
+async def test_the_last_few_are_kept():
+    store: WeightStore[str] = WeightStore(keep=3)
+    for step in range(10, 60, 10):
+        store.publish(step, f"w{step}")
+    assert store.steps() == {3: 30, 4: 40, 5: 50}
+    assert store.get(4) == (4, 40, "w40")
+    assert store.get(2) is None
+    assert store.newest() == (5, 50, "w50")
+
+
+async def test_a_store_that_lost_its_memory_asks_one_at_a_time_to_give_it_back():
+    store: WeightStore[str] = WeightStore()
+    assert await store.wait_newer(7, timeout_s=1) == 0
+    others = [asyncio.create_task(store.wait_newer(than, timeout_s=5)) for than in (7, 6)]
+    await asyncio.sleep(0)
+    assert not any(other.done() for other in others)
+    assert store.restore(7, 70, "w70")
+    assert await others[1] == (7, 70, "w70")
+    assert not store.restore(7, 70, "other"), "it is there already"
+    assert not store.restore(6, 60, "older")
+    assert store.newest() == (7, 70, "w70")
+    assert store.publish(80, "w80", at_least=8) == 8
+    assert await others[0] == (8, 80, "w80")
+
+
+async def test_another_is_asked_when_the_first_does_not_give_it_back(monkeypatch):
+    monkeypatch.setattr(weights_module, "_MARGIN_S", 0.0)
+    store: WeightStore[str] = WeightStore()
+    assert await store.wait_newer(7, timeout_s=1) == 0
+    assert await store.wait_newer(7, timeout_s=1) == 0
+
+
+async def test_a_subscriber_outlives_an_error_nobody_expected(caplog):
+    asked, going_on = [], asyncio.Event()
+
+    async def wait_newer(than, timeout_s):
+        asked.append(than)
+        if len(asked) == 2:
+            raise KeyError("not one of Ray's")
+        if len(asked) == 5:
+            going_on.set()
+        await asyncio.sleep(0.01)
+
+    store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
+    subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
+    await subscriber.start()
+    async with asyncio.timeout(5):
+        await going_on.wait()
+    assert subscriber.running
+    assert "not one of Ray's" in caplog.text
+    await subscriber.stop()
+    assert not subscriber.running
+
+
+class Restarted:
+    """A weight store as its handle is, which is away for the first questions and then has lost version 5."""
+
+    def __init__(self, away=2, last=(5, 50)):
+        self.store = WeightStore(last=last)
+        self.away = away
+
+    def __getattr__(self, name):
+        async def remote(*args):
+            self.away -= 1
+            if self.away >= 0:
+                raise RayActorError
+            answer = getattr(self.store, name)(*args)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+    monkeypatch.setattr(weights_module, "_AGAIN_AFTER_S", 0.01)
+
+
+async def test_who_answers_others_begins_with_what_was_published(at_once):
+    store, came = Restarted(), []
+    subscriber = WeightSubscriber(store, lambda version, weights: came.append((version, weights)), relayed=False)
+    starting = asyncio.create_task(subscriber.start_abreast(timeout_s=10))
+    await asyncio.sleep(0.2)
+    assert not starting.done(), "it would act as built"
+    store.store.restore(5, 50, ["w50"])
+    assert await starting == 5
+    assert came == [(5, "w50")]
+    assert subscriber.running
+    await subscriber.stop()
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [(Restarted(), "has lost version 5, the newest"), (Restarted(away=10**9), "does not answer: ")],
+    ids=["lost", "away"],
+)
+async def test_without_it_who_answers_others_does_not_begin(at_once, store, why):
+    subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
+    with pytest.raises(StartupError, match=f"weight store {why}"):
+        await subscriber.start_abreast(timeout_s=0.1)
+    assert not subscriber.running
+
+
+async def test_nor_with_weights_that_are_not_taken(at_once):
+    store = Restarted(away=0)
+    store.store.restore(5, 50, ["w50"])
+
+    def take(version, weights):
+        raise MemoryError
+
+    subscriber = WeightSubscriber(store, take, relayed=False)
+    with pytest.raises(StartupError, match="version 5 was not taken"):
+        await subscriber.start_abreast(timeout_s=5)
+    assert not subscriber.running
+
+
+async def test_where_nothing_was_ever_published_it_begins_as_built(at_once):
+    subscriber = WeightSubscriber(Restarted(last=(0, 0)), lambda version, weights: None, relayed=False)
+    assert await subscriber.start_abreast(timeout_s=10) == 0
+    assert subscriber.running
+    await subscriber.stop()
+
+
+class SlowEngine(TorchEngine):
+    """Makes weights ready only once it is told to, past the first ones."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),))
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.bound = 0
+
+    def bind(self, weights):
+        self.bound += 1
+        if self.bound > 1:
+            self.begun.set()
+            self.go_on.wait(5)
+        return super().bind(weights)
+
+
+async def test_forwards_go_on_while_new_weights_are_made_ready(monkeypatch):
+    engine = SlowEngine()
+    model = LocalModel(engine)
+    monkeypatch.setattr(weights_module.ray, "get", lambda kept, timeout: kept)
+
+    async def wait_newer(than, timeout_s):
+        if than:
+            await asyncio.sleep(10)
+        return 1, 0, [engine.initial]
+
+    store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
+    subscriber = WeightSubscriber(store, model.load, relayed=False)
+    starting = asyncio.create_task(subscriber.start())
+    async with asyncio.timeout(20):
+        assert await asyncio.to_thread(engine.begun.wait, 10)
+        for _ in range(10):
+            assert (await model.forward(np.ones(2, np.float32))).policy_version == 0
+        assert not starting.done(), "the weights were ready before a forward could be asked"
+        engine.go_on.set()
+        assert await starting == 1
+    assert (await model.forward(np.ones(2, np.float32))).policy_version == 1
+    await subscriber.stop()
+    await model.close()
+
+
+async def test_a_fetch_that_ray_leaves_hanging_is_made_again_with_a_reference_of_its_own(monkeypatch):
+    given = iter(["hangs", "comes"])
+
+    async def get(version):
+        return version, 10, [next(given)]
+
+    def ray_get(reference, timeout):
+        if reference == "hangs":
+            raise GetTimeoutError
+        return {"w": reference}
+
+    monkeypatch.setattr(weights_module.ray, "get", ray_get)
+    store = SimpleNamespace(get=SimpleNamespace(remote=get))
+    assert await fetch_weights(store, 3) == {"w": "comes"}
+    with pytest.raises(DeadlineExceeded, match=r"did not give version 3 in 0\.05 s"):
+        await fetch_weights(SimpleNamespace(get=SimpleNamespace(remote=hanging)), 3, timeout_s=0.05)
+
+
+async def hanging(version):
+    await asyncio.Event().wait()
