@@ -68,5 +68,6 @@ def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
         ("port", config.host, config.port),
         ("native_port", config.native_host, config.native_port),
         ("tcp_port", config.native_host, config.tcp_port),
+        ("grpc_port", config.native_host, config.grpc_port),
     ]
     return {f"{actor}.{option}": (host, port) for option, host, port in doors if port}

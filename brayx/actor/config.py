@@ -97,6 +97,9 @@ class ActorConfig(BaseModel):
     """HTTP and WebSocket port that every replica of a node opens beside Serve's ingress; 0: a free one; null: none."""
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = 8101
     """Port for Bray's TCP framing; as `native_port`."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """gRPC port of the local host, at `native_host`; 0: a free one; null: none. On a cluster the Serve config's
+    ``grpc_options`` name it."""
     max_connections: Annotated[int, Field(ge=1)] = 8192
     """Connections that a native port of a replica holds; further ones are told and closed."""
     reconnect_timeout_s: Annotated[float, Field(ge=0)] = 10.0

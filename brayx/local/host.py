@@ -11,8 +11,9 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
@@ -20,10 +21,16 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.service import Reply
 from brayx.actor.session import SessionTable
-from brayx.errors import DeadlineExceeded
+from brayx.errors import DeadlineExceeded, Unauthorized
+from brayx.gamecore.auth import Keys
+from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Sink
 from brayx.ports import is_loopback
+
+if TYPE_CHECKING:
+    from brayx.local.grpc import GrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +50,7 @@ class LocalService(SessionTable):
         config: the actor component's options.
         name: of the actor.
         describe: further facts for the status page.
+        keys: that requests are signed with; None: every client is let in.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class LocalService(SessionTable):
         *,
         name: str,
         describe: Callable[[], dict[str, Any]],
+        keys: Keys | None = None,
     ) -> None:
         super().__init__(
             make_actor,
@@ -68,8 +77,19 @@ class LocalService(SessionTable):
         )
         self._name = name
         self._describe = describe
+        self._keys = keys
         self.urls: dict[str, str] = {}
         """URL of each door that is open beside the main one."""
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        """See `Service.submit`."""
+        if self._keys is not None and not let_in:
+            try:
+                self._keys.check(request, time.time())
+            except Unauthorized as error:
+                self._refuse(reply, error)
+                return
+        super().submit(request, reply, forwarded=forwarded, let_in=let_in)
 
     def status(self) -> dict[str, Any]:
         """Facts for the status page, as a replica has them."""
@@ -93,9 +113,10 @@ class LocalHost:
         name: of the actor.
         describe: facts for the status page.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
+        keys: that requests are signed with; None: every client is let in.
 
     Attributes:
-        urls: URL of each door by name: ``http``, ``ws``, ``tcp``.
+        urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
     """
 
     def __init__(
@@ -107,9 +128,12 @@ class LocalHost:
         name: str = "actor",
         describe: Callable[[], dict[str, Any]] = dict,
         close: Sequence[Callable[[], Awaitable[None]]] = (),
+        keys: Keys | None = None,
     ) -> None:
         self._config = config
-        self._make_service = functools.partial(LocalService, make_actor, config, recorder, name=name, describe=describe)
+        self._make_service = functools.partial(
+            LocalService, make_actor, config, recorder, name=name, describe=describe, keys=keys
+        )
         self._close = close
         self._limits = Limits(
             max_body_bytes=config.max_body_bytes,
@@ -119,6 +143,7 @@ class LocalHost:
         self._service: LocalService | None = None
         self._websockets: WebSockets | None = None
         self._listeners: list[Listener] = []
+        self._grpc: GrpcListener | None = None
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="brayx-doors", daemon=True)
         self.urls: dict[str, str] = {}
@@ -179,8 +204,7 @@ class LocalHost:
             listener = Listener(service, make, self._limits)
             await listener.open(host, port)
             self._listeners.append(listener)
-            shown = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
-            return f"{shown}:{listener.address[1]}"
+            return _shown(host, listener.address[1])
 
         at = await listen(http, config.host, config.port)
         self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
@@ -190,6 +214,12 @@ class LocalHost:
         if config.tcp_port is not None:
             at = await listen(TcpConnection, config.native_host, config.tcp_port)
             self.urls["tcp"] = service.urls["tcp"] = f"tcp://{at}"
+        if config.grpc_port is not None:
+            from brayx.local.grpc import GrpcListener
+
+            self._grpc = GrpcListener(service, config)
+            at = _shown(config.native_host, await self._grpc.open(config.native_host, config.grpc_port))
+            self.urls["grpc"] = service.urls["grpc"] = f"grpc://{at}"
 
     async def _shut(self, timeout_s: float) -> None:
         for listener in self._listeners:
@@ -198,7 +228,10 @@ class LocalHost:
             await self._service.close("drained", timeout_s)
         if self._websockets is not None:
             self._websockets.close()
-        for closing in (*(listener.close for listener in self._listeners), *self._close):
+        listeners = [listener.close for listener in self._listeners]
+        if self._grpc is not None:
+            listeners.append(self._grpc.close)
+        for closing in (*listeners, *self._close):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing(), max(timeout_s, 0.1))
 
@@ -216,8 +249,13 @@ class LocalHost:
 
 def _on_loopback(config: ActorConfig) -> bool:
     """Whether no other machine can reach a door."""
-    native = config.native_port is not None or config.tcp_port is not None
+    native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
     return is_loopback(config.host) and (not native or is_loopback(config.native_host))
+
+
+def _shown(host: str, port: int) -> str:
+    """An address that a client on this machine can connect to."""
+    return f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

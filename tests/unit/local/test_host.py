@@ -8,20 +8,27 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from queue import SimpleQueue
 
+import grpc
 import pytest
 
 from brayx.actor.config import ActorConfig
-from brayx.errors import SessionLost, StartupError
+from brayx.errors import SessionLost, StartupError, Unauthorized, from_wire
+from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
+from brayx.gamecore.v1 import gamecore_pb2 as pb
+from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from tests.unit.actor.doors.test_asgi import Echo
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-FREE = {"port": 0, "native_port": 0, "tcp_port": 0}
+FREE = {"port": 0, "native_port": 0, "tcp_port": 0, "grpc_port": 0}
+NATIVE_OFF = {"native_port": None, "tcp_port": None, "grpc_port": None}
+DOORS = ("http", "ws", "tcp", "grpc")
 
 
 def config(**options: object) -> ActorConfig:
@@ -37,13 +44,13 @@ def host() -> Iterator[LocalHost]:
 
 
 class TestLocalDoors(DoorCompliance):
-    doors = ("http", "ws", "tcp")
+    doors = DOORS
     max_body_bytes = MAX_BODY_BYTES
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _service(cls, host: LocalHost) -> None:
-        cls.url, cls.urls = host.url, {"tcp": host.urls["tcp"]}
+        cls.url, cls.urls = host.url, {door: host.urls[door] for door in ("tcp", "grpc")}
 
 
 def status(url: str) -> dict[str, object]:
@@ -57,7 +64,7 @@ def test_the_status_page_tells_of_the_native_doors_as_a_replica_does(host: Local
     assert (facts["service"], facts["application"], facts["mode"]) == ("brayx", "actor", "train")
     doors = facts["doors"]
     assert isinstance(doors, dict)
-    assert set(doors) == {"http", "ws", "tcp"}
+    assert set(doors) == set(DOORS)
     assert doors["http"] != host.url
     assert status(doors["http"]) == facts
     with Client(doors["ws"]) as client:
@@ -74,7 +81,7 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
         closed.append(True)
 
     threads = threading.active_count()
-    host = LocalHost(config(native_port=None, tcp_port=None), functools.partial(Echo, ends), recorder, close=[close])
+    host = LocalHost(config(**NATIVE_OFF), functools.partial(Echo, ends), recorder, close=[close])
     host.open()
     with Client(host.url.replace("http", "ws")) as client:
         client.start()
@@ -90,10 +97,64 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
         socket.create_connection(("127.0.0.1", int(host.url.rpartition(":")[2])), timeout=10)
 
 
-def test_a_port_that_is_taken_is_told_and_those_opened_before_are_closed() -> None:
+def test_an_end_tells_a_session_on_a_grpc_stream() -> None:
+    host = LocalHost(config(), functools.partial(Echo, []), Recorder())
+    host.open()
+    requests: SimpleQueue[pb.StepRequest | None] = SimpleQueue()
+    with grpc.insecure_channel(host.urls["grpc"].removeprefix("grpc://")) as channel:
+        replies = GamecoreStub(channel).Play(iter(requests.get, None), timeout=10)
+        requests.put(pb.StepRequest(session="s", kind=pb.STEP_KIND_START, body=b"hello"))
+        assert next(replies).body == b"hello"
+        host.close()
+        lost = from_wire(next(replies).error)
+        requests.put(None)
+    assert isinstance(lost, SessionLost)
+    assert lost.details == {"reason": "drained"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHost, str]]:
+    """A host that asks for keys, and the one secret."""
+    file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    new_key(file, "studio")
+    keys = Keys.load(file)
+    host = LocalHost(config(), functools.partial(Echo, []), Recorder(), keys=keys)
+    host.open()
+    yield host, keys.secret("studio").decode()
+    host.close()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_client_with_a_key_plays_at_every_door(guarded: tuple[LocalHost, str], door: str) -> None:
+    host, secret = guarded
+    with Client(host.urls[door], key="studio", secret=secret) as client:
+        client.start(b"hello")
+        assert client.tick(b"x") == b"x"
+        assert client.stop(b"bye") == b"bye"
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ({}, "asks for keys"),
+        ({"key": "studio", "secret": "x" * 32}, "token"),
+        ({"key": "who", "secret": "x" * 32}, "token"),
+    ],
+    ids=["none", "wrong secret", "unknown"],
+)
+def test_a_client_without_one_is_refused_at_every_door(
+    guarded: tuple[LocalHost, str], door: str, key: dict[str, str], says: str
+) -> None:
+    with Client(guarded[0].urls[door], **key) as client, pytest.raises(Unauthorized, match=says):  # type: ignore[arg-type]
+        client.start(b"hello")
+
+
+@pytest.mark.parametrize("option", ["tcp_port", "grpc_port"])
+def test_a_port_that_is_taken_is_told_and_those_opened_before_are_closed(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        host = LocalHost(config(tcp_port=port), functools.partial(Echo, []), Recorder())
+        host = LocalHost(config(**{option: port}), functools.partial(Echo, []), Recorder())
         with pytest.raises(StartupError, match=f"port {port} of 127.0.0.1 is taken"):
             host.open()
     with pytest.raises(OSError, match="refused"):
