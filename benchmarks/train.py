@@ -188,7 +188,7 @@ def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
             "actor.native_port": 0,
             "actor.tcp_port": 0,
         }
-        words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+        words = ["--cluster", *(word for name, value in options.items() for word in ("--set", f"{name}={value}"))]
         started_s = time.time()
         done = _process(["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(database), *words])
         ended_s = time.time()

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from brayx.errors import BrayxError, ConfigError, StartupError
 from pipelines.ending import end_within, leave, mark
@@ -115,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run a job's training")
     train.add_argument("config", help="the job's YAML")
-    _train_options(train)
+    _training_options(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
@@ -228,27 +227,26 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trial", help="name of the MLflow run; an interrupted one of that name is resumed")
     parser.add_argument("--new", action="store_true", help="start a new run even if there is one to resume")
     parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
-    parser.add_argument("--address", default="", help="of a running Ray cluster (default: start one)")
+    parser.add_argument(
+        "--cluster", nargs="?", const="", metavar="ADDRESS",
+        help="run on Ray instead of in this process: join the cluster at ADDRESS (auto: this machine's), or start one",
+    )  # fmt: skip
     parser.add_argument(
         "--ingress", choices=["haproxy", "serve"], default="haproxy",
         help="Serve's ingress when Ray is started here (default: %(default)s)",
     )  # fmt: skip
 
 
-def _train_options(parser: argparse.ArgumentParser) -> None:
-    _training_options(parser)
-    parser.add_argument(
-        "--local", action="store_true",
-        help="in this one process, without Ray: starts in seconds; a job that needs more is told so",
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
-def _telling(config: str, interrupted: str, then: str = ", then starting Ray") -> Iterator[None]:
-    """Says what is at hand before what it takes is imported, for seconds; and of an interrupt that left no result, when
-    it came: ``interrupted``, unless it has a note of that."""
+def _announced(config: str, interrupted: str) -> Iterator[None]:
+    """Prints a first line before the imports, which take seconds; and when an interrupt came that left no result.
+
+    Args:
+        config: the job's file.
+        interrupted: when an interrupt comes, unless it has a note of that.
+    """
     try:
-        print(f"{config}: checking the job{then} ...", file=sys.stderr, flush=True)
+        print(f"{config}: checking the job ...", file=sys.stderr, flush=True)
         yield
     except KeyboardInterrupt as error:
         when = getattr(error, "__notes__", [interrupted])[0]
@@ -257,31 +255,24 @@ def _telling(config: str, interrupted: str, then: str = ", then starting Ray") -
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    if arguments.local and arguments.address:
-        raise ConfigError(f"--address is {arguments.address!r}, and with --local no cluster is joined: leave one out")
-    with _telling(arguments.config, "before training began", "" if arguments.local else ", then starting Ray"):
+    with _announced(arguments.config, "before training began"):
         from deployments.job import JobConfig
+        from pipelines.hosts import train
 
-        job = JobConfig.load(arguments.config, arguments.overrides)
-        books: dict[str, Any] = {
-            "trial_name": arguments.trial,
-            "resume": not arguments.new,
-            "tracking": arguments.tracking,
-        }
-        if arguments.local:
-            from pipelines.local import train_in_process
-
-            result = train_in_process(job, **books)
-        else:
-            from pipelines.train import train
-
-            result = train(job, address=arguments.address, ingress=arguments.ingress, **books)
+        result = train(
+            JobConfig.load(arguments.config, arguments.overrides),
+            cluster=arguments.cluster,
+            ingress=arguments.ingress,
+            trial_name=arguments.trial,
+            resume=not arguments.new,
+            tracking=arguments.tracking,
+        )
     print(result.summary())
     return 0 if result.finished else 130
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    with _telling(arguments.config, "before the demo was over"):
+    with _announced(arguments.config, "before the demo was over"):
         from pipelines.demo import demo
 
         return demo(arguments)

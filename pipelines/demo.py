@@ -1,83 +1,126 @@
 """``make demo``: the main job from nothing to a champion that is served and played against.
 
-Trains CartPole through the door, registers what came of it, serves that as ``serve run serve_config.yaml`` would, plays
-games against it through the HTTP door, and says what to type next.
+Trains CartPole through the door, registers the champion, serves it, plays games against it through the HTTP door, and
+prints what to type next.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from rich.console import Console
+from typing import Any
 
 from brayx.tracking import initialise, tracking_uri
-from deployments.actor import serving_application
-from deployments.job import JobConfig
+from deployments.job import JobConfig, only
 from pipelines.champion import CURVE_FILE
 from pipelines.checks import check_job
 from pipelines.evaluate import draw_curve, evaluate
+from pipelines.hosts import Ingress, cluster_of
 from pipelines.rating import rate
-from pipelines.train import cluster_for, deploy, train_on
+from pipelines.result import TrainResult
 
 PASSING_RETURN = 475.0
 """What Gymnasium registers as solved for CartPole-v1."""
 _ENV_ID = "CartPole-v1"
 _SERVE_FILE = "serve_config.yaml"
 _EVALUATION_SEED = 1_000_000
-"""Of the final games. The gamecores' seeds are their numbers from 0 on: from one of those, the games that are meant to
-tell how well it plays would begin as games did that it was trained on."""
+"""Of the final games. The gamecores' seeds are their numbers from 0 on: with one of those, these games would begin as
+games did that the agent was trained on."""
+
+Serve = Callable[[TrainResult], "contextlib.AbstractContextManager[str]"]
+"""Serves what was trained, in a context whose value is the URL of the HTTP door."""
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Runs the demo; exit code 0 only if what it trained reached a mean return of `PASSING_RETURN`."""
-    console = Console(file=sys.stderr, highlight=False)
+    """Runs the demo; exit code 0 only if the trained agent reached a mean return of `PASSING_RETURN`."""
     began = time.monotonic()
     job = JobConfig.load(arguments.config, arguments.overrides)
-    actor, layout = check_job(job)
-    uri = initialise(tracking_uri(arguments.tracking or job.tracking))
-    with cluster_for(job, arguments.ingress, arguments.address) as cluster:
-        result = train_on(cluster, job, layout, uri, trial_name=arguments.trial, resume=not arguments.new)
+    actor = only("actor", job.actors)
+    uri = tracking_uri(arguments.tracking or job.tracking)
+    cluster = cluster_of(job, arguments.cluster)
+    books = {"trial_name": arguments.trial, "resume": not arguments.new}
+    with contextlib.ExitStack() as stack:
+        if cluster is None:
+            result, serve = _in_process(job, actor, uri, books)
+        else:
+            result, serve = stack.enter_context(_on_ray(job, uri, cluster, arguments.ingress, books))
         print(result.summary())
         if not result.finished:
             return 130
         if result.version is None:
             return 1
-        console.print(f"[dim]serving version {result.version}[/dim]")
-        (model,) = job.models
-        trained = {model: f"models:/{result.pool_name}/{result.version}"}
-        deploy(serving_application(job, uri, models=trained), actor)
+        print(f"serving version {result.version}", file=sys.stderr, flush=True)
+        url = stack.enter_context(serve(result))
         keys_file = job.actors[actor].keys_file
-        played = evaluate(cluster.url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED, keys_file=keys_file)
+        played = evaluate(url, _ENV_ID, games=arguments.games, seed=_EVALUATION_SEED, keys_file=keys_file)
     rate(result.pool_name, result.version, _ENV_ID, played, uri)
     curve = Path(CURVE_FILE).absolute()
     draw_curve(result.curve, title=job.project, target=PASSING_RETURN).savefig(curve)
-    passed = played.mean >= PASSING_RETURN
     print(f"  version {result.version}, greedy, through the HTTP door: {played}")
     print(f"  curve: {curve}, and in MLflow")
-    print(f"  {time.monotonic() - began:.0f} s in all, from Ray's start to the last game\n")
-    if not passed:
+    print(f"  {time.monotonic() - began:.0f} s in all, from the start to the last game\n")
+    if played.mean < PASSING_RETURN:
         print(f"the mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1
     print("next:")
     print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1")
-    print(f"  {_command('serve')} run {_served(arguments.config, uri)}")
+    print(f"  {_command('serve')} run {_served(arguments.config, uri)}   # serves the champion on Ray Serve")
+    if cluster is None:
+        print("  make demo ARGS=--cluster   # the same training on Ray")
     return 0
 
 
+def _in_process(job: JobConfig, actor: str, uri: str, books: dict[str, Any]) -> tuple[TrainResult, Serve]:
+    """Trains here, and gives how what was trained is served here."""
+    from pipelines.local import train_in_process
+    from pipelines.serving import serving
+
+    @contextlib.contextmanager
+    def serve(result: TrainResult) -> Iterator[str]:
+        (model,) = job.models
+        with serving(job, actor, uri, {model: f"models:/{result.pool_name}/{result.version}"}) as host:
+            yield host.url
+
+    return train_in_process(job, tracking=uri, **books), serve
+
+
+@contextlib.contextmanager
+def _on_ray(
+    job: JobConfig, uri: str, cluster: str, ingress: Ingress, books: dict[str, Any]
+) -> Iterator[tuple[TrainResult, Serve]]:
+    """Trains on a cluster that stays up for this context, and gives how what was trained is served there."""
+    from deployments.actor import serving_application
+    from pipelines.train import cluster_for, deploy, train_on
+
+    actor, layout = check_job(job)
+    initialise(uri)
+    with cluster_for(job, ingress, cluster) as ray:
+
+        @contextlib.contextmanager
+        def serve(result: TrainResult) -> Iterator[str]:
+            (model,) = job.models
+            trained = {model: f"models:/{result.pool_name}/{result.version}"}
+            deploy(serving_application(job, uri, models=trained), actor)
+            yield ray.url
+
+        yield train_on(ray, job, layout, uri, **books), serve
+
+
 def _served(config: str, uri: str) -> str:
-    """What ``serve run`` takes here to serve the champion: the shipped file, where it is and finds the same books."""
+    """What ``serve run`` takes here to serve the champion: the shipped file, if it is here and finds the same books."""
     if Path(_SERVE_FILE).is_file() and uri == tracking_uri():
         return _SERVE_FILE
     return shlex.join(["deployments.actor:app", f"config={config}", f"tracking={uri}"])
 
 
 def _command(name: str) -> str:
-    """How this environment's ``name`` is called from here: by its path, unless the environment is activated."""
+    """How to call this environment's ``name`` from here: by its path, unless the environment is activated."""
     path = Path(sys.executable).parent / name
     return name if shutil.which(name) == str(path) else os.path.relpath(path)

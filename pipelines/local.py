@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.ports import check_ports
 from brayx.tracking import tracking_uri
 from deployments.job import JobConfig, only, pool_name
@@ -48,23 +48,16 @@ _OPENED_S = 2.0
 """and MLflow, where it is still coming up."""
 
 
-def check_local(job: JobConfig) -> None:
-    """Refuses what the host of one machine cannot do yet.
-
-    Raises:
-        ConfigError: names all of it.
-    """
+def beyond_local(job: JobConfig) -> list[str]:
+    """What of a job the host of one machine cannot run, one short clause each; empty: it can run all of it."""
     found = [f"{name} is a rollout" for name in job.rollouts] + [f"{name} is a source" for name in job.sources]
     found += [f"{name}.placement is remote" for name, model in job.models.items() if model.placement == "remote"]
     for group in (job.actors, job.buffers, job.trainers):
         workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
         found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
     if len(job.models) > 1:
-        found.append(f"there are {len(job.models)} models ({', '.join(job.models)}) and one may be")
-    if found:
-        raise ConfigError(
-            f"{job.file}: the local host cannot do this yet: {'; '.join(found)}. Leave out --local", found=found
-        )
+        found.append(f"there are {len(job.models)} models ({', '.join(job.models)})")
+    return found
 
 
 def train_in_process(
@@ -75,12 +68,13 @@ def train_in_process(
     tracking: str | None = None,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job to its end in this process; arguments as of `pipelines.train.train`.
+    """Runs a training job to its end in this process, which it fits (see `beyond_local`).
+
+    Arguments are those of `pipelines.train.train`.
 
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    check_local(job)
     config = job.trainers[only("trainer", job.trainers)]
     name, uri = trial_name or job.trial, tracking_uri(tracking or job.tracking)
     with contextlib.ExitStack() as stack:

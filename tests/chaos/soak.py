@@ -46,7 +46,7 @@ def soak(folder: Path, learner: str, seconds: float, warm_up_s: float) -> str:
     """
     options, rate, parts = LEARNERS[learner]
     shutil.copy(TEMPLATES / "ppo_env.yaml", folder)
-    words = ["train", str(folder / "ppo_env.yaml"), *setting(*OPTIONS, *options)]
+    words = ["train", str(folder / "ppo_env.yaml"), "--cluster", *setting(*OPTIONS, *options)]
     with brayx(folder, *words) as command, said_on_failure(command):
         command.until(lambda: _updates(command) > 10, "it learns")
         with MemoryWatch(command.processes, every_s=max(0.5, seconds / 600)) as watch:

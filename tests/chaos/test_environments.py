@@ -35,7 +35,7 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
     def updates() -> float:
         return trial_of(command).metrics().get("updates", 0.0) if "Ray is up" in command.err else 0.0
 
-    words = ["train", str(tmp_path / "ppo_env.yaml"), *setting(*OPTIONS)]
+    words = ["train", str(tmp_path / "ppo_env.yaml"), "--cluster", *setting(*OPTIONS)]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
         command.until(lambda: updates() > 10 and bool(trial_of(command).checkpoints()), "it learns")
         for part in PARTS:
@@ -54,7 +54,7 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
 @pytest.mark.chaos
 def test_a_job_whose_ranks_nobody_watches_any_more_ends_and_the_same_command_goes_on(tmp_path: Path) -> None:
     shutil.copy(TEMPLATES / "ppo_env.yaml", tmp_path)
-    words = ["train", str(tmp_path / "ppo_env.yaml"), *setting(*OPTIONS)]
+    words = ["train", str(tmp_path / "ppo_env.yaml"), "--cluster", *setting(*OPTIONS)]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
         command.until(lambda: "Ray is up" in command.err and bool(trial_of(command).checkpoints()), "it is saved")
         (victim,) = command.processes("ray::TrainController")

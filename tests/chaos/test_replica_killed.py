@@ -39,7 +39,7 @@ def start(folder: Path, where: str) -> Command:
         *FREE_PORTS, f"actor.gamecores.0.num={NUM_GAMES}", f"trainer.where={where}", f"trainer.num_steps={NUM_STEPS}",
         "trainer.target_return=null", "trainer.checkpoint_interval_s=1.0",
     ]  # fmt: skip
-    return brayx(folder, "train", str(job_folder(folder)), *setting(*options))
+    return brayx(folder, "train", str(job_folder(folder)), "--cluster", *setting(*options))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, t
 pytestmark = pytest.mark.slow
 
 
-def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", [(), ("--cluster",)], ids=["local", "ray"])
+def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, host: tuple[str, ...]) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
     options = *FREE_PORTS, "trainer.where=process", "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
-    words = ["demo", "--games", "4", *setting(*options)]
+    words = ["demo", "--games", "4", *host, *setting(*options)]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
         assert command.ended() == 1
         assert "champion: cartpole version 1" in command.out

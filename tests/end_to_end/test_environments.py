@@ -32,7 +32,7 @@ ENDLESS = ("trainer.target_return=null", "trainer.num_steps=100000000", "trainer
 
 def words(folder: Path, *options: str) -> list[str]:
     shutil.copy(TEMPLATES / "ppo_env.yaml", folder)
-    return ["train", str(folder / "ppo_env.yaml"), *setting(*options)]
+    return ["train", str(folder / "ppo_env.yaml"), "--cluster", *setting(*options)]
 
 
 def trial_of_project(folder: Path, project: str, name: str) -> Trial:

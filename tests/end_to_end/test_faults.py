@@ -91,12 +91,12 @@ class RaisingAgent(Agent):
 '''
 
 
+def on_ray(folder: Path, *overrides: str, **files: str) -> list[str]:
+    """Words of ``brayx train --cluster`` for two CartPole games."""
+    return [*small_job(folder, *overrides, **files), "--cluster"]
+
+
 def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
-    """Words of ``brayx train`` for two CartPole games and a learner without Ray Train, which takes long to start."""
-    return job_words(folder, "trainer.where=process", *overrides, **files)
-
-
-def job_words(folder: Path, *overrides: str, **files: str) -> list[str]:
     """Words of ``brayx train`` for two CartPole games."""
     yaml = job_folder(folder, **files)
     options = [*FREE_PORTS, "actor.gamecores.0.num=2", "trainer.target_return=null", *overrides]
@@ -174,7 +174,7 @@ class Interrupted:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
     """Stops a job's learner, kills a gamecore, waits until another plays in its place, and presses Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
-    words = job_words(
+    words = on_ray(
         folder,
         "agent.module=telling_agent",
         "agent.class=TellingAgent",
@@ -307,7 +307,7 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
 
 @pytest.mark.parametrize("moment", ["gcs_server", "ServeController"])
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
-    with brayx(tmp_path, *small_job(tmp_path)) as command, said_on_failure(command):
+    with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
         interrupt_at(command, moment, group=True)
         assert "interrupted before training began" in command.err or "processes were killed" in command.err
 
@@ -325,7 +325,7 @@ def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(int
 
 
 def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
-    with brayx(tmp_path, *small_job(tmp_path)) as command, said_on_failure(command):
+    with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
         command.until(lambda: metrics_of(command).get("env_steps", 0) > 256, "games were played")
         for process in command.processes("ray"):
             if process.pid != command.process.pid:
@@ -339,7 +339,7 @@ def test_ctrl_c_ends_a_job_whose_ray_hangs(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_the_demo_plays_against_its_champion(tmp_path: Path) -> None:
-    words = ["demo", "--games", "500", *setting(*FREE_PORTS, "trainer.where=process", "trainer.num_steps=1500")]
+    words = ["demo", "--games", "500", *setting(*FREE_PORTS, "trainer.num_steps=1500")]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
         interrupt_at(command, "gamecore.gym", group=True)
     (trial,) = trials(tmp_path)["main"]
@@ -401,9 +401,9 @@ def test_a_job_that_cannot_learn_gives_up_and_says_why(tmp_path: Path, overrides
     assert trial.status == "FAILED"
 
 
-def test_an_agent_that_is_not_there_is_told_before_ray_starts(tmp_path: Path) -> None:
+def test_an_agent_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     sessions = tmp_path / "ray"
-    words = small_job(tmp_path, "agent.module=gym_agnet")
+    words = on_ray(tmp_path, "agent.module=gym_agnet")
     with brayx(tmp_path, *words, environment={"RAY_TMPDIR": str(sessions)}) as command:
         assert command.ended() == 2
         said = one_line(command)

@@ -1,4 +1,4 @@
-"""`brayx train --local`: a whole training where Ray cannot even be imported; killed, interrupted, resumed, finished."""
+"""`brayx train` where Ray cannot even be imported: a whole training, killed, interrupted, resumed, finished."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(folder: Path, num_steps: int) -> Command:
     path = os.pathsep.join(filter(None, [str(folder / "without"), os.environ.get("PYTHONPATH")]))
     environment: dict[str, str | None] = {"PYTHONPATH": path, "RAY_IMPORTED": str(folder / "imported.txt")}
     options = setting(*FREE_PORTS, *OPTIONS, f"trainer.num_steps={num_steps}")
-    return brayx(folder, "train", "cartpole.yaml", "--local", *options, environment=environment)
+    return brayx(folder, "train", "cartpole.yaml", *options, environment=environment)
 
 
 def door(command: Command) -> str:
@@ -129,26 +129,3 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     assert list(folder.rglob("episodes/render-*.png"))
     imported = folder / "imported.txt"
     assert not imported.exists(), imported.read_text()
-
-
-def test_a_job_that_needs_more_than_this_host_has_is_told_before_anything_starts(folder: Path) -> None:
-    (folder / "more.yaml").write_text(
-        (folder / "cartpole.yaml").read_text() + "other: {kind: model, module: gym_model}\n"
-    )
-    options = setting(*FREE_PORTS, "actor.num_workers=2", "model.placement=remote")
-    with brayx(folder, "train", "more.yaml", "--local", *options) as command:
-        assert command.ended() == 2
-        (_, line) = command.err.strip().splitlines()
-        assert line.startswith("brayx: ")
-        assert "model.placement is remote; actor.num_workers is 2; there are 2 models" in line
-        assert line.endswith("Leave out --local")
-    assert not (folder / "mlflow.db").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"), [(("--address", "auto"), "--address is 'auto', and with --local no cluster is joined")]
-)
-def test_a_cluster_is_not_joined_locally(folder: Path, words: tuple[str, ...], told: str) -> None:
-    with brayx(folder, "train", "cartpole.yaml", "--local", *words) as command:
-        assert command.ended() == 2
-        assert told in command.err

@@ -32,6 +32,7 @@ def test_a_remote_model_trains(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": None}
     with brayx(tmp_path, "train", str(job_folder(tmp_path)), *words, environment=home) as command:
         assert command.ended() == 0, command.err
+        assert "runs on Ray: model.placement is remote" in command.err
     ((trial,),) = trials(tmp_path).values()
     numbers = trial.metrics()
     assert numbers["env_steps"] >= 1500
@@ -44,7 +45,7 @@ def test_a_remote_model_trains(tmp_path: Path) -> None:
 def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> None:
     yaml = job_folder(tmp_path, rest_data=DATA)
     yaml.write_text(yaml.read_text() + "\ndata: {kind: source, module: rest_data, buffer: buffer}\n")
-    with brayx(tmp_path, "train", str(yaml), *settings("actor.gamecores=[]")) as command:
+    with brayx(tmp_path, "train", str(yaml), "--cluster", *settings("actor.gamecores=[]")) as command:
         # As on a busy machine: what Ray's node waits for is not up in time.
         command.until(lambda: bool(command.processes("dashboard/agent.py")), "Ray started its agent")
         for agent in command.processes("dashboard/agent.py"):

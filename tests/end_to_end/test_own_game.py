@@ -98,7 +98,7 @@ def _refused(folder: Path, said: str) -> None:
         assert training.ended() == 2, training.err
         training.gone(15.0)
     lines = training.err.strip().splitlines()
-    assert lines[0] == "game.yaml: checking the job, then starting Ray ..."
+    assert lines[0] == "game.yaml: checking the job ..."
     assert len(lines) == 2, training.err
     assert lines[1].startswith("brayx: ")
     assert said in lines[1]

@@ -1,0 +1,54 @@
+"""Which host runs a job: this process, unless the command names a cluster or the job needs one.
+
+Imports Ray only where a cluster runs the job. Knows nothing of how either host works.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from deployments.job import JobConfig
+    from pipelines.result import TrainResult
+
+Ingress = Literal["haproxy", "serve"]
+
+
+def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
+    """Where a job runs: None in this process, else the address of a Ray cluster, empty to start one here.
+
+    Prints one line if the job goes to a cluster that no one named.
+
+    Args:
+        job: to run.
+        cluster: as the user gave it; None: not at all.
+    """
+    from pipelines.local import beyond_local
+
+    if cluster is None and (found := beyond_local(job)):
+        print(f"{job.file}: runs on Ray: {'; '.join(found)}", file=sys.stderr, flush=True)
+        return ""
+    return cluster
+
+
+def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "haproxy", **options: Any) -> TrainResult:
+    """Runs a training job to its end.
+
+    Args:
+        job: to run.
+        cluster: address of a Ray cluster to join, empty to start one; None: in this process, if that can run the job.
+        ingress: of Serve, on a Ray that is started here.
+        options: ``trial_name``, ``resume``, ``tracking``, ``log_interval``: as of `pipelines.train.train`.
+
+    Raises:
+        BrayxError: the job could not be started, or its learner failed for good.
+    """
+    address = cluster_of(job, cluster)
+    if address is None:
+        from pipelines.local import train_in_process
+
+        return train_in_process(job, **options)
+    from pipelines import train as on_ray
+
+    return on_ray.train(job, address=address, ingress=ingress, **options)
