@@ -123,7 +123,7 @@ class Clerk:
         self.may_resume = resume and may_resume(uri, project, name)
         self._folder = tempfile.TemporaryDirectory(prefix="brayx-books-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.books"],
+            [sys.executable, "-P", "-m", "pipelines.books"],  # -P: no module of the current folder comes first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

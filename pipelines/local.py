@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.ports import check_ports
-from brayx.tracking import tracking_uri
+from brayx.tracking import check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import drawn_curve
@@ -76,7 +76,7 @@ def train_in_process(
         BrayxError: the job could not be started, or its learner failed for good.
     """
     config = job.trainers[only("trainer", job.trainers)]
-    name, uri = trial_name or job.trial, tracking_uri(tracking or job.tracking)
+    name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking))
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_files())
         # First, since MLflow takes longest to import, in a process of its own.

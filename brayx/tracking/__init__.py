@@ -5,7 +5,7 @@ MLflow itself is imported when it is first used.
 """
 
 from brayx.tracking.registry import PoolEntry, aliases, files_of, find, local_files, promote, register, tag
-from brayx.tracking.store import initialise, tracking_uri
+from brayx.tracking.store import check_writable, initialise, tracking_uri
 from brayx.tracking.trial import Checkpoint, Status, Trial
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Status",
     "Trial",
     "aliases",
+    "check_writable",
     "files_of",
     "find",
     "initialise",

@@ -41,6 +41,32 @@ def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
     return f"{_SQLITE}{path}"
 
 
+def check_writable(uri: str) -> str:
+    """Makes sure, without MLflow, that a store's folder is there and can be written; a server's is not checked.
+
+    Args:
+        uri: as `tracking_uri` gives it.
+
+    Returns:
+        ``uri``.
+
+    Raises:
+        TrackingError: the folder cannot be written.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise TrackingError(
+                f"MLflow folder {path.parent} is not writable ({error.strerror}): name another with `tracking`",
+                folder=str(path.parent),
+            ) from error
+    return uri
+
+
 def initialise(uri: str) -> str:
     """Creates or opens the store, once, in the process that starts the job: concurrent first use races on migrations.
 
@@ -54,17 +80,8 @@ def initialise(uri: str) -> str:
         TrackingError: the folder cannot be written, the file is no database or of another MLflow's schema, or the
             server does not answer.
     """
-    path = sqlite_path(uri)
+    path = sqlite_path(check_writable(uri))
     if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise TrackingError(
-                f"MLflow folder {path.parent} is not writable ({error.strerror}): name another with `tracking`",
-                folder=str(path.parent),
-            ) from error
         try:
             with contextlib.closing(sqlite3.connect(path, timeout=20)) as connection:
                 # Readers (`mlflow ui`, the progress display) then never hold up the writer, nor it them.

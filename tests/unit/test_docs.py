@@ -582,7 +582,7 @@ def test_serve_arguments_equal_the_code() -> None:
 
 def test_train_options_equal_the_parser() -> None:
     parser = argparse.ArgumentParser()
-    cli._train_options(parser)
+    cli._training_options(parser)
     shown = set(re.findall(r"^\| `(--\w+)", section("docs/guide-train.md", "Options"), re.M))
     assert shown | {"--set"} == {option for action in parser._actions for option in action.option_strings} - {
         "-h",
