@@ -32,8 +32,9 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.session import SessionTable
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
-from deployments.actor import WeightSource, actor_spec, build_runtime
+from deployments.actor import actor_spec, build_runtime
 from deployments.job import JobConfig
+from deployments.weights import WeightSource
 
 SESSION = "layers"
 

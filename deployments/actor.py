@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,51 +25,30 @@ from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
 from brayx.cluster.directory import NAMESPACE
-from brayx.cluster.following import Following, begins
 from brayx.cluster.hub import HubClient, get_hub
-from brayx.cluster.model import engine_from, model_application
+from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
-from brayx.cluster.pool import Aliases, PoolClient
+from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.cluster.weights import WeightSubscriber, fetch_weights, get_weight_store
-from brayx.engines import FROZEN, refuse_frozen
-from brayx.errors import BrayxError, ConfigError, ModelError, ModelNotFound
+from brayx.engines import refuse_frozen
+from brayx.errors import BrayxError, ConfigError, ModelError
 from brayx.model.arms import Followed
-from brayx.model.build import acting_model
+from brayx.model.build import acting_model, engine_from
 from brayx.model.config import ModelConfig
+from brayx.model.following import AliasFollower, initial_version
 from brayx.model.local import LocalModel, batching
-from brayx.tracking import Trial, find, local_files, tracking_uri
+from brayx.model.pool import Aliases
+from brayx.tracking import Trial, tracking_uri
 from brayx.types import Weights
 from deployments.code import check_code
-from deployments.job import JobConfig, only, pool_name
+from deployments.job import JobConfig, only
 from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import check_door
-
-logger = logging.getLogger("ray.serve")
+from deployments.weights import WeightSource, pooled
 
 _VERSION_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class WeightSource:
-    """Where a model's weights come from: a weight store that publishes, or a checkpoint; neither: as built.
-
-    Attributes:
-        store: name of the weight store's Ray actor.
-        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
-        tracking: MLflow's URI, of such a reference.
-        version: in the registry, of a checkpoint that is from there: it is what sessions act with; None: as that says.
-        followed: it is served by an alias, which may move; None: it stays.
-        name: in the registry, of a model that is served from there.
-    """
-
-    store: str = ""
-    checkpoint: str = ""
-    tracking: str = ""
-    version: int | None = None
-    followed: Followed | None = None
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,7 +153,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     return runtime
 
 
-def _registered(spec: ActorSpec, following: Following | None) -> dict[str, list[str]]:
+def _registered(spec: ActorSpec, following: AliasFollower | None) -> dict[str, list[str]]:
     """The registered versions that a session which begins now may act with, by model; of one as built or one that
     learns there are none."""
     followed = following.versions() if following is not None else {}
@@ -204,11 +182,11 @@ class _Refused:
 
 async def _following(
     spec: ActorSpec, models: Mapping[str, LocalModel | ModelClient], at: Aliases | None, runtime: ActorRuntime
-) -> Following | None:
+) -> AliasFollower | None:
     """Follows the models that are served by an alias, if there are any."""
     if spec.pool is None or not spec.followed:
         return None
-    following = Following(spec.pool, spec.followed, models)
+    following = AliasFollower(spec.pool, spec.followed, models)
     await following.start(at)
     runtime.close.insert(0, following.stop)
 
@@ -250,7 +228,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
         refuse_frozen(config.engine)
     named: tuple[int, Weights] | None = None
     if spec.pool is not None and source.followed is not None:
-        named = await begins(spec.pool, name, source.followed.alias, at, source.version)
+        named = await initial_version(spec.pool, name, source.followed.alias, at, source.version)
     deployed = source.checkpoint or None, source.tracking, source.version
     engine, version = await asyncio.to_thread(engine_from, config, module, example, *deployed, named)
     store = get_weight_store(source.store, NAMESPACE) if source.store else None
@@ -258,7 +236,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
     if store is not None:
         fetch = functools.partial(fetch_weights, store)
     elif spec.pool is not None and name in spec.followed:
-        fetch = functools.partial(spec.pool.fetch, name)
+        fetch = functools.partial(spec.pool.weights, name)
     model = LocalModel(
         engine,
         version=version,
@@ -350,39 +328,6 @@ def actor_spec(
         trial=trial,
         pool=pool,
     )
-
-
-def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightSource:
-    """The registered version of a model: the one ``reference`` names, else the champion, else none: as built.
-
-    Raises:
-        TrackingError: there is no version ``reference``, or the registry cannot be read.
-    """
-    named = reference or f"models:/{pool_name(job, model)}@champion"
-    followed = _followed(job.models[model], named)
-    try:
-        entry = find(named, uri)
-        # Files that are not local are a replica's to download: it may be on another node, or start long after this.
-        checkpoint = str(local_files(entry, uri) or f"models:/{entry.name}/{entry.version}")
-        return WeightSource(
-            checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed, name=entry.name
-        )
-    except ModelNotFound as error:
-        if reference:
-            raise
-        logger.warning("serving model %r untrained: %s", model, error)
-        return WeightSource(followed=followed, name=pool_name(job, model))
-
-
-def _followed(config: ModelConfig, reference: str) -> Followed | None:
-    """What to follow of a model that is served by ``reference``; None: that never moves, or it takes no new weights."""
-    name, _, alias = reference.removeprefix("models:/").partition("@")
-    if not alias or config.follow_s is None or config.engine in FROZEN:
-        return None
-    canary = config.canary
-    if canary is None:
-        return Followed(name, alias, every_s=config.follow_s)
-    return Followed(name, alias, canary.alias, canary.share, config.follow_s)
 
 
 def pool_of(job: JobConfig, uri: str, directory: str, weights: Mapping[str, WeightSource]) -> PoolClient | None:

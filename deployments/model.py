@@ -13,8 +13,9 @@ from ray import serve
 from brayx.cluster.model import model_application
 from brayx.model.build import acting_model
 from brayx.tracking import tracking_uri
-from deployments.actor import pool_of, pooled
+from deployments.actor import pool_of
 from deployments.job import JobConfig, only
+from deployments.weights import pooled
 
 
 class ModelArgs(BaseModel):

@@ -22,8 +22,9 @@ from brayx.cluster.directory import NAMESPACE, stop_directory
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
-from deployments.actor import WeightSource, actor_spec, application, pooled
+from deployments.actor import actor_spec, application
 from deployments.job import JobConfig, only, pool_name
+from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
 from pipelines.cluster import Cluster, Ingress

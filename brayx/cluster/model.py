@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,31 +15,29 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from brayx.cluster.following import Following, begins
 from brayx.cluster.hub import HubClient, get_hub
-from brayx.cluster.pool import Aliases, PoolClient
+from brayx.cluster.pool import PoolClient
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.start import warn_if_open
 from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.engines import refuse_frozen
-from brayx.engines.base import Engine, ModelSpec, load_weights
-from brayx.errors import BrayxError, ModelError
+from brayx.engines.base import ModelSpec
+from brayx.errors import ModelError
 from brayx.logs import limit_others
 from brayx.metrics import Sink
 from brayx.model import http
 from brayx.model.arms import Followed
-from brayx.model.build import engine_of
-from brayx.model.checkpoints import checkpoint_folder
+from brayx.model.build import engine_from
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
+from brayx.model.following import AliasFollower, initial_version
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
+from brayx.model.pool import Aliases
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
-
-_log = logging.getLogger(__name__)
 
 _FOLLOWED_VERSIONS = 4
 """Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
@@ -62,17 +58,12 @@ class ModelReplica:
         config: engine and batcher options.
         weight_store: name and namespace of the store to follow; None for weights that stay.
         hub: name and namespace of the hub that its metrics go to; None: nowhere.
-        checkpoint: folder with a ``weights.npz`` to start from, and a ``meta.json`` that says their policy version; or
-            ``models:/name/3``, whose files are read where the replica is.
-        tracking: MLflow's URI, of such a reference.
-        version: their policy version, instead of what that says.
+        checkpoint, tracking, version: as of `engine_from`; files of the registry are read where the replica is.
         following: component name, what is followed and by whom, of a model that is served by an alias.
-        named: version and weights to start from instead, if they fit: what that alias names by now.
+        preferred: version and weights to start from instead, if they fit: what that alias names by now.
 
     Raises:
-        BadWeights: the checkpoint's weights cannot be read or do not fit.
-        ModelError: its ``meta.json`` cannot be read.
-        TrackingError: the registry has no such version, or its files cannot be had.
+        BrayxError: as of `engine_from`.
     """
 
     def __init__(
@@ -86,14 +77,14 @@ class ModelReplica:
         hub: tuple[str, str] | None = None,
         version: int | None = None,
         following: tuple[str, Followed, PoolClient] | None = None,
-        named: tuple[int, Weights] | None = None,
+        preferred: tuple[int, Weights] | None = None,
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
         self._books = HubClient(get_hub(*hub) if hub is not None else None)
         self.recorder: Sink = self._books
         module, example_args = build()
-        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, named)
+        engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, preferred)
         self._store: StoreHandle | None = None
         self.model = LocalModel(
             engine,
@@ -108,7 +99,7 @@ class ModelReplica:
             on_batch=self._on_batch,
         )
         self._weight_store = weight_store
-        self._subscriber: WeightSubscriber | Following | None = None
+        self._subscriber: WeightSubscriber | AliasFollower | None = None
         self._following = following
 
     async def start(self, at: Aliases | None = None) -> None:
@@ -127,7 +118,7 @@ class ModelReplica:
             await subscriber.start_abreast()
         elif self._following is not None:
             name, followed, client = self._following
-            self._subscriber = follows = Following(client, {name: followed}, {name: self.model})
+            self._subscriber = follows = AliasFollower(client, {name: followed}, {name: self.model})
             await follows.start(at)
 
     async def forward(
@@ -158,7 +149,7 @@ class ModelReplica:
     async def _fetch(self, version: int) -> Weights:
         if self._following is not None:
             name, _, client = self._following
-            return await client.fetch(name, version)
+            return await client.weights(name, version)
         return await fetch_weights(self._store, version)
 
     async def get_spec(self) -> ModelSpec:
@@ -195,7 +186,7 @@ class _ServedModel(ModelReplica, ModelDoor):
             # What it was deployed with may be an old version by now, or none that is there any more.
             name, followed, client = following
             at = await client.look()
-            kwargs["named"] = await begins(client, name, followed.alias, at, kwargs["version"])
+            kwargs["preferred"] = await initial_version(client, name, followed.alias, at, kwargs["version"])
         super().__init__(*args, **kwargs)
         self._export = self.recorder = Exporter(self.recorder, self._levels)
         await self.start(at)
@@ -266,49 +257,3 @@ def model_application(
         following=following,
     )
     return application
-
-
-def engine_from(
-    config: ModelConfig,
-    module: torch.nn.Module,
-    example_args: tuple[NestedArray, ...],
-    checkpoint: str | None,
-    tracking: str,
-    version: int | None,
-    named: tuple[int, Weights] | None = None,
-) -> tuple[Engine, int]:
-    """The engine of a model that begins with a checkpoint, and the policy version that it acts with.
-
-    Arguments and errors are those of `ModelReplica`, and of `engine_of`.
-    """
-    if named is not None:
-        now, weights = named
-        try:
-            return engine_of(config, module, example_args, weights), now
-        except BrayxError as error:  # of weights: with others the same model may be built
-            _log.warning("version %d cannot be begun with: %s", now, error)
-    if checkpoint is None:
-        return engine_of(config, module, example_args), version or 0
-    with checkpoint_folder(checkpoint, tracking) as folder:
-        found, weights = read_checkpoint(folder)
-        engine = engine_of(config, module, example_args, weights, folder)
-    return engine, found if version is None else version
-
-
-def read_checkpoint(folder: Path) -> tuple[int, Weights]:
-    """Policy version and weights of a checkpoint; the version is 0 when its ``meta.json`` says nothing of that.
-
-    Raises:
-        BadWeights: its ``weights.npz`` cannot be read.
-        ModelError: its ``meta.json`` cannot be read.
-    """
-    return _policy_version(folder / "meta.json"), load_weights(folder / "weights.npz")
-
-
-def _policy_version(path: Path) -> int:
-    if not path.exists():
-        return 0
-    try:
-        return int(json.loads(path.read_text()).get("counters", {}).get("policy_version", 0))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", file=str(path)) from error

@@ -145,3 +145,22 @@ def starting_weights(
     if own is None:
         raise BadWeights("there are no weights to start with")
     return 0, 0, own
+
+
+def read_checkpoint(folder: Path) -> tuple[int, Weights]:
+    """Policy version and weights of a checkpoint; the version is 0 when its ``meta.json`` says nothing of that.
+
+    Raises:
+        BadWeights: its ``weights.npz`` cannot be read.
+        ModelError: its ``meta.json`` cannot be read.
+    """
+    return _policy_version(folder / "meta.json"), load_weights(folder / "weights.npz")
+
+
+def _policy_version(path: Path) -> int:
+    if not path.exists():
+        return 0
+    try:
+        return int(json.loads(path.read_text()).get("counters", {}).get("policy_version", 0))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", file=str(path)) from error

@@ -23,16 +23,17 @@ from ray import serve
 from ray.util import list_named_actors
 
 from brayx.cluster.directory import stop_directory
-from brayx.cluster.following import begins
 from brayx.cluster.pool import PoolClient
 from brayx.engines.base import save_weights
 from brayx.errors import BrayxError, VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.model.arms import Followed
+from brayx.model.following import initial_version
 from brayx.ports import free_port
 from brayx.tracking import Trial, register
-from deployments.actor import pooled, serving_application
+from deployments.actor import serving_application
 from deployments.job import JobConfig
+from deployments.weights import pooled
 from pipelines import cli
 from tests.processes import ours
 from tests.waiting import until
@@ -79,7 +80,7 @@ def door(ray_cluster: str) -> Any:
 def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_cluster: str, tracking_db: str) -> None:
     client = PoolClient("pool-alone", ray_cluster, tracking_db, "", {"model": Followed("none", every_s=0.1)}, alone_s=1)
     for _ in range(2):
-        assert ray.get(client.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {}})
+        assert ray.get(client.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {}}
         until(lambda: not there(client.actor, ray_cluster), "it ended", WAIT_S)
     ray.get(client.handle().flush.remote(), timeout=WAIT_S)
     until(lambda: not there(client.actor, ray_cluster), "so does one that was only handed results", WAIT_S)
@@ -101,8 +102,8 @@ def test_a_service_deployed_anew_for_another_model_gets_that_one_s_weights(
 
     before, after = client("a"), client("b")
     for of, factor in ((before, 1), (after, 2)):
-        assert ray.get(of.handle().newer.remote(0, WAIT_S), timeout=WAIT_S) == (1, {"model": {"champion": 1}})
-        assert asyncio.run(of.fetch("model", 1, WAIT_S))["factor"] == factor
+        assert ray.get(of.handle().newer.remote(None, WAIT_S), timeout=WAIT_S) == {"model": {"champion": 1}}
+        assert asyncio.run(of.weights("model", 1, WAIT_S))["factor"] == factor
     for of in (before, after):
         until(lambda actor=of.actor: not there(actor, ray_cluster), "each ends alone", WAIT_S)
 
@@ -119,7 +120,7 @@ def test_of_however_many_that_ask_for_a_version_at_once_there_is_one_copy(
     answers = ray.get([client.handle().weights.remote("model", 1) for _ in range(8)], timeout=WAIT_S)
     assert len({reference for [reference] in answers}) == 1
     with pytest.raises(VersionUnknown, match="nearest is 1"):
-        asyncio.run(client.fetch("model", 2))
+        asyncio.run(client.weights("model", 2))
     ray.kill(client.handle())
 
 
@@ -135,13 +136,13 @@ async def test_a_replica_that_starts_is_told_what_the_alias_names_if_that_can_be
     client = PoolClient("pool-begins", ray_cluster, tracking_db, "", {"model": Followed("begins", every_s=0.1)})
     at = await client.look(WAIT_S)
     assert at == {"model": {"champion": 2}}
-    named = await begins(client, "model", "champion", at, 1)
+    named = await initial_version(client, "model", "champion", at, 1)
     assert named is not None
     assert (named[0], named[1]["factor"].tolist()) == (2, [2])
     for deployed in (
-        begins(client, "model", "champion", at, 2),
-        begins(client, "model", "candidate", at, 1),
-        begins(client, "model", "champion", {"model": {"champion": 9}}, 1),
+        initial_version(client, "model", "champion", at, 2),
+        initial_version(client, "model", "candidate", at, 1),
+        initial_version(client, "model", "champion", {"model": {"champion": 9}}, 1),
     ):
         assert await deployed is None, "it is that, or there is none, or it is not there"
     ray.kill(client.handle())
@@ -149,7 +150,7 @@ async def test_a_replica_that_starts_is_told_what_the_alias_names_if_that_can_be
     away = PoolClient("pool-away", ray_cluster, "http://127.0.0.1:1", "", {"model": Followed("begins", every_s=0.1)})
     at = await away.look(1.0)
     assert at is None, "the registry does not tell"
-    assert await begins(away, "model", "champion", at, 1) is None
+    assert await initial_version(away, "model", "champion", at, 1) is None
     ray.kill(away.handle())
 
 

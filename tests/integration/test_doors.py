@@ -34,10 +34,11 @@ from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.ports import free_port
-from deployments.actor import WeightSource, actor_spec, application
+from deployments.actor import actor_spec, application
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
+from deployments.weights import WeightSource
 from tests.waiting import until, until_awaited
 
 ROOT = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ import torch
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from brayx.cluster.following import Following
 from brayx.cluster.model import ModelReplica
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.pool import PoolClient
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
 from brayx.model.arms import Followed
 from brayx.model.config import ModelConfig
+from brayx.model.following import AliasFollower
 
 
 def build():
@@ -127,7 +127,7 @@ async def test_past_what_is_kept_a_pin_says_so_and_the_nearest_can_be_pinned(rep
 async def test_nobody_is_sent_to_a_version_that_the_deployment_cannot_have(replica):
     remote = await ModelClient.connect(handle_of(replica))
     pool = PoolClient("unused", "unused", "", "", {})
-    following = Following(pool, {"model": Followed("policy", canary="candidate", share=0.5)}, {"model": remote})
+    following = AliasFollower(pool, {"model": Followed("policy", canary="candidate", share=0.5)}, {"model": remote})
     replica.model.load(1, {key: value.numpy() for key, value in build()[0].state_dict().items()})
     with pytest.raises(VersionUnknown, match="no policy version 5"):
         await following.move({"model": {"champion": 5, "candidate": 1}})

@@ -11,7 +11,6 @@ import pytest
 from mlflow import MlflowClient
 
 from brayx.actor.config import ActorConfig
-from brayx.cluster.following import Following
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.replica import ActorReplica
 from brayx.engines.base import save_weights
@@ -19,20 +18,20 @@ from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import ConfigError
 from brayx.model.arms import Followed
 from brayx.model.build import build_model
+from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
 from brayx.tracking import Trial, register
 from brayx.types import Weights
 from deployments.actor import (
-    WeightSource,
     _normalising,
     _Refused,
     _registered,
     actor_spec,
     application,
     build_runtime,
-    pooled,
 )
 from deployments.job import JobConfig
+from deployments.weights import WeightSource, pooled
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,7 +132,7 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
     followed = Followed("cartpole", canary="candidate", share=0.5)
     client = PoolClient("pool", "brayx", tracking_db, "", {"model": followed})
     model = LocalModel(engine, version=1, max_versions=4, fetch=fetch)
-    following = Following(client, {"model": followed}, {"model": model})
+    following = AliasFollower(client, {"model": followed}, {"model": model})
     source = pooled(job, "model", tracking_db, "models:/cartpole@champion")
     spec = actor_spec(job, "actor", mode="serve", weights={"model": source})
     assert _registered(spec, following) == {"model": ["models:/cartpole/1"]}

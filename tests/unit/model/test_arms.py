@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from brayx.cluster.pool import Pool, PoolClient
+from brayx.cluster.pool import PoolClient
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, VersionUnknown
 from brayx.metrics import Recorder
 from brayx.model.arms import Arm, Followed, Results, results_of
+from brayx.model.pool import Pool
 from brayx.tracking import Trial, promote, register
 
 SESSIONS = [f"game-{i}" for i in range(10_000)]
@@ -110,16 +111,17 @@ def test_a_pool_made_of_something_else_is_another_actor():
 
 async def test_the_pool_tells_when_an_alias_moves(versions):
     pool = Pool(versions, "", {"model": Followed("policy", canary="candidate"), "other": Followed("none")})
-    assert await pool.newer(0, 0.01) is None
+    assert await pool.newer(None, 0.01) is None
     await pool.look()
-    assert await pool.newer(0, 1) == (1, {"model": {"champion": 1, "candidate": 2}, "other": {}})
+    at = await pool.newer(None, 1)
+    assert at == {"model": {"champion": 1, "candidate": 2}, "other": {}}
     await pool.look()
-    assert await pool.newer(1, 0.01) is None, "nothing has moved"
-    waiting = asyncio.create_task(pool.newer(1, 30))
+    assert await pool.newer(at, 0.01) is None, "nothing has moved"
+    waiting = asyncio.create_task(pool.newer(at, 30))
     await asyncio.sleep(0)
     promote("models:/policy@candidate", versions)
     await pool.look()
-    assert (await waiting)[1]["model"] == {"champion": 2, "candidate": 2}
+    assert (await waiting)["model"] == {"champion": 2, "candidate": 2}
     assert (await pool.weights("model", 1))["factor"] == 1, "any version can be had"
     with pytest.raises(VersionUnknown, match="no policy version 7, nearest is 2; there are 1, 2") as raised:
         await pool.weights("model", 7)
@@ -148,7 +150,7 @@ async def test_a_registry_that_cannot_be_read_leaves_the_aliases(versions, tmp_p
     (tmp_path / "text.db").write_text("no database")
     await pool.look()
     await pool.look()
-    assert await pool.newer(0, 1) == (1, {"model": {"champion": 1}})
+    assert await pool.newer(None, 1) == {"model": {"champion": 1}}
     assert caplog.text.count("stay as they are") == 1
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brayx.cluster.model import read_checkpoint
 from brayx.engines.base import save_weights
 from brayx.errors import BadWeights, ModelError
-from brayx.model.checkpoints import Checkpoints, checked_interval, starting_weights
+from brayx.model.checkpoints import Checkpoints, checked_interval, read_checkpoint, starting_weights
 from brayx.tracking import Trial
 
 OWN = {"w": np.zeros(2, np.float32)}

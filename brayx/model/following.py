@@ -1,0 +1,176 @@
+"""Follows aliases of the model registry for one process: which version each new session gets.
+
+A version is made ready before any session gets it, and a session keeps the version it started with. Asyncio; knows
+nothing of where the models run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from brayx.errors import BrayxError, first_line
+from brayx.model.arms import Arm, Followed
+from brayx.model.local import LocalModel, PinnedModel
+from brayx.model.pool import Aliases, AliasSource
+from brayx.types import Weights
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 10.0
+_RETRY_S = 1.0
+
+
+class RemotelyServed(Protocol):
+    """A model that runs in another process, which follows the aliases itself."""
+
+    async def ready(self, version: int) -> None:
+        """Makes a version ready there."""
+
+    async def pin(self, version: int) -> PinnedModel:
+        """A handle at that version."""
+
+    def pinned(self, version: int | None = None) -> PinnedModel:
+        """A handle at a version that is ready; None: the newest."""
+
+
+async def initial_version(
+    source: AliasSource, model: str, alias: str, at: Aliases | None, version: int | None
+) -> tuple[int, Weights] | None:
+    """Version and weights that a replica starts with, which may start long after its application was deployed.
+
+    Args:
+        source: of aliases and weights.
+        model: component name.
+        alias: that it is served by.
+        at: where aliases point; None: the registry cannot be read.
+        version: that the application was deployed with; None: as built.
+
+    Returns:
+        None: keep the deployed version. The alias names it, or names none, or its version cannot be fetched, which is
+        logged.
+    """
+    now = version if at is None else at.get(model, {}).get(alias, version)
+    if at is None:
+        _log.warning("model %r starts as it was deployed: the registry does not say where %r points", model, alias)
+    if now is None or now == version:
+        return None
+    try:
+        return now, await source.weights(model, now)
+    except BrayxError as error:
+        _log.warning("model %r starts as it was deployed, not with version %d: %s", model, now, error)
+        return None
+
+
+class AliasFollower:
+    """Follows aliases for some models.
+
+    Args:
+        source: of aliases and weights.
+        followed: by component name.
+        models: of the same names; a `LocalModel` gets new weights from here, other models follow by themselves.
+    """
+
+    def __init__(
+        self, source: AliasSource, followed: Mapping[str, Followed], models: Mapping[str, LocalModel | RemotelyServed]
+    ) -> None:
+        self._source = source
+        self._followed = dict(followed)
+        self._models = {name: models[name] for name in followed}
+        self._held: dict[str, dict[str, PinnedModel]] = {
+            name: {of.alias: models[name].pinned()} for name, of in followed.items()
+        }
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it follows now."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, at: Aliases | None = None) -> None:
+        """Moves to where aliases point, as far as those versions can be fetched, and follows in a task."""
+        if at is not None:
+            try:
+                await self.move(at)
+            except BrayxError as error:
+                _log.warning("not where the registry's aliases point yet: %s", error)
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Ends the task; safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def versions(self) -> dict[str, set[int]]:
+        """The versions that a new session may get, by model."""
+        return {model: {held.version for held in of.values()} for model, of in self._held.items()}
+
+    def choose(self, session: str) -> dict[str, Arm]:
+        """The arm of a new session, by model."""
+        chosen = {}
+        for model, of in self._followed.items():
+            at = {alias: held.version for alias, held in self._held[model].items()}
+            alias = of.choose(session, at)
+            chosen[model] = Arm(model, alias, at[alias])
+        return chosen
+
+    async def pinned(self, model: str, arm: Arm) -> PinnedModel:
+        """A new handle at an arm's version, which is fetched if it is not ready.
+
+        Raises:
+            VersionUnknown: the registry does not have it.
+            Overloaded, DeadlineExceeded, ModelError: it cannot be made ready.
+        """
+        return await self._models[model].pin(arm.version)
+
+    async def move(self, at: Aliases) -> None:
+        """Makes the versions ready that aliases point to; sessions that start from now on get them.
+
+        Raises:
+            BrayxError: one of them could not be fetched; the others were.
+        """
+        failed: BrayxError | None = None
+        for name, of in self._followed.items():
+            for alias in (of.alias, of.canary):
+                version = at.get(name, {}).get(alias)
+                try:
+                    await self._move(name, alias, version, newest=alias == of.alias)
+                except BrayxError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _move(self, name: str, alias: str, version: int | None, *, newest: bool) -> None:
+        held, model = self._held[name], self._models[name]
+        if version is None:
+            if not newest:  # no new session gets it; a champion without a version stays until there is another
+                held.pop(alias, None)
+            return
+        if alias in held and held[alias].version == version:
+            return
+        if not isinstance(model, LocalModel):
+            await model.ready(version)
+        elif newest:
+            weights = await self._source.weights(name, version)
+            await asyncio.to_thread(model.load, version, weights)
+        held[alias] = await model.pin(version)
+
+    async def _follow(self) -> None:
+        at: Aliases | None = None
+        failing = False
+        while True:
+            try:
+                if (found := await self._source.newer(at, _WAIT_S)) is not None:
+                    await self.move(found)
+                    at = found
+                failing = False
+            except Exception as error:  # any error: an exception here would end following without notice
+                if not failing:
+                    why = f"{type(error).__name__}: {first_line(error)}"
+                    _log.warning("the registry's aliases are not followed for now: %s", why)
+                failing = True
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,69 @@
+"""Where the weights of served models come from: a registered version, by an alias or a number. Imports no Ray."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from brayx.engines import FROZEN
+from brayx.errors import ModelNotFound
+from brayx.model.arms import Followed
+from brayx.model.config import ModelConfig
+from brayx.tracking import find, local_files
+from deployments.job import JobConfig, pool_name
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Where a model's weights come from: a weight store, a checkpoint, or neither: as built.
+
+    Attributes:
+        store: name of the weight store's Ray actor.
+        checkpoint: folder with ``weights.npz`` and ``meta.json``, or ``models:/name/3`` of a registry.
+        tracking: MLflow's URI, of such a reference.
+        version: of a registered checkpoint, the version that sessions act with; None: as its files say.
+        followed: the alias it is served by, which may move; None: the version stays.
+        name: in the registry, of a model that is served from there.
+    """
+
+    store: str = ""
+    checkpoint: str = ""
+    tracking: str = ""
+    version: int | None = None
+    followed: Followed | None = None
+    name: str = ""
+
+
+def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightSource:
+    """The registered version of a model: the one ``reference`` names, else the champion, else none: as built.
+
+    Raises:
+        TrackingError: there is no version ``reference``, or the registry cannot be read.
+    """
+    named = reference or f"models:/{pool_name(job, model)}@champion"
+    followed = _followed(job.models[model], named)
+    try:
+        entry = find(named, uri)
+        # Files that are not local are a replica's to download: it may be on another node, or start long after this.
+        checkpoint = str(local_files(entry, uri) or f"models:/{entry.name}/{entry.version}")
+        return WeightSource(
+            checkpoint=checkpoint, tracking=uri, version=entry.version, followed=followed, name=entry.name
+        )
+    except ModelNotFound as error:
+        if reference:
+            raise
+        logger.warning("serving model %r untrained: %s", model, error)
+        return WeightSource(followed=followed, name=pool_name(job, model))
+
+
+def _followed(config: ModelConfig, reference: str) -> Followed | None:
+    """What to follow of a model that is served by ``reference``; None: that never moves, or it takes no new weights."""
+    name, _, alias = reference.removeprefix("models:/").partition("@")
+    if not alias or config.follow_s is None or config.engine in FROZEN:
+        return None
+    canary = config.canary
+    if canary is None:
+        return Followed(name, alias, every_s=config.follow_s)
+    return Followed(name, alias, canary.alias, canary.share, config.follow_s)
