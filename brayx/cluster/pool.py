@@ -40,14 +40,19 @@ class _PoolActor:
         self._pool = Pool(uri, project, followed)
         self._alone_s = alone_s
         self._last_call = time.monotonic()
+        self._waiting = 0
         self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._fetches: dict[tuple[str, int], asyncio.Task[Any]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
-        self._last_call = time.monotonic()
         self._start()
-        return await self._pool.newer(than, timeout_s)
+        self._waiting += 1
+        try:
+            return await self._pool.newer(than, timeout_s)
+        finally:
+            self._waiting -= 1
+            self._last_call = time.monotonic()
 
     async def weights(self, model: str, version: int) -> list[Any]:
         self._start()
@@ -83,8 +88,8 @@ class _PoolActor:
 
     async def _run(self) -> None:
         running = asyncio.create_task(self._pool.run())
-        while (left_s := self._last_call + self._alone_s - time.monotonic()) > 0:
-            await asyncio.wait([running], timeout=left_s)
+        while self._waiting or time.monotonic() < self._last_call + self._alone_s:
+            await asyncio.wait([running], timeout=self._alone_s / 4)
         running.cancel()
         await asyncio.to_thread(self._pool.finish)
         ray.kill(ray.get_runtime_context().current_actor)  # `exit_actor` is for methods, this is a task
