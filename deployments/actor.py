@@ -35,7 +35,8 @@ from brayx.cluster.weights import WeightSubscriber, fetch_weights, get_weight_st
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
 from brayx.model.arms import Followed
-from brayx.model.build import acting_model, engine_from
+from brayx.model.build import acting_model
+from brayx.model.checkpoints import engine_from
 from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version
 from brayx.model.local import LocalModel, batching

@@ -27,7 +27,7 @@ from brayx.logs import limit_others
 from brayx.metrics import Sink
 from brayx.model import http
 from brayx.model.arms import Followed
-from brayx.model.build import engine_from
+from brayx.model.checkpoints import engine_from
 from brayx.model.columns import check_columns
 from brayx.model.config import ModelConfig
 from brayx.model.following import AliasFollower, initial_version

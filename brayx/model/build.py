@@ -5,7 +5,6 @@ Knows nothing of what the model must give to be learned from; the trainer looks 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,6 @@ from brayx.engines import FROZEN, build_engine
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import Scaling, from_weights, unscaled
 from brayx.errors import BrayxError, ConfigError, ModelError, first_line
-from brayx.model.checkpoints import checkpoint_folder, read_checkpoint
 from brayx.types import NestedArray
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from brayx.engines.base import Engine
     from brayx.model.config import ModelConfig
     from brayx.types import Weights
-
-_log = logging.getLogger(__name__)
 
 _exporting = threading.Lock()
 """Of torch's exporter a process has one: a second export beside the first breaks both."""
@@ -113,45 +109,6 @@ def engine_of(
             weights=weights,
             samples=samples,
         )
-
-
-def engine_from(
-    config: ModelConfig,
-    module: nn.Module,
-    example_args: tuple[Any, ...],
-    checkpoint: str | None,
-    tracking: str,
-    version: int | None,
-    preferred: tuple[int, Weights] | None = None,
-) -> tuple[Engine, int]:
-    """The engine of a model that starts from a checkpoint, and the policy version that it acts with.
-
-    Args:
-        config, module, example_args: as of `engine_of`.
-        checkpoint: folder with ``weights.npz``, and ``meta.json`` that gives their policy version; or
-            ``models:/name/3``. None: the module's own weights.
-        tracking: MLflow's URI, of such a reference.
-        version: their policy version, instead of the one in ``meta.json``.
-        preferred: version and weights to start from instead, if they fit.
-
-    Raises:
-        BadWeights: the weights cannot be read or do not fit.
-        ModelError: ``meta.json`` cannot be read.
-        TrackingError: the registry has no such version, or its files cannot be read.
-        ConfigError, EngineMismatch: as `engine_of`.
-    """
-    if preferred is not None:
-        now, weights = preferred
-        try:
-            return engine_of(config, module, example_args, weights), now
-        except BrayxError as error:  # with other weights the same model may be built
-            _log.warning("the model does not start from version %d: %s", now, error)
-    if checkpoint is None:
-        return engine_of(config, module, example_args), version or 0
-    with checkpoint_folder(checkpoint, tracking) as folder:
-        found, weights = read_checkpoint(folder)
-        engine = engine_of(config, module, example_args, weights, folder)
-    return engine, found if version is None else version
 
 
 def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:

@@ -16,12 +16,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from brayx.engines.base import load_weights, save_weights
+from brayx.engines.base import Engine, load_weights, save_weights
 from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
+from brayx.model.build import engine_of
+from brayx.model.config import ModelConfig
 from brayx.tracking import Trial, files_of
 from brayx.types import Weights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +150,45 @@ def starting_weights(
     if own is None:
         raise BadWeights("there are no weights to start with")
     return 0, 0, own
+
+
+def engine_from(
+    config: ModelConfig,
+    module: nn.Module,
+    example_args: tuple[Any, ...],
+    checkpoint: str | None,
+    tracking: str,
+    version: int | None,
+    preferred: tuple[int, Weights] | None = None,
+) -> tuple[Engine, int]:
+    """The engine of a model that starts from a checkpoint, and the policy version that it acts with.
+
+    Args:
+        config, module, example_args: as of `engine_of`.
+        checkpoint: folder with ``weights.npz``, and ``meta.json`` that gives their policy version; or
+            ``models:/name/3``. None: the module's own weights.
+        tracking: MLflow's URI, of such a reference.
+        version: their policy version, instead of the one in ``meta.json``.
+        preferred: version and weights to start from instead, if they fit.
+
+    Raises:
+        BadWeights: the weights cannot be read or do not fit.
+        ModelError: ``meta.json`` cannot be read.
+        TrackingError: the registry has no such version, or its files cannot be read.
+        ConfigError, EngineMismatch: as `engine_of`.
+    """
+    if preferred is not None:
+        now, weights = preferred
+        try:
+            return engine_of(config, module, example_args, weights), now
+        except BrayxError as error:  # with other weights the same model may be built
+            _log.warning("the model does not start from version %d: %s", now, error)
+    if checkpoint is None:
+        return engine_of(config, module, example_args), version or 0
+    with checkpoint_folder(checkpoint, tracking) as folder:
+        found, weights = read_checkpoint(folder)
+        engine = engine_of(config, module, example_args, weights, folder)
+    return engine, found if version is None else version
 
 
 def read_checkpoint(folder: Path) -> tuple[int, Weights]:
