@@ -3,26 +3,32 @@
     python -m benchmarks.train --seeds 0 1 2      # the tables of docs/benchmarks.md
     python -m benchmarks.train --quick            # does it run at all
     python -m benchmarks.train --parts            # only what the loop is made of: environments, collecting, updates
+    python -m benchmarks.train --cluster          # the host on Ray, too
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
-hyperparameters; ``train`` and ``process`` play through a service's door with these. ``pendulum`` and ``pong`` are the
-tuned preset on other games, and have nothing beside them; ``pong`` needs the extra `atari`.
+hyperparameters. With these, eight gamecores, each a process, play through a door: ``tcp``, ``ws`` and ``http`` of the
+local host, and with ``--cluster`` those of the host on Ray (``train``, ``process``: where its learner runs).
+``pendulum`` and ``pong`` are the tuned preset on other games, and have nothing beside them; ``pong`` needs the extra
+`atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
-games is 475 or more, at least 100 games being finished.
+games is 475 or more, at least 100 games being finished. CPU is of all processes, from the first game to the end of
+the last; the table of its parts comes from a run of its own, which py-spy samples.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +37,10 @@ from rich.console import Console
 from benchmarks.parts import parts
 from benchmarks.sb3_cartpole import NUM_ENVS, UNROLL_LENGTH
 from benchmarks.servers import TEMPLATE
+from benchmarks.stamped import ENV_ID, FILE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
+from benchmarks.training_parts import SPY, cpu_by_part, parts_table
+from benchmarks.usage import CpuClock
 
 TARGET = 475.0
 WINDOW_GAMES = 100
@@ -39,10 +48,17 @@ YARDSTICK = "Stable-Baselines3"
 VARIANTS = {
     "ppo": "brayx, one process",
     "same": "... with SB3's recipe",
+    "tcp": "brayx, local host, TCP",
+    "ws": "brayx, local host, WebSocket",
+    "http": "brayx, local host, HTTP",
     "train": "brayx, Ray Train",
-    "process": "brayx, in process",
+    "process": "brayx, Ray, learner in process",
     "sb3": YARDSTICK,
 }
+DOORS = ("tcp", "ws", "http")
+"""Variants of the local host."""
+CLUSTER = ("train", "process")
+"""Variants of the host on Ray, by where its learner runs."""
 GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
 """Environment and env steps of a run."""
 _TUNED_STEPS = 200_000
@@ -55,6 +71,8 @@ _SAME = (
 )
 """What `benchmarks.sb3_cartpole` gives Stable-Baselines3; the networks are alike without being told."""
 _TIMEOUT_S = 900.0
+_PARTS_STEPS = 30_000
+GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet --die-with-parent"
 _EVALUATED = 100
 """Episodes that a finished policy is measured by."""
 
@@ -86,6 +104,7 @@ class Outcome:
         target_steps: env steps at the target.
         total_s: from the process's start to its end.
         final_return: mean of the last 100 games at the end.
+        cpu_us: CPU of all processes for each env step, in µs, the start left out; None: not measured.
     """
 
     steps_per_s: float
@@ -94,6 +113,7 @@ class Outcome:
     target_steps: int | None
     total_s: float
     final_return: float | None
+    cpu_us: float | None = None
 
     @property
     def target_from_start_s(self) -> float | None:
@@ -101,15 +121,32 @@ class Outcome:
         return None if self.target_s is None else self.startup_s + self.target_s
 
 
-def outcome(points: Sequence[Point], started_s: float, ended_s: float) -> Outcome:
-    """Reads a run's course.
+@dataclass(frozen=True)
+class Ran:
+    """A process that has ended.
 
-    The first point comes some steps after the first game began; how long before is told by the rate between the first
-    and the last, so that coarse points (brayx writes one a second) do not favour either side.
+    Attributes:
+        out: its standard output.
+        started_s, ended_s: on the epoch's clock.
+        cpu_at: CPU seconds of it and all that it started, up to a moment on the epoch's clock.
+    """
+
+    out: str
+    started_s: float
+    ended_s: float
+    cpu_at: Callable[[float], float]
+
+
+def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> Outcome:
+    """Reads a run's course.
 
     Args:
         points: in order of time, at least two, with different times.
-        started_s, ended_s: of the process, on the epoch's clock.
+        ran: the process.
+        began_s: when the first game began, on the epoch's clock. None: it is extrapolated from the first point, which
+            comes some steps later, by the rate between the first and the last.
+
+    The rate is that up to the last point with new steps.
 
     Raises:
         ValueError: fewer than two moments.
@@ -117,18 +154,22 @@ def outcome(points: Sequence[Point], started_s: float, ended_s: float) -> Outcom
     first, last = (points[0], points[-1]) if points else (None, None)
     if first is None or last is None or last.time_s <= first.time_s:
         raise ValueError(f"{len(points)} points are no course of a run")
-    rate = (last.env_steps - first.env_steps) / (last.time_s - first.time_s)
-    began_s = first.time_s - (first.env_steps / rate if rate > 0 else 0.0)
+    last = next(point for point in points if point.env_steps == last.env_steps)
+    if began_s is None:
+        rate = (last.env_steps - first.env_steps) / (last.time_s - first.time_s)
+        began_s = first.time_s - (first.env_steps / rate if rate > 0 else 0.0)
+    rate = last.env_steps / (last.time_s - began_s)
     reached = next(
         (p for p in points if p.games >= WINDOW_GAMES and p.mean_return is not None and p.mean_return >= TARGET), None
     )
     return Outcome(
         steps_per_s=rate,
-        startup_s=began_s - started_s,
+        startup_s=began_s - ran.started_s,
         target_s=None if reached is None else reached.time_s - began_s,
         target_steps=None if reached is None else reached.env_steps,
-        total_s=ended_s - started_s,
-        final_return=last.mean_return,
+        total_s=ran.ended_s - ran.started_s,
+        final_return=points[-1].mean_return,
+        cpu_us=1e6 * (ran.cpu_at(last.time_s) - ran.cpu_at(began_s)) / last.env_steps,
     )
 
 
@@ -141,7 +182,7 @@ def table(outcomes: Outcomes) -> Table:
     out = Table(
         [
             *("what", ">env steps/s", ">to SB3", ">start s", ">475 after s", ">to SB3", ">475 from start s", ">to SB3"),
-            *(">steps to 475", ">reached"),
+            *(">CPU µs a step", ">to SB3", ">steps to 475", ">reached"),
         ]
     )
     base = outcomes.get("sb3")
@@ -151,7 +192,7 @@ def table(outcomes: Outcomes) -> Table:
         for read in _READ:
             values = each(runs, read)
             cells += [median(values), median_ratio(values, each(yardstick, read))]
-        rate, rate_ratio, target, target_ratio, whole, whole_ratio = cells
+        rate, rate_ratio, target, target_ratio, whole, whole_ratio, cpu, cpu_ratio = cells
         out.add(
             VARIANTS[variant],
             rate,
@@ -161,6 +202,8 @@ def table(outcomes: Outcomes) -> Table:
             target_ratio,
             whole,
             whole_ratio,
+            cpu,
+            cpu_ratio,
             median(each(runs, lambda run: run.target_steps)),
             f"{sum(run is not None and run.target_s is not None for run in runs)} of {len(runs)}",
         )
@@ -171,43 +214,55 @@ _READ: tuple[Callable[[Outcome], float | None], ...] = (
     lambda run: run.steps_per_s,
     lambda run: run.target_s,
     lambda run: run.target_from_start_s,
+    lambda run: run.cpu_us,
 )
 
 
-def run_brayx(where: str, seed: int, steps: int) -> Outcome | None:
+def run_brayx(variant: str, seed: int, steps: int) -> Outcome | None:
     """One ``brayx train`` from nothing, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
-        database = Path(folder) / "mlflow.db"
-        # No early stop: both sides learn from the same number of steps, towards which their learning rates fall.
-        options = {
-            "trainer.where": where,
-            "trainer.num_steps": steps,
-            "trainer.target_return": "null",
-            "seed": seed,
-            "actor.port": 0,
-            "actor.native_port": 0,
-            "actor.tcp_port": 0,
-        }
-        words = ["--cluster", *(word for name, value in options.items() for word in ("--set", f"{name}={value}"))]
-        started_s = time.time()
-        done = _process(["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(database), *words])
-        ended_s = time.time()
-        return outcome(_points(database), started_s, ended_s) if done is not None else None
+        stamp = Path(folder) / "first-tick"
+        ran = _process(train_words(variant, seed, steps, folder), {FILE: str(stamp)})
+        return outcome(points_of(Path(folder)), ran, float(stamp.read_text())) if ran is not None else None
+
+
+def train_words(variant: str, seed: int, steps: int, folder: str) -> list[str]:
+    """Arguments of Python for ``brayx train``, with its trial in ``folder``."""
+    # No early stop: both sides learn from the same number of steps, towards which their learning rates fall.
+    options = {
+        "trainer.num_steps": steps,
+        "trainer.target_return": "null",
+        "seed": seed,
+        "actor.port": 0,
+        "actor.native_port": 0,
+        "actor.tcp_port": 0,
+        "actor.gamecores.0.command": GAMECORE,
+    }
+    options |= {"trainer.where": variant} if variant in CLUSTER else {"actor.gamecores.0.door": variant}
+    words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    words += ["--cluster"] if variant in CLUSTER else []
+    return ["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
+
+
+def local_parts(variant: str, steps: int) -> Table:
+    """What a training on the local host takes of the CPU, by part: a run of its own."""
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
+        stamp = Path(folder) / "first-tick"
+        words, environment = train_words(variant, 0, steps, folder), environment_of({FILE: str(stamp)})
+        return parts_table(cpu_by_part(words, environment, stamp), steps)
 
 
 def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
     """One `python -m pipelines.ppo` from nothing in one process, with no early stop."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         database = Path(folder) / "mlflow.db"
-        started_s = time.time()
         words = ["--env", "CartPole-v1", "--distributed", "false", "--tracking", str(database), *recipe]
         words += ["--seed", str(seed), "--timesteps", str(steps), "--course", str(Path(folder) / "course.json")]
-        done = _process(["-m", "pipelines.ppo", *words])
-        ended_s = time.time()
-        if done is None:
+        ran = _process(["-m", "pipelines.ppo", *words])
+        if ran is None:
             return None
         course = json.loads((Path(folder) / "course.json").read_text())
-        return outcome([Point(*point) for point in course], started_s, ended_s)
+        return outcome([Point(*point) for point in course], ran)
 
 
 @dataclass(frozen=True)
@@ -234,11 +289,11 @@ def run_game(game: str, seed: int, steps: int | None) -> Played | None:
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         words = ["--env", env, "--distributed", "false", "--preset", "tuned", "--tracking", f"{folder}/mlflow.db"]
         words += ["--seed", str(seed), "--timesteps", str(steps or usual), "--eval-episodes", str(evaluated)]
-        done = _process(["-m", "pipelines.ppo", *words])
-    if done is None:
+        ran = _process(["-m", "pipelines.ppo", *words])
+    if ran is None:
         return None
-    told = json.loads(done.splitlines()[-1])
-    return Played(told["steps_per_s"], told["seconds"], told["return_mean"], told.get("eval_return_mean"))
+    result = json.loads(ran.out.splitlines()[-1])
+    return Played(result["steps_per_s"], result["seconds"], result["return_mean"], result.get("eval_return_mean"))
 
 
 def games_table(played: dict[str, list[Played | None]]) -> Table:
@@ -260,12 +315,10 @@ def games_table(played: dict[str, list[Played | None]]) -> Table:
 
 def run_sb3(seed: int, steps: int) -> Outcome | None:
     """One run of Stable-Baselines3."""
-    started_s = time.time()
-    done = _process(["-m", "benchmarks.sb3_cartpole", "--seed", str(seed), "--steps", str(steps)])
-    ended_s = time.time()
-    if done is None:
+    ran = _process(["-m", "benchmarks.sb3_cartpole", "--seed", str(seed), "--steps", str(steps)])
+    if ran is None:
         return None
-    return outcome([Point(*point) for point in json.loads(done.splitlines()[-1])["points"]], started_s, ended_s)
+    return outcome([Point(*point) for point in json.loads(ran.out.splitlines()[-1])["points"]], ran)
 
 
 def run(variant: str, seed: int, steps: int) -> Outcome | None:
@@ -277,28 +330,42 @@ def run(variant: str, seed: int, steps: int) -> Outcome | None:
     return run_ppo(_SAME, seed, steps) if variant == "same" else run_brayx(variant, seed, steps)
 
 
-def _process(words: Sequence[str]) -> str | None:
-    """Standard output of a Python process; None, with its standard error shown, if it failed."""
-    done = subprocess.run(
+def _process(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran | None:
+    """Runs a Python process to its end; None, with its standard error shown, if it failed."""
+    started_s = time.time()
+    process = subprocess.Popen(
         [sys.executable, *words],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
+        env=environment_of(environment or {}),
     )
-    if done.returncode == 0:
-        return done.stdout
-    print(f"{' '.join(words[:4])} ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}", file=sys.stderr)
+    with CpuClock(process.pid) as cpu:
+        try:
+            out, err = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+    if process.returncode == 0:
+        return Ran(out, started_s, time.time(), cpu.at)
+    print(f"{' '.join(words[:4])} ended with {process.returncode}:\n{err.strip()[-2000:]}", file=sys.stderr)
     return None
 
 
-def _points(database: Path) -> list[Point]:
-    """The course of the one run in an MLflow database, as the hub wrote it."""
+def environment_of(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that finds this package wherever it runs."""
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def points_of(folder: Path) -> list[Point]:
+    """The course of the one run in the MLflow database of a folder, as the hub wrote it."""
     from mlflow import MlflowClient
 
     from brayx.tracking import tracking_uri
 
-    client = MlflowClient(tracking_uri(database))
+    client = MlflowClient(tracking_uri(folder / "mlflow.db"))
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     (found,) = client.search_runs(experiments)
     written: dict[int, dict[str, float]] = {}
@@ -322,13 +389,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--steps", type=int, default=100_000,
         help=f"env steps of a run; {_TUNED_STEPS:,} at least with the tuned preset (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--variant", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="(default: all)")
+    parser.add_argument(
+        "--variant", nargs="+", choices=list(VARIANTS), help=f"(default: all but {' and '.join(CLUSTER)})"
+    )
+    parser.add_argument("--cluster", action="store_true", help=f"{' and '.join(CLUSTER)}, too: they start Ray")
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=["pendulum"], help="(default: pendulum)")
     parser.add_argument("--parts", action="store_true", help="measure only what the loop is made of")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
     options = parser.parse_args(argv)
+    if options.variant is None:
+        options.variant = [variant for variant in VARIANTS if options.cluster or variant not in CLUSTER]
     options.game_steps = 4_000 if options.quick else None
     if options.quick:
         options.seeds, options.steps = options.seeds[:1], 4_000
@@ -343,7 +415,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains and prints; exit code 1 if a run failed."""
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
-    if "sb3" in options.variant and not _sb3_is_installed():
+    if "sb3" in options.variant and find_spec("stable_baselines3") is None:
         from benchmarks.sb3_cartpole import INSTALL
 
         told = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
@@ -365,6 +437,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             games.append(run_game(game, seed, options.game_steps))
             console.print(f"seed {seed}, {GAMES[game][0]}: {games[-1]}", style="dim")
     tables = [table(outcomes)] if outcomes else []
+    if outcomes and (door := next((door for door in DOORS if door in outcomes), None)) and SPY.exists():
+        tables.append(local_parts(door, min(options.steps, _PARTS_STEPS)))
     tables += [games_table(played)] if played else []
     text = "\n\n".join(each.markdown() for each in (*tables, *measured))
     show(about, text, markdown=options.markdown)
@@ -377,12 +451,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     everything: list[object] = [run for runs in outcomes.values() for run in runs]
     everything += [run for games in played.values() for run in games]
     return 1 if None in everything else 0
-
-
-def _sb3_is_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("stable_baselines3") is not None
 
 
 if __name__ == "__main__":

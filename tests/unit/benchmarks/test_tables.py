@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 
 import pytest
 
-from benchmarks import layers, load, servers, shares, ticks, train
+from benchmarks import layers, load, servers, shares, ticks, train, training_parts
 from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
 from benchmarks.ticks import Case, Round
-from benchmarks.train import Outcome, Point, outcome
+from benchmarks.train import Outcome, Point, Ran, outcome
+from benchmarks.usage import CpuClock
 
 
 def test_percentile_is_linear_between_neighbours() -> None:
@@ -65,14 +68,42 @@ def test_ticks_cases_cover_every_combination_once() -> None:
 
 def test_outcome_reads_a_course() -> None:
     points = [Point(110.0, 1000, 40, 20.0), Point(120.0, 2000, 90, 480.0), Point(130.0, 3000, 120, 480.0)]
-    read = outcome(points, started_s=100.0, ended_s=135.0)
+    ran = Ran("", started_s=100.0, ended_s=135.0, cpu_at=lambda time_s: (time_s - 90.0) / 10.0)
+    read = outcome(points, ran)
     assert (read.steps_per_s, read.startup_s, read.total_s) == (100.0, 0.0, 35.0)
     assert read.target_s == 30.0  # 480 at 120 s came of fewer than 100 games
     assert read.target_steps == 3000
     assert read.target_from_start_s == 30.0
     with pytest.raises(ValueError, match="no course"):
-        outcome(points[:1], 100.0, 135.0)
+        outcome(points[:1], ran)
+    assert read.cpu_us == 1e6 * 3.0 / 3000  # of the 30 s from the first game on
+    known = outcome([*points, Point(140.0, 3000, 130, 490.0)], ran, began_s=105.0)
+    assert (known.startup_s, known.steps_per_s) == (5.0, 120.0)  # nothing was learned after 130 s
+    assert known.final_return == 490.0
 
+
+def test_the_cpu_clock_interpolates_between_samples_and_holds_outside_them() -> None:
+    with CpuClock(os.getpid()) as clock:
+        until = time.monotonic() + 0.8
+        while time.monotonic() < until:
+            pass
+    now = time.time()
+    used = clock.at(now) - clock.at(now - 0.4)
+    assert 0.0 < used < 4.0
+    assert clock.at(now + 100.0) == clock.at(now) > clock.at(0.0)
+
+
+def test_a_sample_of_a_training_counts_for_its_part() -> None:
+    loop = "_run (brayx/local/host.py:1);LocalService.submit (brayx/actor/session.py:1)"
+    agent = f"{loop};AgentActor.tick (brayx/actor/actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
+    assert training_parts.shares(
+        [
+            f"{loop} 2",
+            f"{agent} 1",
+            f"{agent};LocalModel.forward (brayx/model/local.py:1) 4",
+            f"{loop};AgentActor._on_episode (brayx/actor/actor.py:2);GymAgent.on_episode (gym_agent.py:2) 1",
+        ]
+    ) == {"door and session": 0.25, "agent": 0.125, "forward": 0.5, "fragments": 0.125}
 
 def test_train_tells_how_many_seeds_reached_the_target() -> None:
     good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
