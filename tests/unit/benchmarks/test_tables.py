@@ -105,6 +105,7 @@ def test_a_sample_of_a_training_counts_for_its_part() -> None:
         ]
     ) == {"door and session": 0.25, "agent": 0.125, "forward": 0.5, "fragments": 0.125}
 
+
 def test_train_tells_how_many_seeds_reached_the_target() -> None:
     good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
     rows = train.table({"train": [good, good], "sb3": [good, bad]}).rows
