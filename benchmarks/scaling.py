@@ -206,6 +206,7 @@ def training(env: str, workers: int, nodes: int, steps: int) -> Whole:
     """Runs one training in this process and reads its course."""
     from mlflow import MlflowClient
 
+    from brayx.charts import CHARTS
     from deployments.job import JobConfig
     from pipelines.train import train
 
@@ -238,7 +239,7 @@ def training(env: str, workers: int, nodes: int, steps: int) -> Whole:
             if cluster is not None:
                 cluster.shutdown()
         trial, numbers = done.trial, done.numbers
-        points = MlflowClient(trial.uri).get_metric_history(trial.run_id, "env_steps")
+        points = MlflowClient(trial.uri).get_metric_history(trial.run_id, CHARTS["env_steps"])
     course = sorted((point.timestamp / 1e3, point.value) for point in points)
     late = [point for point in course if _COUNTED[0] <= point[1] / max(course[-1][1], 1.0) <= _COUNTED[1]]
     if len(late) < 2:

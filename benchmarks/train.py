@@ -363,6 +363,7 @@ def points_of(folder: Path) -> list[Point]:
     """The course of the one run in the MLflow database of a folder, as the hub wrote it."""
     from mlflow import MlflowClient
 
+    from brayx.charts import CHARTS
     from brayx.tracking import tracking_uri
 
     client = MlflowClient(tracking_uri(folder / "mlflow.db"))
@@ -370,7 +371,7 @@ def points_of(folder: Path) -> list[Point]:
     (found,) = client.search_runs(experiments)
     written: dict[int, dict[str, float]] = {}
     for name in ("env_steps", "games", "episode_return.last100"):
-        for metric in client.get_metric_history(found.info.run_id, name):
+        for metric in client.get_metric_history(found.info.run_id, CHARTS[name]):
             written.setdefault(metric.timestamp, {})[name] = metric.value
     points, steps, games = [], 0.0, 0.0
     for timestamp in sorted(written):

@@ -56,6 +56,7 @@ class Books:
 
     Attributes:
         own_sums: names of an application's own metrics that are sums.
+        totals: every sum since the trial began, by summary name.
         notes: the newest note of each metric that has one, by summary name.
 
     Raises:
@@ -74,11 +75,11 @@ class Books:
     ) -> None:
         if x_axis not in get_args(XAxis):
             raise ConfigError(f"x_axis is {x_axis!r}, expected one of {', '.join(get_args(XAxis))}", key="x_axis")
-        self._totals = dict(totals or {})
-        self._seconds_before = self._totals.pop(SECONDS, 0.0)
+        self.totals = dict(totals or {})
+        self._seconds_before = self.totals.pop(SECONDS, 0.0)
         self._x_axis = x_axis
         self.own_sums: set[str] = set()
-        self._known = set(self._totals)
+        self._known = set(self.totals)
         self._max_labels = max_labels
         # A label of an own metric whose name has a dot is counted under another name: the bound is then a little off.
         self._labels = Counter(name for name, _, label in (key.partition(".") for key in self._known) if label)
@@ -110,7 +111,7 @@ class Books:
             if name == "ticks":
                 self._ticks += cell.total
             if kind is Kind.SUM:
-                self._totals[key] = self._totals.get(key, 0.0) + cell.total
+                self.totals[key] = self.totals.get(key, 0.0) + cell.total
                 if name not in METRICS:
                     self.own_sums.add(name)
             if name in self._rates:
@@ -118,7 +119,7 @@ class Books:
             if name in self._windows and cell.window is not None:
                 self._windows[name].extend(cell.window)
             if name == "episode_return":
-                self._totals[GAMES] = self._totals.get(GAMES, 0.0) + cell.count
+                self.totals[GAMES] = self.totals.get(GAMES, 0.0) + cell.count
 
     def take_interval(self) -> dict[str, float]:
         """Numbers of the metrics that came since the last call: sums as totals, everything else of the interval."""
@@ -135,7 +136,7 @@ class Books:
         ``NAME.p50`` and ``NAME.p99`` are of the last interval, ``NAME.run.p50`` and ``NAME.run.p99`` of every sample
         since the books were opened; so is ``ticks_this_run``.
         """
-        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self._totals, **self._derived()}
+        numbers = {**self._latest, **self._numbers(self._interval.summary()), **self.totals, **self._derived()}
         for name, value in self._run.summary().items():
             metric, _, percentile = name.rpartition(".")
             numbers[f"{metric}.run.{percentile}"] = value
@@ -144,7 +145,7 @@ class Books:
     @property
     def step(self) -> int:
         """The x axis: env steps, updates or seconds since the trial began."""
-        return int(self._seconds() if self._x_axis == SECONDS else self._totals.get(self._x_axis, 0))
+        return int(self._seconds() if self._x_axis == SECONDS else self.totals.get(self._x_axis, 0))
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Bars of every histogram over all samples since these books were opened, as `Recorder.histograms`."""
@@ -187,7 +188,7 @@ class Books:
         return bounded.drain()
 
     def _numbers(self, summary: Mapping[str, float]) -> dict[str, float]:
-        return {name: self._totals.get(name, value) for name, value in summary.items()}
+        return {name: self.totals.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
         derived: dict[str, float] = {GAMES_IN_WINDOW: len(self._windows["episode_return"])}
@@ -200,7 +201,7 @@ class Books:
                 events.popleft()
             span = min(self._rate_window_s, max(now - self._started, 0.5))
             derived[RATED[name]] = sum(total for _, total in events) / span
-        derived[GAMES] = self._totals.get(GAMES, 0.0)
+        derived[GAMES] = self.totals.get(GAMES, 0.0)
         derived[SECONDS] = self._seconds()
         return derived
 

@@ -60,6 +60,8 @@ WINDOW_GAMES = 100
 """How many games those are at most."""
 BEST_METRIC = "episode_return"
 """Name under which a checkpoint carries the mean return it was saved at."""
+GAMES_OF_BEST = "games"
+"""Name under which it carries how many games that is the mean of."""
 _BOUNDS: Mapping[Kind, tuple[float, ...]] = {Kind.PERCENTILE: BOUNDS, Kind.HISTOGRAM: SIGNED_BOUNDS}
 
 METRICS: dict[str, Metric] = {
@@ -168,6 +170,15 @@ def kind_of(kind: Kind | str) -> Kind:
         return Kind(kind)
     except ValueError:
         raise ConfigError(f"kind is {kind!r}, expected one of {', '.join(Kind)}", key="kind") from None
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with ``digits`` significant digits and never an exponent: ``0.8123``, ``21.5``, ``-1204``."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 @dataclass(slots=True)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from brayx.actor.agent import State
+from brayx.charts import CHARTS
 from brayx.components import load, load_module
 from brayx.errors import ConfigError
+from brayx.metrics import significant
 from brayx.tracking import Trial
 
 logger = logging.getLogger("ray.serve")
@@ -33,36 +34,36 @@ class EpisodeRenderer:
     """Chooses every ``every``-th session and has its game drawn when it ends.
 
     Args:
-        draw: begins to draw a game elsewhere, and gives the future of that.
+        draw: begins to draw a game with its return elsewhere, and gives the future of that.
         every: sessions from one drawing to the next.
     """
 
-    def __init__(self, draw: Callable[[list[State]], Future[Any]], *, every: int) -> None:
+    def __init__(self, draw: Callable[[list[State], float | None], Future[Any]], *, every: int) -> None:
         self._begin = draw
         self._every = every
         self._sessions = 0
         self._drawing: Future[Any] | None = None
 
-    def __call__(self) -> Callable[[list[State]], None] | None:
-        """Asked at a session's start: what to do with its states, or None."""
+    def __call__(self) -> Callable[[list[State], float | None], None] | None:
+        """At a session's start: what to do with its states and its game's return; None: nothing."""
         self._sessions += 1
         return self._draw if (self._sessions - 1) % self._every == 0 else None
 
-    def _draw(self, episode: list[State]) -> None:
+    def _draw(self, episode: list[State], returned: float | None) -> None:
         if self._drawing is not None and not self._drawing.done():
             return
-        self._drawing = self._begin(episode)
+        self._drawing = self._begin(episode, returned)
         self._drawing.add_done_callback(log_failure)
 
 
 def drawing_in_ray(
     renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
-) -> Callable[[list[State]], Future[Any]]:
+) -> Callable[[list[State], float | None], Future[Any]]:
     """Has games drawn in Ray tasks; arguments as of `draw_episode`."""
     import ray
 
     task: Any = ray.remote(num_cpus=0, max_retries=0)(draw_episode)
-    return lambda episode: task.remote(episode, dict(renders), folder, trial).future()
+    return lambda episode, returned: task.remote(episode, returned, dict(renders), folder, trial).future()
 
 
 def log_failure(drawing: Future[Any]) -> None:
@@ -72,35 +73,44 @@ def log_failure(drawing: Future[Any]) -> None:
         logger.error("an episode could not be drawn: %s: %s", type(error).__name__, error)
 
 
-def draw_episode(episode: list[State], renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial) -> list[str]:
-    """Draws one episode with every render function, and gives the names of the files it saved in the trial.
+def draw_episode(
+    episode: list[State], returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
+) -> list[str]:
+    """Draws one episode with every render function, and gives the paths of the files it saved below `ARTIFACTS`.
+
+    A file is ``NAME/step-0068331-return-500.png``: the function's component, the trial's env steps, the game's return.
 
     Args:
         episode: the states of a game.
+        returned: its return, if an agent recorded one.
         renders: ``(module, function)`` by component name; a function takes ``list[State]`` and returns an image
             ``[height, width, 3]`` uint8, or a list of images, which becomes an animation.
         folder: where modules are looked up first.
         trial: where the pictures go.
     """
     saved = []
+    steps = trial.metrics().get(CHARTS["env_steps"], 0.0)
+    file = f"step-{steps:07.0f}" + ("" if returned is None else f"-return-{significant(returned)}")
     with tempfile.TemporaryDirectory(prefix="brayx-render-") as temporary:
         for name, (module, function) in renders.items():
             try:
                 picture = load(module, function, folder)(episode)
-                path = save_picture(picture, f"{temporary}/{name}-{quote(episode[0].session, safe='')[:100]}")
+                path = save_picture(picture, f"{temporary}/{file}")
             except Exception:
                 logger.exception("render %s failed", name)
                 continue
-            trial.log_file(path, ARTIFACTS)
-            saved.append(path.name)
+            trial.log_file(path, f"{ARTIFACTS}/{name}")
+            saved.append(f"{name}/{path.name}")
     return saved
 
 
-def draw_pickled(trial: Trial, episode: bytes, renders: Mapping[str, tuple[str, str]], folder: str) -> list[str]:
+def draw_pickled(
+    trial: Trial, episode: bytes, returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str
+) -> list[str]:
     """As `draw_episode`, of a pickled episode, whose classes may be of modules in ``folder``."""
     for module, _ in renders.values():
         load_module(module, folder)  # which looks there from then on
-    return draw_episode(pickle.loads(episode), renders, folder, trial)
+    return draw_episode(pickle.loads(episode), returned, renders, folder, trial)
 
 
 def save_picture(picture: np.ndarray | Sequence[np.ndarray], stem: str) -> Path:

@@ -5,15 +5,20 @@ Loads no torch, so that the process which keeps a trial's books can do it. Knows
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from brayx.charts import RETURN_CHART
 from brayx.errors import ModelNotFound
-from brayx.metrics import BEST_METRIC
+from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
 from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
 
-CURVE_METRIC = "episode_return.last100"
+if TYPE_CHECKING:
+    from brayx.engines.base import ModelSpec
+
 CURVE_FILE = "curve.png"
 
 
@@ -21,7 +26,7 @@ def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> 
     """Draws the trial's curve into its artifacts, if there is one; gives its points."""
     from pipelines.evaluate import draw_curve
 
-    curve = trial.history(CURVE_METRIC)
+    curve = trial.history(RETURN_CHART)
     if curve:
         trial.log_figure(draw_curve(curve, title=title, target=target, x_axis=x_axis), CURVE_FILE)
     return curve
@@ -33,18 +38,24 @@ def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
     return None if best is None else (best, trial.local(best))
 
 
-def register_best(trial: Trial, best: Checkpoint, name: str, onnx: bytes | None) -> tuple[int, str]:
+def register_best(
+    trial: Trial, best: Checkpoint, name: str, onnx: bytes | None, spec: ModelSpec | None
+) -> tuple[int, str]:
     """Registers a checkpoint; gives its version, and what to tell people of it."""
-    mean = f"{best.metrics[BEST_METRIC]:.1f}"
-    tags = {"return": mean, "rating": mean, "env_steps": str(best.step), "project": trial.project}
+    mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
+    played = f"mean return {mean} over {games} games"
+    tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
+    tags["project"] = trial.project
+    about = f"{played}, after {best.step:,} env steps of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # As the tags have them, rounded: what is registered again must not lose against itself.
     stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
-    new = register(trial, best, name, alias=None if stays else "champion", tags=tags, onnx=onnx).version
+    alias = None if stays else "champion"
+    new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
     if champion is None or not stays:
-        return new, f"champion: {name} version {new}"
+        return new, f"champion: {name} version {new}, {played}"
     return new, (
-        f"registered as {name} version {new} with return {tags['return']}; "
+        f"registered as {name} version {new} with return {mean}; "
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )

@@ -195,12 +195,13 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
     """The course of a trial as MLflow has it, from ``began`` (a Unix time) on."""
     from mlflow import MlflowClient
 
-    from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
+    from brayx.books import GAMES
+    from brayx.charts import CHARTS, RETURN_CHART
     from pipelines.rollouts import Point
 
     client = MlflowClient(trial.uri)
-    points = client.get_metric_history(trial.run_id, RETURN_METRIC)
-    games = {point.timestamp: int(point.value) for point in client.get_metric_history(trial.run_id, GAMES_METRIC)}
+    points = client.get_metric_history(trial.run_id, RETURN_CHART)
+    games = {point.timestamp: int(point.value) for point in client.get_metric_history(trial.run_id, CHARTS[GAMES])}
     ordered = sorted(points, key=lambda point: point.timestamp)
     return tuple(
         Point(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)

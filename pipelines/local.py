@@ -24,11 +24,12 @@ from pipelines.checks import check_job, ports_of
 from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import TrainResult, promote
+from pipelines.result import TrainResult, ending_of, promote
 from pipelines.watching import Pace, Patience, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
+    from brayx.trainer.loop import Summary
     from deployments.render import EpisodeRenderer
 
 _READY_TIMEOUT_S = 180.0
@@ -172,7 +173,7 @@ class _Training:
     def run(self) -> TrainResult:
         """Trains, and gives what it came to."""
         job, say = self.job, self.progress.say
-        began, seconds, reason = time.monotonic(), 0.0, ""
+        began, seconds, learned = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
             served.callback(lambda: self.host.close(self.end.left(_DOORS_END_S)))
             try:
@@ -189,7 +190,7 @@ class _Training:
                     self._watch(games)
                     seconds = time.monotonic() - began
                 with self.end.paused():
-                    reason = last_of(self.learner).reason
+                    learned = last_of(self.learner)
                 self.finished = True
             except KeyboardInterrupt as error:
                 self.end.shorten(_INTERRUPTED_S)
@@ -205,12 +206,12 @@ class _Training:
                 self._stop_learner()
                 raise
         try:
-            return self._result(began, seconds, reason)
+            return self._result(began, seconds, learned)
         except KeyboardInterrupt as error:
             error.add_note("after training, while what came of it was written")
             raise
 
-    def _result(self, began: float, seconds: float, reason: str) -> TrainResult:
+    def _result(self, began: float, seconds: float, learned: Summary | None) -> TrainResult:
         job, config, clerk = self.job, self.config, self.clerk
         numbers = self.numbers.snapshot()
         errors = tuple(error_lines(numbers, self.numbers.notes()))
@@ -222,7 +223,10 @@ class _Training:
             curve = clerk.call(drawn_curve, job.project, config.target_return, config.x_axis)
         clerk.close("FINISHED" if self.finished else "KILLED")
         name = pool_name(job, config.model)
-        return TrainResult(trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors)
+        reason, ended = "" if learned is None else learned.reason, ending_of(config, learned)
+        return TrainResult(
+            trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
+        )
 
     @contextlib.contextmanager
     def _playing(self, games: Gamecores) -> Iterator[None]:
@@ -286,8 +290,8 @@ class _Training:
         if every is None or not renders:
             return None
 
-        def draw(episode: list[State]) -> Future[Any]:
-            return self.clerk.aside(draw_pickled, pickle.dumps(episode), renders, self.job.folder)
+        def draw(episode: list[State], returned: float | None) -> Future[Any]:
+            return self.clerk.aside(draw_pickled, pickle.dumps(episode), returned, renders, self.job.folder)
 
         return EpisodeRenderer(draw, every=every)
 

@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+LAG = "weights were behind when learned from"
+"""What ``lag_versions`` says: so many newer versions had been published since a transition was acted with."""
 _LINE_EVERY_S = 5.0
 
 

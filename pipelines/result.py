@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ModelError
+from brayx.metrics import significant
 from brayx.model.build import build_model
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig, pool_name
-from pipelines.champion import CURVE_METRIC, best_of, register_best
-from pipelines.progress import milliseconds, number
+from pipelines.champion import best_of, register_best
+from pipelines.progress import LAG, milliseconds, number
+
+if TYPE_CHECKING:
+    from brayx.trainer.loop import Summary
 
 STEPS_THIS_RUN = "rollout_steps_this_run"
 """Transitions that rollout workers have collected since this command started."""
@@ -35,7 +39,8 @@ class TrainResult:
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
         began: when ``seconds`` began, on the monotonic clock.
-        errors: exceptions of agents, a line for each method that raised.
+        errors: what was lost and why, a line for each cause: `error_lines`.
+        ended: why training ended, in one line: `ending_of`.
     """
 
     trial: Trial
@@ -49,19 +54,19 @@ class TrainResult:
     reason: str = ""
     began: float = 0.0
     errors: tuple[str, ...] = ()
+    ended: str = ""
 
     def summary(self) -> str:
-        """What there is to say, for people."""
+        """What there is to say, for people; the last line is why training ended."""
         get = self.numbers.get
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
         took = f"{self.seconds:.0f} s of training, its start not counted"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
-            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games, "
-            f"return {number(get(CURVE_METRIC), '.1f')} (mean of the last 100 games)",
-            f"  {self._rates()}; lag {number(get('lag_versions'), '.1f')} versions",
+            f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games",
+            f"  {self._rates()}; {LAG}: {number(get('lag_versions'), '.1f')} versions",
         ]
-        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines())]
+        lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self.ended) if line]
         return "\n".join(lines)
 
     def _rates(self) -> str:
@@ -74,6 +79,26 @@ class TrainResult:
             f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
         )
         return "; ".join([*rollouts, *([door] if ticks or not steps else [])])
+
+
+def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
+    """Why a training ended, and how well it played over which games; the champion is measured over the same ones.
+
+    Args:
+        config: of the trainer.
+        learned: how the learner ended; None: it was interrupted, and the same command resumes it.
+    """
+    if learned is None:
+        return "interrupted; the same command resumes this trial"
+    games = "game" if learned.return_games == 1 else "games"
+    over = f"over the last {learned.return_games} {games}"
+    few = f"fewer than {config.target_games} games (`target_games`) were finished"
+    played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
+    if learned.reason == "target_return":
+        return f"target_return {config.target_return:g} reached {over}: mean return {significant(learned.return_mean)}"
+    if learned.reason == "num_steps":
+        return f"num_steps {config.num_steps:,} reached: {played}"
+    return f"no more transitions to learn from: {played}"
 
 
 def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
@@ -102,7 +127,7 @@ def promote(
     """
     from brayx.engines.base import load_weights
     from brayx.engines.onnx import standalone
-    from brayx.engines.torch import with_weights
+    from brayx.engines.torch import describe, with_weights
 
     model, found = config.model, call(best_of)
     if found is None:
@@ -116,5 +141,5 @@ def promote(
         onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")
-    version, outcome = call(register_best, best, pool_name(job, model), onnx)
+    version, outcome = call(register_best, best, pool_name(job, model), onnx, describe(module, example))
     return version, outcome

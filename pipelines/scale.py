@@ -7,13 +7,13 @@ process that runs the job answers it between two looks at its progress. Knows no
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from brayx.cluster.directory import NAMESPACE
 from brayx.cluster.hub import get_hub
@@ -32,7 +32,7 @@ from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial
 
 _RAY_TAG = "brayx.ray"
-"""Of a trial: where the Ray is that it runs on, as JSON."""
+"""Of a trial: where the Ray is that it runs on, as ``address=…&auth=…&host=…``."""
 _LOOK_S = 0.1
 _ANSWER_S = 5.0
 """Beyond the time in which a request must be taken: for what was asked for to be done."""
@@ -65,7 +65,7 @@ def tell_where(trial: Trial) -> None:
         "auth": os.environ.get("RAY_AUTH_MODE", ""),
         "host": socket.gethostname(),
     }
-    trial.set_tag(_RAY_TAG, json.dumps(where))
+    trial.set_tag(_RAY_TAG, urlencode(where))
 
 
 def scale(
@@ -112,7 +112,7 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, Any]]:
         runs = client.search_runs(experiments, which, order_by=["attributes.start_time DESC"], max_results=50)
     if not runs:
         raise _not_running(newest, f"its books say {newest.status}")
-    places = {run.info.run_id: json.loads(run.data.tags.get(_RAY_TAG, "{}")) for run in runs}
+    places = {run.info.run_id: dict(parse_qsl(run.data.tags.get(_RAY_TAG, ""), keep_blank_values=True)) for run in runs}
     reached = [run_id for run_id, where in places.items() if where and answers(where["address"])]
     if len(reached) > 1:
         named = ", ".join(f"{run_id} of project {Trial.attach(uri, run_id).project!r}" for run_id in reached)

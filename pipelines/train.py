@@ -32,7 +32,7 @@ from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import STEPS_THIS_RUN, TrainResult, mark_unfinished, promote
+from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources
 from pipelines.watching import Pace, Patience, last_of
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from brayx.cluster.learner import Learner
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
+    from brayx.trainer.loop import Summary
 
 _READY_TIMEOUT_S = 180.0
 _END_S = 20.0
@@ -168,7 +169,7 @@ def train_on(
     shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)
     moments = names["moments"] if any(normalises(rollout) for rollout in job.rollouts.values()) else ""
     began, learning, finished, seconds, steps = time.monotonic(), False, False, 0.0, 0
-    reason = ""
+    ended: Summary | None = None
     end = Deadline(_END_S)
     with contextlib.ExitStack() as stack:
         stack.push(lambda _, error, __: mark_unfinished(trial, error, learning))
@@ -256,7 +257,7 @@ def train_on(
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
-                reason = last_of(learner).reason
+                ended = last_of(learner)
             finished = True
         except KeyboardInterrupt:
             seconds = seconds or (time.monotonic() - began if learning else 0.0)
@@ -277,8 +278,21 @@ def train_on(
         curve = drawn_curve(trial, job.project, config.target_return, config.x_axis)
         trial.finish("FINISHED" if finished else "KILLED")
     name = pool_name(job, config.model)
-    errors = tuple(error_lines(numbers, notes))
-    return TrainResult(trial, numbers, finished, name, version, seconds, curve, outcome, reason, began, errors)
+    errors, reason = tuple(error_lines(numbers, notes)), "" if ended is None else ended.reason
+    return TrainResult(
+        trial,
+        numbers,
+        finished,
+        name,
+        version,
+        seconds,
+        curve,
+        outcome,
+        reason,
+        began,
+        errors,
+        ending_of(config, ended),
+    )
 
 
 def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:

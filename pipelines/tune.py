@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ray.tune import Callback
 
+from brayx.charts import CHARTS
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from pipelines import search
@@ -486,7 +487,7 @@ class _Books(Callback):
         outcome.curve.append((steps, mean))
         numbers = {f"option/{name}": value for name, value in outcome.options.items() if type(value) in (int, float)}
         if math.isfinite(mean):
-            numbers["return_mean"] = mean
+            numbers[CHARTS["episode_return"]] = mean
         run.log_metrics(numbers, steps)
         if trial.checkpoint is not None:
             self.checkpoints[number] = trial.checkpoint.path
@@ -722,7 +723,7 @@ def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:
     steps, mean = best.curve[-1]
     if kept is not None and Path(kept).exists():
         trial.save_checkpoint(Path(kept), steps, {"episode_return": mean})
-    trial.log_metrics({"return_mean": mean, "best_trial": best.number}, steps)
+    trial.log_metrics({CHARTS["episode_return"]: mean, "return/best_trial": best.number}, steps)
     return TuneResult(tuple(ranked), trial, books.steps)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from brayx.charts import CHARTS, RETURN_CHART
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics import XAxis
 from brayx.tracking import Trial, tracking_uri
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = Sequence[tuple[float, float]]
-
-DEFAULT_METRIC = "episode_return.last100"
 
 
 def find_trial(reference: str, uri: str) -> Trial:
@@ -64,14 +63,16 @@ def curve(trial: Trial, metric: str, against: str) -> Curve:
     if not values:
         raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
     # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
-    passed = _history(trial, against)
+    passed = _history(trial, CHARTS[against])
     if not passed and against == "env_steps":  # of somebody who wrote it without brayx's hub
         passed = [(at, step, float(step)) for at, step, _ in values]
     written = [at for at, _, _ in passed]
     places = [bisect.bisect_right(written, at) for at, _, _ in values]
     points = [(passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place]
     if not points:
-        raise ConfigError(f"trial {trial.name!r} has no metric {against!r}", trial=trial.name, metric=against)
+        raise ConfigError(
+            f"trial {trial.name!r} has no metric {CHARTS[against]!r}", trial=trial.name, metric=CHARTS[against]
+        )
     return sorted(points)
 
 
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="brayx visualize", description="Draw the curves of trials.")
     parser.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
     parser.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
-    parser.add_argument("--metric", default=DEFAULT_METRIC, help="as MLflow has it (default: %(default)s)")
+    parser.add_argument("--metric", default=RETURN_CHART, help="as MLflow has it (default: %(default)s)")
     parser.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
     parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     options = parser.parse_args(argv)

@@ -157,8 +157,8 @@ class AgentActorFactory:
         services: the models, buffers and recorder that the agents reach.
         codec: format of tick bodies.
         episode_length: transitions an episode is cut at; None for no cut.
-        keeper: asked at each session's start; what it returns is given the session's states, all of them (the
-            newest `_MOST_KEPT`), when it ends. None keeps nothing.
+        keeper: called at each session's start; what it returns is given the session's states, all of them (the
+            newest `_MOST_KEPT`), and the game's return, if there is one, when it ends. None keeps nothing.
         games: where the sessions of one game find each other's states. None: each session has its own.
         arms: which version of a model each session gets, where models are served by an alias.
     """
@@ -168,7 +168,7 @@ class AgentActorFactory:
     services: Services
     codec: Codec = Codec()
     episode_length: int | None = 128
-    keeper: Callable[[], Callable[[list[State]], None] | None] | None = None
+    keeper: Callable[[], Callable[[list[State], float | None], None] | None] | None = None
     games: Games | None = None
     arms: Arms | None = None
 
@@ -312,7 +312,7 @@ class AgentActor(Actor):
                 await self._tell_end(reason)
         finally:
             if self._keep is not None and self._kept:
-                self._keep(list(self._kept))
+                self._keep(list(self._kept), next(iter(self._services.returns), None))
             self._agents, self._episode = (), []
 
     async def call(self, body: bytes) -> bytes:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -54,11 +55,15 @@ class Services:
         models: model handles by component name.
         buffers: replay handles by component name; empty when serving, where pushes are counted and let go.
         recorder: where metrics gather.
+        arms: metric labels of the versions that the session acts with, where models are served by an alias.
+        returns: of the session's newest game, as its agents recorded it.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
     buffers: Mapping[str, BufferHandle] = field(default_factory=dict)
     recorder: Sink = field(default_factory=Recorder)
+    arms: Sequence[str] = ()
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=1))
 
     def use(self) -> AbstractContextManager[Services]:
         """Makes these the services that `forward`, `push` and `record` find, for the block and tasks begun in it."""
@@ -162,7 +167,12 @@ def record(name: str, value: float, *, label: str = "", kind: Kind | str | None 
     """
     if labels:
         label = f"{label}.{label_of(labels)}" if label else label_of(labels)
-    _current().recorder.add(name, value, label=label, kind=None if kind is None else kind_of(kind))
+    services = _current()
+    services.recorder.add(name, value, label=label, kind=None if kind is None else kind_of(kind))
+    if name == "episode_return":
+        services.returns.append(float(value))
+        for arm in services.arms:
+            services.recorder.add("arm_return", value, label=arm)
 
 
 class State:

@@ -7,6 +7,7 @@ for each agent of it the state of each recurrent model. Knows nothing of where v
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from brayx.actor.agent import PinnedHandle, Services
 from brayx.engines.state import Recurrence
 from brayx.errors import BrayxError, DeadlineExceeded
-from brayx.metrics import Kind, Metric, Part, Sink
+from brayx.metrics import Sink
 from brayx.types import Forward, NestedArray
 
 
@@ -60,11 +61,10 @@ class SessionModels:
     def __init__(self, services: Services, arms: Mapping[str, ArmLike], pinned: Mapping[str, PinnedHandle]) -> None:
         self.arms = arms
         labels = [arm.label for arm in arms.values()]
-        recorder: Sink = _ArmRecorder(services.recorder, labels) if labels else services.recorder
         models: dict[str, Any] = dict(services.models)
         for name, handle in pinned.items():
-            models[name] = _ArmModel(models[name], handle, recorder, arms[name].label)
-        self.shared = replace(services, models=models, recorder=recorder) if labels else services
+            models[name] = _ArmModel(models[name], handle, services.recorder, arms[name].label)
+        self.shared = replace(services, models=models, arms=labels)
         self._recurrent = [name for name, model in services.models.items() if _has_state(model)]
         self._states: list[dict[str, Recurrence]] = []
 
@@ -81,7 +81,7 @@ class SessionModels:
         own = {
             name: getattr(model, "as_caller", lambda model=model: model)() for name, model in services.models.items()
         }
-        services = replace(services, models=own)
+        services = replace(services, models=own, returns=deque(maxlen=1))
         if arms is None:
             return cls(services, {}, {})
         chosen = arms.choose(session) if carried is None else carried.arms
@@ -197,23 +197,3 @@ class _RecurrentModel:
 
     def pinned(self, version: int | None = None) -> _RecurrentModel:
         return _RecurrentModel(self._model.pinned(version), self.spec, self._memory, self._turn)
-
-
-class _ArmRecorder:
-    """Records for everybody, and a game's return for the session's arms as well."""
-
-    def __init__(self, onward: Sink, labels: Sequence[str]) -> None:
-        self._onward = onward
-        self._labels = labels
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        self._onward.add(name, value, label=label, kind=kind, weight=weight)
-        if name == "episode_return":
-            for arm in self._labels:
-                self._onward.add("arm_return", value, label=arm, weight=weight)
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        self._onward.add_all(name, values)
-
-    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        self._onward.merge(part)

@@ -5,16 +5,14 @@ The trial keeps the lineage, so that it outlives the model. Starts nothing.
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from brayx.cluster.recipe import Origin
 from brayx.errors import TrackingError
 from brayx.model.checkpoints import starting_weights
 from brayx.tracking import PoolEntry, Trial, find
+from brayx.tracking.lineage import LINEAGE_TAG, Origin, lineage_text, origins_in
 from brayx.tracking.registry import STEP_TAG
-from brayx.tracking.trial import LINEAGE_TAG
 from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
@@ -64,9 +62,9 @@ class Beginning:
             lineage = lineage or _origins(entry)
         version, step, weights = starting_weights(own, trial if resumed else None, checkpoint, uri)
         if trial is not None and resumed:
-            lineage = tuple(Origin(**kept) for kept in json.loads(trial.tags().get(LINEAGE_TAG, "[]")))
+            lineage = origins_in(trial.tags().get(LINEAGE_TAG, ""))
         elif trial is not None and (lineage or trial.resumed):
-            trial.set_tag(LINEAGE_TAG, json.dumps([asdict(origin) for origin in lineage[:_ORIGINS_KEPT]]))
+            trial.set_tag(LINEAGE_TAG, lineage_text(lineage[:_ORIGINS_KEPT]))
         return cls(weights, version, step, lineage)
 
 
@@ -86,4 +84,4 @@ def give_up(trial: Trial | None) -> None:
 def _origins(entry: PoolEntry) -> tuple[Origin, ...]:
     """A registered version, and what that started from."""
     first = Origin(f"models:/{entry.name}", entry.version, int(entry.tags.get(STEP_TAG, 0)))
-    return (first, *(Origin(**kept) for kept in json.loads(entry.tags.get("lineage", "[]"))))
+    return (first, *origins_in(entry.tags.get("lineage", "")))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from brayx.books import GAMES, SECONDS, Books, Drained
+from brayx.books import Books, Drained
+from brayx.charts import NUMBERS_FILE, charted, sums_of
 from brayx.errors import TrackingError
 from brayx.inbox import Inbox
-from brayx.metrics import METRICS, Kind, Recorder, XAxis
+from brayx.metrics import Kind, Recorder, XAxis
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 HISTOGRAMS_FILE = "histograms.json"
 """Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
 
+_NUMBERS_EVERY_S = 5.0
 _SUM_TAG = "brayx.sum."
 """Begins the tags that say which of an application's own metrics are sums: a resumed trial counts on."""
 
@@ -55,6 +58,7 @@ class Hub(Inbox):
         self._writing = threading.Lock()
         self._failures = 0
         self._failing = False
+        self._numbers_written = 0.0
         self._stopped = threading.Event()
         self._interval_s = interval_s
         self._writer = threading.Thread(target=self._write_until_stopped, name="brayx-hub-writer", daemon=True)
@@ -85,7 +89,7 @@ class Hub(Inbox):
         """Writes now what has come since the last write."""
         with self._writing:
             with self._lock:
-                numbers, step = self._books.take_interval(), self._books.step
+                numbers, step = charted(self._books.take_interval(), self._books.totals), self._books.step
                 own_sums = self._books.own_sums - self._told_sums
             if self._trial is None or not numbers:
                 return
@@ -94,6 +98,8 @@ class Hub(Inbox):
                 for name in sorted(own_sums):
                     self._trial.set_tag(f"{_SUM_TAG}{name}", "1")
                     self._told_sums.add(name)
+                if time.monotonic() - self._numbers_written >= _NUMBERS_EVERY_S:
+                    self._write_numbers(self._trial)
                 self._failing = False
             except TrackingError as error:
                 self._failures += 1
@@ -108,10 +114,17 @@ class Hub(Inbox):
         self.flush()
         with self._lock:
             histograms = self._books.histograms()
-        if self._trial is not None and histograms:
-            with contextlib.suppress(TrackingError):  # their quantiles are in the metrics
-                self._trial.log_dict(histograms, HISTOGRAMS_FILE)
+        if self._trial is not None:
+            with contextlib.suppress(TrackingError):  # the metrics have most of it
+                self._write_numbers(self._trial)
+                if histograms:
+                    self._trial.log_dict(histograms, HISTOGRAMS_FILE)
         return self.snapshot()
+
+    def _write_numbers(self, trial: Trial) -> None:
+        self._numbers_written = time.monotonic()
+        numbers = {name: value for name, value in self.snapshot().items() if math.isfinite(value)}
+        trial.log_dict(numbers, NUMBERS_FILE)
 
     def _write_until_stopped(self) -> None:
         while not self._stopped.wait(self._interval_s):
@@ -122,13 +135,8 @@ def totals_of(trial: Trial | None) -> dict[str, float]:
     """Sums that an interrupted trial (or a hub that died) had written."""
     if trial is None:
         return {}
-    own = {name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)}
-    sums = {name for name, metric in METRICS.items() if metric.kind is Kind.SUM} | {GAMES, SECONDS}
-    return {
-        name: value
-        for name, value in trial.metrics().items()
-        if name.split(".")[0] in sums or name in own or any(name.startswith(f"{each}.") for each in own)
-    }
+    own = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]
+    return sums_of(trial.metrics(), own)
 
 
 def create_hub(

@@ -19,26 +19,12 @@ from brayx.engines.base import LeafSpec, ModelSpec, layout_of
 from brayx.errors import ModelError, ShapeMismatch, first_line
 from brayx.model.checkpoints import CheckpointInterval
 from brayx.model.config import ModelConfig
+from brayx.tracking.lineage import Origin
 from brayx.tracking.trial import Trial
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a model started from.
-
-    Attributes:
-        name: of the other model; ``models:/NAME`` of one in the registry.
-        version: its policy version, or the registry's.
-        step: the step that was published with.
-    """
-
-    name: str
-    version: int
-    step: int
 
 
 @dataclass(frozen=True)

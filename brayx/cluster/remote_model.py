@@ -31,7 +31,7 @@ from brayx.cluster.named_model import (
     remove,
     withdraw,
 )
-from brayx.cluster.recipe import Origin, Recipe, prepare
+from brayx.cluster.recipe import Recipe, prepare
 from brayx.cluster.turns import turn
 from brayx.cluster.weights import (
     KEPT_VERSIONS,
@@ -47,6 +47,7 @@ from brayx.model.columns import to_columns
 from brayx.model.handles import sooner
 from brayx.model.local import LocalModel, Model
 from brayx.tracking import Trial, initialise, tracking_uri
+from brayx.tracking.lineage import Origin
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:

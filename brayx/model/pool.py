@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from brayx.charts import SERVING_CHARTS
 from brayx.engines.base import check_finite, load_weights
 from brayx.errors import BadWeights, ModelNotFound, TrackingError, VersionUnknown, first_line
 from brayx.metrics import Metric, Part
@@ -189,13 +190,15 @@ class Pool:
         trial = self._trials[arm]
         if arm not in self._begun:
             trial.log_params({"serving": {"model": name, "version": arm.version, "alias": arm.alias}})
-            before = Results.of(trial.metrics()) if trial.resumed else Results()
+            shown = trial.metrics() if trial.resumed else {}
+            before = Results.of({name: shown[chart] for name, chart in SERVING_CHARTS.items() if chart in shown})
             with self._counting:
                 self._results[arm].join(before)
             self._begun.add(arm)  # last: however often this is retried, earlier results are added once
         with self._counting:
             numbers = self._results[arm].numbers()
-        trial.log_metrics(numbers, int(numbers["sessions"]))
+        shown = {SERVING_CHARTS[name]: value for name, value in numbers.items()}
+        trial.log_metrics(shown, int(numbers["sessions"]))
         if arm.version:
             tag(name, arm.version, {f"serving.{key}": f"{value:g}" for key, value in numbers.items()}, self._uri)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from brayx.engines.base import check_finite, load_weights
+from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
+from brayx.tracking.lineage import LINEAGE_TAG, origins_in
 from brayx.tracking.store import client_of, sqlite_path, telling
-from brayx.tracking.trial import LINEAGE_TAG, Checkpoint, Trial
+from brayx.tracking.trial import Checkpoint, Trial
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -63,6 +63,8 @@ def register(
     alias: str | None = "champion",
     tags: Mapping[str, str] | None = None,
     onnx: bytes | None = None,
+    spec: ModelSpec | None = None,
+    description: str = "",
 ) -> PoolEntry:
     """Puts a checkpoint into the pool as a version of ``model_name`` and points ``alias`` at it.
 
@@ -75,8 +77,10 @@ def register(
         model_name: name of the registered model, created if absent.
         alias: moved to this version; None moves none.
         tags: facts to write on the version, beside its lineage: where the trial started from another model, ``parent``,
-            ``parent_version`` and ``parent_step`` name that, and ``lineage`` is the JSON list of all before it.
+            ``parent_version`` and ``parent_step`` name that, and ``lineage`` that and all before it, as `lineage_text`.
         onnx: the model as an ONNX file; with it ``mlflow.onnx.load_model("models:/name@alias")`` works too.
+        spec: of its inputs and outputs, which MLflow shows as the version's signature.
+        description: of the version, in a sentence or two.
 
     Raises:
         TrackingError: the registry or the artifact store failed.
@@ -84,7 +88,8 @@ def register(
     client = client_of(trial.uri)
     with telling(f"cannot register a checkpoint of trial {trial.name!r} as {model_name!r}"):
         if _registered(client, model_name) is None:
-            client.create_registered_model(model_name)
+            about = f"Policies of brayx's project {trial.project!r}. Alias `champion`: the one with the highest return."
+            client.create_registered_model(model_name, description=about)
         found = client.search_model_versions(f"name = '{model_name}'")
         known = [version for version in found if version.run_id == trial.run_id]
         saved = {CHECKPOINT_TAG: f"{checkpoint.artifact_path}@{checkpoint.saved_at_s!r}"}
@@ -98,8 +103,7 @@ def register(
             artifact_path = f"models/{quote(model_name, safe='')}/{checkpoint.step:012d}-{tags[CONTENT_TAG]}"
             with tempfile.TemporaryDirectory(prefix="brayx-register-") as temporary:
                 folder = Path(temporary) / "model"
-                if onnx is not None:
-                    _save_onnx(onnx, folder)
+                _save_for_mlflow(folder, onnx, spec)
                 shutil.copytree(files, folder, dirs_exist_ok=True)
                 client.log_artifacts(trial.run_id, str(folder), artifact_path)
             version = client.create_model_version(
@@ -107,6 +111,7 @@ def register(
                 source=f"runs:/{trial.run_id}/{artifact_path}",
                 run_id=trial.run_id,
                 tags=tags,
+                description=description or None,
             )
         if alias is not None:
             client.set_registered_model_alias(model_name, alias, str(version.version))
@@ -282,16 +287,11 @@ def _content(folder: Path) -> str:
 
 def _lineage(trial: Trial) -> dict[str, str]:
     """The tags of a version that tell what its trial started from."""
-    kept = trial.tags().get(LINEAGE_TAG, "[]")
-    parent = next(iter(json.loads(kept)), None)
-    if parent is None:
-        return {}
-    return {
-        "parent": parent["name"],
-        "parent_version": str(parent["version"]),
-        "parent_step": str(parent["step"]),
-        "lineage": kept,
-    }
+    kept = trial.tags().get(LINEAGE_TAG, "")
+    for parent in origins_in(kept)[:1]:
+        numbers = {"parent_version": str(parent.version), "parent_step": str(parent.step)}
+        return {"parent": parent.name, **numbers, "lineage": kept}
+    return {}
 
 
 def _registered(client: MlflowClient, name: str) -> RegisteredModel | None:
@@ -326,12 +326,26 @@ def _entry(version: ModelVersion) -> PoolEntry:
     return PoolEntry(version.name, int(version.version), version.source or "", version.run_id or "", dict(version.tags))
 
 
-def _save_onnx(model: bytes, folder: Path) -> None:
-    import mlflow.onnx
-    import onnx
-    import onnxruntime
+def _save_for_mlflow(folder: Path, model: bytes | None, spec: ModelSpec | None) -> None:
+    """Writes what MLflow's own tools read of a version: its signature, and the ONNX model where there is one."""
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema, TensorSpec
 
-    # Named here, because MLflow would otherwise infer them in a process of its own.
-    requirements = [f"onnx=={onnx.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
-    parsed = onnx.load_model_from_string(model)
-    mlflow.onnx.save_model(parsed, str(folder), pip_requirements=requirements, save_as_external_data=False)
+    def schema(leaves: Iterable[LeafSpec]) -> Schema:
+        return Schema([TensorSpec(leaf.dtype, (-1, *leaf.shape), leaf.path) for leaf in leaves])
+
+    signature = None if spec is None else ModelSignature(schema(spec.inputs), schema(spec.outputs))
+    if model is not None:
+        import mlflow.onnx
+        import onnx
+        import onnxruntime
+
+        # Named here, because MLflow would otherwise infer them in a process of its own.
+        requirements = [f"onnx=={onnx.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
+        parsed = onnx.load_model_from_string(model)
+        mlflow.onnx.save_model(
+            parsed, str(folder), pip_requirements=requirements, signature=signature, save_as_external_data=False
+        )
+    elif signature is not None:
+        folder.mkdir()
+        Model(signature=signature).save(str(folder / "MLmodel"))

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from brayx.errors import ConfigError, TrackingError, first_line
 from brayx.tracking.store import client_of, sqlite_path, telling
@@ -34,9 +34,8 @@ log = logging.getLogger(__name__)
 ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-LINEAGE_TAG = "brayx.lineage"
-"""Of a run: what its weights come from, the nearest first, as a JSON list of ``name``, ``version`` and ``step``."""
-
+_KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
+"""Has MLflow's pages show a project as machine learning, runs and charts first, and not as an application of GenAI."""
 _CHECKPOINT_TAG = "brayx.checkpoint."
 _OWNER_TAG = "brayx.owner"
 _MAX_BATCH = 1000
@@ -258,9 +257,7 @@ class Trial:
         numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
         replaced = next((checkpoint for checkpoint in self.checkpoints() if checkpoint.step == int(step)), None)
         path = f"checkpoints/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
-        files = _count_files(Path(folder))
-        checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), files)
-        record = {"path": path, "metrics": numbers, "saved_at_s": checkpoint.saved_at_s, "files": files}
+        checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), _count_files(Path(folder)))
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
             try:
                 client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
@@ -270,7 +267,7 @@ class Trial:
                 raise
             # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
             try:
-                client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", json.dumps(record))
+                client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", _record(checkpoint))
             except Exception:
                 with contextlib.suppress(Exception):  # nobody would ever delete it: the disk may be full of these soon
                     if path not in [checkpoint.artifact_path for checkpoint in self.checkpoints()]:
@@ -285,10 +282,7 @@ class Trial:
         found = []
         for key, value in self._run().data.tags.items():
             if key.startswith(_CHECKPOINT_TAG):
-                record = json.loads(value)
-                step = int(key.removeprefix(_CHECKPOINT_TAG))
-                path, metrics, saved_at_s = record["path"], record["metrics"], record["saved_at_s"]
-                found.append(Checkpoint(self.run_id, step, path, metrics, saved_at_s, record.get("files", 0)))
+                found.append(_recorded(self.run_id, int(key.removeprefix(_CHECKPOINT_TAG)), value))
         return sorted(found, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
 
     def latest_checkpoint(self) -> Path | None:
@@ -363,6 +357,21 @@ def _metric_name(name: str) -> str:
     return f"{kept[: _MAX_METRIC_CHARS - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
+def _record(checkpoint: Checkpoint) -> str:
+    """A checkpoint as its tag has it: ``path=checkpoints/000000002048&files=5&saved_at_s=1.5&episode_return=21.5``."""
+    facts = {"path": checkpoint.artifact_path, "files": checkpoint.files, "saved_at_s": repr(checkpoint.saved_at_s)}
+    return urlencode({**facts, **checkpoint.metrics}, safe="/")
+
+
+def _recorded(run_id: str, step: int, record: str) -> Checkpoint:
+    if record.startswith("{"):  # of a trial begun with an earlier brayx
+        kept = json.loads(record)
+        return Checkpoint(run_id, step, kept["path"], kept["metrics"], kept["saved_at_s"], kept.get("files", 0))
+    facts = dict(parse_qsl(record))
+    path, files, saved_at_s = facts.pop("path"), int(facts.pop("files")), float(facts.pop("saved_at_s"))
+    return Checkpoint(run_id, step, path, {name: float(value) for name, value in facts.items()}, saved_at_s, files)
+
+
 def _count_files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
@@ -411,7 +420,7 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
         path = sqlite_path(uri)
         location = str(path.parent / ARTIFACTS_FOLDER / quote(project, safe=" ")) if path is not None else None
         try:
-            return str(client.create_experiment(project, artifact_location=location))
+            return str(client.create_experiment(project, artifact_location=location, tags={_KIND_TAG: _KIND}))
         except MlflowException:
             # Another process made it between the two calls; anything else fails again here.
             experiment = client.get_experiment_by_name(project)
@@ -419,6 +428,8 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
                 raise
     if experiment.lifecycle_stage != "active":
         raise TrackingError(f"project {project!r} was deleted in MLflow; restore it, or name another", project=project)
+    if _KIND_TAG not in experiment.tags:
+        client.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
     return str(experiment.experiment_id)
 
 

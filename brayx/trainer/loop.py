@@ -24,7 +24,7 @@ from brayx.algorithms.build import build
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, ModelError, first_line
-from brayx.metrics import WINDOW_GAMES, Kind
+from brayx.metrics import METRICS, WINDOW_GAMES, Kind
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
 from brayx.trainer import checkpoint
@@ -34,7 +34,7 @@ from brayx.trainer.evaluation import Evaluation
 from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
 from brayx.trainer.ranks import Alone, Ranks, agree
-from brayx.trainer.saving import Keeper, Saver, samples_of
+from brayx.trainer.saving import Keeper, Saver, Score, samples_of
 from brayx.types import NestedArray, Weights
 
 Reason = Literal["num_steps", "target_return", "stream_ended"]
@@ -82,6 +82,7 @@ class Summary:
         policy_version: newest published.
         seconds: in the loop, those before a resume included.
         return_mean: of the last games; NaN when too few were finished.
+        return_games: how many those are.
         resumed: training went on from a checkpoint.
     """
 
@@ -91,6 +92,7 @@ class Summary:
     policy_version: int
     seconds: float
     return_mean: float
+    return_games: int
     resumed: bool
 
 
@@ -200,7 +202,7 @@ def learn(
     prepare = Prepare(forward_args, ranks.device, handle, aside=config.prefetch > 0, state_at=at)
     to_evaluate = (eval_batches or {}) if ranks.rank == 0 else {}
     reason: Reason | None = None
-    return_mean: float | None = None
+    score: Score | None = None
     began = time.monotonic() - counters.seconds
     with (
         Services(recorder=numbers).use(),  # type: ignore[arg-type]  # hooks need no more of it than `add`
@@ -244,14 +246,14 @@ def learn(
                 version_at_start = counters.policy_version
                 measured |= {"updates": 1, "policy_version": counters.policy_version, "update_seconds": ended - started}
                 for name, value in measured.items():
-                    numbers.add(name, value)
+                    numbers.add(name if name in METRICS else f"learner/{name}", value)
                 record_waiting(numbers, ready, asked, came, started - waiting_since, ended - waiting_since)
                 if evaluation.due(counters.updates):
                     for (name, label), value in evaluation.run(algorithm, done, counters.env_steps).items():
                         numbers.add(name, value, label=label)
-                return_mean = _return_mean(numbers.newest(), config.target_games)
-                if return_mean is not None and config.target_return is not None:
-                    reached = return_mean >= config.target_return
+                score = _score(numbers.newest(), config.target_games)
+                if score is not None and config.target_return is not None:
+                    reached = score.mean >= config.target_return
             total, stop = agree(ranks, learned, reached)
             counters.env_steps += total
             counters.seconds = time.monotonic() - began
@@ -260,7 +262,7 @@ def learn(
             elif counters.env_steps >= config.num_steps:
                 reason = "num_steps"
             elif publish is not None and algorithm.learned:
-                saver.save_in_turn(return_mean, due=due is not None and due())
+                saver.save_in_turn(score, due=due is not None and due())
             if algorithm.learned:
                 waiting_since = time.monotonic()
     if publish is not None:
@@ -268,17 +270,18 @@ def learn(
         if counters.updates != published_at:  # new weights would have who waits for them collect once more
             counters.policy_version = publish.publish(acting(), counters.env_steps)
         deadline = time.monotonic() + _LAST_RETURNS_S
-        while reason == "num_steps" and return_mean is None and time.monotonic() < deadline:
+        while reason == "num_steps" and score is None and time.monotonic() < deadline:
             time.sleep(0.05)
-            return_mean = _return_mean(numbers.newest(), config.target_games)
-        saver.save(return_mean)
+            score = _score(numbers.newest(), config.target_games)
+        saver.save(score)
     return Summary(
         reason=reason,
         env_steps=counters.env_steps,
         updates=counters.updates,
         policy_version=counters.policy_version,
         seconds=counters.seconds,
-        return_mean=float("nan") if return_mean is None else return_mean,
+        return_mean=float("nan") if score is None else score.mean,
+        return_games=0 if score is None else score.games,
         resumed=restored is not None,
     )
 
@@ -333,6 +336,7 @@ def _version(batch: Batch) -> float:
     return float(batch["policy_version"][batch["mask"] > 0].mean())
 
 
-def _return_mean(newest: Mapping[str, float], games: int) -> float | None:
-    enough = newest.get(GAMES_METRIC, 0) >= games and newest.get(WINDOW_METRIC, 0) >= min(games, WINDOW_GAMES)
-    return newest.get(RETURN_METRIC) if enough else None
+def _score(newest: Mapping[str, float], games: int) -> Score | None:
+    window, mean = int(newest.get(WINDOW_METRIC, 0)), newest.get(RETURN_METRIC)
+    enough = newest.get(GAMES_METRIC, 0) >= games and window >= min(games, WINDOW_GAMES)
+    return Score(mean, window) if enough and mean is not None else None

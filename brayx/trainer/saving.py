@@ -10,12 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from brayx.errors import TrackingError
-from brayx.metrics import BEST_METRIC
+from brayx.metrics import BEST_METRIC, GAMES_OF_BEST
 from brayx.replay.packing import Batch
 from brayx.trainer.checkpoint import Counters
 
@@ -27,6 +27,13 @@ _BETTER_AFTER_S = 2.0
 """and this long since the last, because saving holds up learning."""
 _SAMPLES = 256
 """Observations that a checkpoint keeps."""
+
+
+class Score(NamedTuple):
+    """A policy's mean return over its last games, and how many those are."""
+
+    mean: float
+    games: int
 
 
 class Keeper(Protocol):
@@ -74,19 +81,19 @@ class Saver:
         self._failing = False
         self._saved_at = time.monotonic()
 
-    def save(self, return_mean: float | None) -> None:
+    def save(self, score: Score | None) -> None:
         """Saves one now.
 
         Args:
-            return_mean: of the last games; None: not known.
+            score: None: too few games have been finished.
 
         Raises:
             TrackingError, OSError: it cannot be written or kept; those before are as they were.
         """
         counters, best = self._counters, self._counters.best_return
-        if return_mean is not None:
-            counters.best_return = max(return_mean, best if best is not None else return_mean)
-        metrics = {} if return_mean is None else {BEST_METRIC: return_mean}
+        if score is not None:
+            counters.best_return = max(score.mean, best if best is not None else score.mean)
+        metrics = {} if score is None else {BEST_METRIC: score.mean, GAMES_OF_BEST: float(score.games)}
         try:
             with tempfile.TemporaryDirectory(prefix="brayx-checkpoint-") as temporary:
                 self._write(Path(temporary), {**self._about, "metrics": metrics})
@@ -95,17 +102,17 @@ class Saver:
             counters.best_return = best
             raise
 
-    def save_in_turn(self, return_mean: float | None, *, due: bool = False) -> None:
+    def save_in_turn(self, score: Score | None, *, due: bool = False) -> None:
         """Saves one if it is time, if the return has grown, or if somebody says that it is ``due``; one that fails is
         counted, and logged once in a row."""
         age_s = time.monotonic() - self._saved_at
         best = self._counters.best_return
-        better = return_mean is not None and (best is None or return_mean > best + _BETTER_BY * abs(best))
+        better = score is not None and (best is None or score.mean > best + _BETTER_BY * abs(best))
         turn = self._every is not None and self._counters.updates % self._every == 0
         if age_s < self._interval_s and not (turn or due) and not (better and age_s >= _BETTER_AFTER_S):
             return
         try:
-            self.save(return_mean)
+            self.save(score)
             self._failing = False
         except (TrackingError, OSError) as error:
             self._failed()

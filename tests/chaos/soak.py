@@ -68,4 +68,4 @@ def _updates(command: Command) -> float:
     if "Ray is up" not in command.err:
         return 0.0
     trial: Trial = trials(command.folder, "ppo_env")["main"][-1]
-    return trial.metrics().get("updates", 0.0)
+    return trial.metrics().get("learner/updates", 0.0)

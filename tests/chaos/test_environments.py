@@ -33,7 +33,7 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
     shutil.copy(TEMPLATES / "ppo_env.yaml", tmp_path)
 
     def updates() -> float:
-        return trial_of(command).metrics().get("updates", 0.0) if "Ray is up" in command.err else 0.0
+        return trial_of(command).metrics().get("learner/updates", 0.0) if "Ray is up" in command.err else 0.0
 
     words = ["train", str(tmp_path / "ppo_env.yaml"), "--cluster", *setting(*OPTIONS)]
     with brayx(tmp_path, *words) as command, said_on_failure(command):
@@ -47,8 +47,8 @@ def test_whatever_is_killed_it_goes_on_learning_in_one_run(tmp_path: Path) -> No
         command.control_c()
         command.gone(60.0)
         trial = trial_of(command)
-        assert goes_on(written(trial, "env_steps"))
-        assert trial.metrics()["rollout_workers_lost.died"] >= 1
+        assert goes_on(written(trial, "replay/env_steps"))
+        assert trial.metrics()["rollout/workers_lost"] >= 1
 
 
 @pytest.mark.chaos
@@ -63,7 +63,7 @@ def test_a_job_whose_ranks_nobody_watches_any_more_ends_and_the_same_command_goe
         command.gone(60.0)
         assert "brayx: the learner failed: " in command.err
         first = trial_of(command)
-    more = setting(f"trainer.num_steps={int(first.metrics()['env_steps']) + 6000}")
+    more = setting(f"trainer.num_steps={int(first.metrics()['replay/env_steps']) + 6000}")
     with brayx(tmp_path, *words, *more) as command, said_on_failure(command):
         assert command.ended() == 0
         assert "(resumed)" in command.err

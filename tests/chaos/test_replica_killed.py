@@ -71,7 +71,7 @@ def test_training_survives_a_kill(tmp_path: Path, victim: str, where: str) -> No
     assert trial.status == "FINISHED"
     assert trial.checkpoints()[-1].step >= NUM_STEPS
     numbers = trial.metrics()
-    assert numbers["env_steps"] >= NUM_STEPS - KILL_AFTER
+    assert numbers["replay/env_steps"] >= NUM_STEPS - KILL_AFTER
     if "Replica" in victim:
-        assert numbers["sessions_started"] >= started + NUM_GAMES, "no game has started anew after the kill"
-    assert goes_on(written(trial, "policy_version")), "env steps and versions go on where they were"
+        assert numbers["session/started"] >= started + NUM_GAMES, "no game has started anew after the kill"
+    assert goes_on(written(trial, "learner/policy_version")), "env steps and versions go on where they were"

@@ -24,6 +24,7 @@ from typing import Self
 
 import psutil
 
+from brayx.charts import NUMBERS_FILE
 from brayx.tracking import Trial, tracking_uri
 from pipelines.ending import marked
 
@@ -251,13 +252,26 @@ def goes_on(points: Sequence[tuple[int, float]]) -> bool:
 
 
 def metrics_of(command: Command, name: str = "main") -> dict[str, float]:
-    """Newest metrics of the trial that a training command runs; empty while there is none.
+    """Newest numbers of the trial that a training command runs; empty while there is none.
 
     The store is not touched before the command has made it: whoever comes second while it does is turned away.
     """
     if "Ray is up" not in command.err:
         return {}
-    return trials(command.folder)[name][-1].metrics()
+    return numbers_of(trials(command.folder)[name][-1])
+
+
+def numbers_of(trial: Trial) -> dict[str, float]:
+    """Every number of a trial by brayx's own name, seconds old at most; empty before they are first written."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        path = download_artifacts(run_id=trial.run_id, artifact_path=NUMBERS_FILE, tracking_uri=trial.uri)
+        numbers: dict[str, float] = json.loads(Path(path).read_text())
+        return numbers
+    except (MlflowException, OSError, ValueError):  # not there yet, or being written
+        return {}
 
 
 def is_free(port: int) -> bool:

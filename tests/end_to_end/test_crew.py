@@ -87,7 +87,7 @@ def test_the_game_keeps_pettingzoos_rules() -> None:
 
 def explained(trial: Trial) -> float:
     """The share of what games came to that the value foretold, at last: little of it can be told from a call."""
-    return statistics.fmean(value for _, value in trial.history("explained_variance")[-5:])
+    return statistics.fmean(value for _, value in trial.history("learner/explained_variance")[-5:])
 
 
 def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folder: Path) -> None:
@@ -98,10 +98,10 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["first"]
     metrics = trial.metrics()
-    learned = [metrics[f"learned.{rower}"] for rower in ROWERS]
+    learned = [metrics[f"game/learned.{rower}"] for rower in ROWERS]
     assert sum(learned) >= 40_000
     assert max(learned) - min(learned) < 0.05 * sum(learned), learned
-    assert [metrics[f"astray.{rower}"] for rower in ROWERS] == [0, 0, 0]
+    assert [metrics[f"game/astray.{rower}"] for rower in ROWERS] == [0, 0, 0]
     assert explained(trial) > 0.6
 
     port = free_port()
@@ -125,5 +125,5 @@ def test_agents_as_rows_learn_the_same_without_a_door(folder: Path) -> None:
         training.gone(15.0)
         assert "champion: crew version 1" in training.out
     (trial,) = trials(folder, "crew")["rows"]
-    assert trial.metrics()["env_steps"] >= 40_000
+    assert trial.metrics()["replay/env_steps"] >= 40_000
     assert explained(trial) > 0.6

@@ -21,6 +21,7 @@ from tests.end_to_end.jobs import (
     Command,
     brayx,
     goes_on,
+    numbers_of,
     said_on_failure,
     setting,
     trials,
@@ -48,7 +49,7 @@ def trial_of(command: Command) -> Trial:
 def steps_of(command: Command) -> float:
     if "Ray is up" not in command.err:
         return 0.0
-    return trial_of(command).metrics().get("env_steps", 0.0)
+    return trial_of(command).metrics().get("replay/env_steps", 0.0)
 
 
 def scale(folder: Path, workers: str) -> tuple[int, str]:
@@ -90,19 +91,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
         (victim, *_) = command.processes("ray::RolloutWorker")
         victim.send_signal(signal.SIGKILL)
         command.until(
-            lambda: trial_of(command).metrics().get("rollout_workers_lost.died", 0) == 1, "the worker was missed"
+            lambda: numbers_of(trial_of(command)).get("rollout_workers_lost.died", 0) == 1, "the worker was missed"
         )
         begun = steps_of(command)
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
         command.until(lambda: steps_of(command) > begun + 5000, "it goes on with two")
         command.until(lambda: bool(trial_of(command).checkpoints()), "there is a checkpoint")
-        lost = trial_of(command).metrics()
+        lost = numbers_of(trial_of(command))
         refused, scaled = scale(folder, "3"), scale(folder, "1")
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 1, "the other one has left")
         begun = steps_of(command)
         command.until(lambda: steps_of(command) > begun + 2000, "it goes on with one")
         at_kill = steps_of(command)
-        workers = [value for _, value in written(trial_of(command), "rollout_workers.rollout")]
+        workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
         command.process.wait(timeout=30)
         command.gone(60.0)
@@ -132,8 +133,8 @@ def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:
 
 def test_the_same_command_resumes_the_trial_in_the_same_run(killed: Killed) -> None:
     assert "(resumed)" in killed.said
-    assert goes_on(written(killed.trial, "env_steps"))
-    assert killed.trial.metrics()["env_steps"] > killed.at_kill
+    assert goes_on(written(killed.trial, "replay/env_steps"))
+    assert killed.trial.metrics()["replay/env_steps"] > killed.at_kill
     assert re.search(r"finished after", killed.said)
 
 
@@ -167,8 +168,8 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
     assert result["seconds_to_target"] is None
     trial = trial_of_project(tmp_path, "Pendulum-v1", "ppo Pendulum-v1 seed 0")
     assert (trial.run_id, trial.status) == (result["trial"], "FINISHED")
-    assert trial.metrics()["updates"] == 4
-    assert trial.metrics()["env_steps"] == result["env_steps"]
+    assert trial.metrics()["learner/updates"] == 4
+    assert trial.metrics()["replay/env_steps"] == result["env_steps"]
     assert "memory.inputs.weight" in load_weights(trial.latest_checkpoint() / "weights.npz")
     lines = [line for line in said.splitlines() if "env steps  return" in line]
     assert 1 <= len(lines) <= 2, "a line every second update, of four"
@@ -221,7 +222,7 @@ training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=6
 result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1)
 (obs,) = result.forward_args
 print(json.dumps({
-    "reason": result.reason, "updates": result.updates, "alpha": trial.metrics()["alpha"],
+    "reason": result.reason, "updates": result.updates, "alpha": trial.metrics()["learner/alpha"],
     "worth": list(result.module.critic(obs, result.module(obs)["tanh_mean"]).shape),
     "episodes": len(result.evaluation.episodes),
 }))

@@ -288,7 +288,7 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
     assert interrupted.trial.status == "KILLED"
     saved = interrupted.trial.checkpoints()[-1].step
     assert saved > 0
-    before = written(interrupted.trial, "policy_version")
+    before = written(interrupted.trial, "learner/policy_version")
     target = saved + 2048
     with brayx(interrupted.folder, *interrupted.words, "--set", f"trainer.num_steps={target}") as command:
         assert command.ended() == 0, command.err
@@ -296,10 +296,10 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
         assert "cartpole / main (resumed)" in command.err
     (trial,) = trials(interrupted.folder)["main"]
     assert (trial.run_id, trial.status) == (interrupted.trial.run_id, "FINISHED")
-    assert trial.metrics()["env_steps"] >= target
+    assert trial.metrics()["replay/env_steps"] >= target
     assert trial.checkpoints()[-1].step >= target
     assert trial.checkpoints()[-1].step < target + 2048, "it counted on from the checkpoint, not from 0"
-    curve = written(trial, "policy_version")
+    curve = written(trial, "learner/policy_version")
     assert curve[: len(before)] == before
     assert len(curve) > len(before)
     assert goes_on(curve), "env steps and versions go on where they were"

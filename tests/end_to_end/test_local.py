@@ -121,11 +121,11 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     trial = the_trial(folder)
     assert trial.status == "FINISHED"
     assert max(saved(folder)) >= steps + 2000
-    for metric in ("env_steps", "updates", "policy_version"):
+    for metric in ("replay/env_steps", "learner/updates", "learner/policy_version"):
         assert goes_on(written(trial, metric)), metric
     champion = find("models:/cartpole@champion", trial.uri)
     assert float(champion.tags["return"]) > 0
     assert list(folder.rglob("curve.png"))
-    assert list(folder.rglob("episodes/render-*.png"))
+    assert list(folder.rglob("episodes/render/step-*-return-*.png"))
     imported = folder / "imported.txt"
     assert not imported.exists(), imported.read_text()

@@ -35,11 +35,12 @@ def test_a_remote_model_trains(tmp_path: Path) -> None:
         assert "runs on Ray: model.placement is remote" in command.err
     ((trial,),) = trials(tmp_path).values()
     numbers = trial.metrics()
-    assert numbers["env_steps"] >= 1500
-    ended = sum(value for name, value in numbers.items() if name.startswith("sessions_ended"))
-    assert ended == numbers["sessions_started"] > 0, "the books hold what replicas told when they ended"
-    assert numbers["policy_version"] > 3
-    assert numbers["lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
+    assert numbers["replay/env_steps"] >= 1500
+    assert numbers["session/ended"] == numbers["session/started"] > 0, (
+        "the books hold what replicas told when they ended"
+    )
+    assert numbers["learner/policy_version"] > 3
+    assert numbers["learner/lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
 
 
 def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> None:
@@ -56,5 +57,5 @@ def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> No
         assert re.search(r"metrics_agent_port|See \S+/logs", command.err)
         command.gone(10.0)
     ((trial,),) = trials(tmp_path).values()
-    assert trial.metrics()["env_steps"] == 40 * 32
+    assert trial.metrics()["replay/env_steps"] == 40 * 32
     assert trial.status == "FINISHED"

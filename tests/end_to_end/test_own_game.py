@@ -35,7 +35,7 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
         assert training.ended() == 0, training.err
         training.gone(15.0)
     (trial,) = trials(folder, "signals")["main"]
-    returns = [value for _, value in trial.history("episode_return.last100")]
+    returns = [value for _, value in trial.history("return/last_100_games")]
     assert max(returns) > 2 * BY_CHANCE, returns
     assert max(returns) > returns[0] + 1, returns
     assert "champion: signals version 1" in training.out

@@ -318,15 +318,17 @@ def test_a_canary_and_its_promotion(door: str, tracking_db: str, tmp_path: Path,
         return {run.info.run_name: run.data.metrics for run in found}
 
     def sessions() -> dict[str, float]:
-        return {name: metrics.get("sessions", 0.0) for name, metrics in runs().items()}
+        return {name: metrics.get("session/sessions", 0.0) for name, metrics in runs().items()}
 
     until(lambda: len(runs()) >= 3, "results are booked", WAIT_S)
     until(lambda: sum(sessions().values()) == len(clients), "of all sessions", WAIT_S)
-    until(lambda: all(m.get("games") == m["sessions"] for m in runs().values()), "and their games", WAIT_S)
+    until(
+        lambda: all(m.get("session/games") == m["session/sessions"] for m in runs().values()), "and their games", WAIT_S
+    )
     for name, metrics in runs().items():
         made_by = int(name.split()[2])
-        assert metrics["episode_return"] == pytest.approx(10.0 * made_by)
-        assert metrics["ticks"] >= metrics["sessions"]
+        assert metrics["return/mean"] == pytest.approx(10.0 * made_by)
+        assert metrics["tick/count"] >= metrics["session/sessions"]
     assert float(booked.get_model_version(project, "2").tags["serving.sessions"]) > 0
 
     # A champion that is taken back: the other way, with MLflow's own call.

@@ -60,8 +60,8 @@ def test_samples_of_several_processes_meet_in_mlflow(hub: tuple[Any, Trial], ray
     assert snapshot(handle)["env_steps"] == 1000
     last = ray.get(handle.close.remote(), timeout=60)
     assert (last["games"], last["episode_return.last100"]) == (100, 24.5)
-    assert trial.metrics()["env_steps"] == 1000
-    assert trial.history("env_steps")[-1] == (1000, 1000.0)
+    assert trial.metrics()["replay/env_steps"] == 1000
+    assert trial.history("replay/env_steps")[-1] == (1000, 1000.0)
 
 
 def test_flush_means_the_hub_has_it(hub: tuple[Any, Trial]) -> None:
@@ -78,7 +78,7 @@ def test_killed_hub_comes_back_with_the_totals(hub: tuple[Any, Trial]) -> None:
     client = HubClient(handle, interval_s=0.05)
     client.add("env_steps", 100)
     assert client.flush(timeout_s=60)
-    until(lambda: trial.metrics().get("env_steps") == 100)
+    until(lambda: trial.metrics().get("replay/env_steps") == 100)
     process = psutil.Process(ray.get(handle.__ray_call__.remote(_pid), timeout=60))
     process.kill()
     until(lambda: not process.is_running())

@@ -194,7 +194,7 @@ def test_the_target_return_ends_it_and_marks_the_checkpoint(job):
     games.close()
     summary = job.learner().result(60)
     assert (summary.reason, summary.return_mean) == ("target_return", 12.0)
-    assert job.trial.best_checkpoint("episode_return").metrics == {"episode_return": 12.0}
+    assert job.trial.best_checkpoint("episode_return").metrics["episode_return"] == 12.0
 
 
 def test_a_module_that_is_no_model_is_named(job, tmp_path):

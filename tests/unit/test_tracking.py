@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
+import torch
+from mlflow import MlflowClient
 
 from brayx.engines.base import save_weights
+from brayx.engines.torch import describe
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, TrackingError
 from brayx.tracking import (
     Checkpoint,
@@ -31,6 +35,7 @@ from brayx.tracking import (
     register,
     tracking_uri,
 )
+from brayx.tracking.lineage import LINEAGE_TAG, Origin, lineage_text, origins_in
 from brayx.types import Weights
 
 
@@ -590,3 +595,42 @@ def test_importing_the_module_loads_no_mlflow() -> None:
         "import sys, brayx.tracking, brayx.cluster.hub; assert not {'mlflow', 'ray', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_mlflow_shows_a_version_with_its_signature_source_and_description(tracking_db: str, tmp_path: Path) -> None:
+    spec = describe(torch.nn.Linear(4, 2), (np.zeros((1, 4), np.float32),))
+    trial = Trial.open("walker", "first", tracking_db)
+    checkpoint = trial.save_checkpoint(folder_with(tmp_path, "a"), 100, {"episode_return": 21.5, "games": 100})
+    register(trial, checkpoint, "walker", spec=spec, description="mean return 21.5 over 100 games")
+    client = MlflowClient(tracking_db)
+    (version,) = client.search_model_versions("name = 'walker'")
+    assert (version.run_id, version.description) == (trial.run_id, "mean return 21.5 over 100 games")
+    assert "walker" in client.get_registered_model("walker").description
+    mlflow.set_tracking_uri(tracking_db)
+    signature = mlflow.models.get_model_info("models:/walker/1").signature
+    assert [(leaf.name, leaf.type, leaf.shape) for leaf in signature.inputs] == [("input", np.dtype("f4"), (-1, 4))]
+    assert [(leaf.name, leaf.type, leaf.shape) for leaf in signature.outputs] == [("output", np.dtype("f4"), (-1, 2))]
+
+
+def test_a_project_is_shown_as_training_also_one_that_was_there_before(tracking_db: str) -> None:
+    client = MlflowClient(tracking_db)
+    client.create_experiment("old")
+    for project in ("old", "new"):
+        Trial.open(project, "first", tracking_db)
+        tags = client.get_experiment_by_name(project).tags
+        assert tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_no_tag_of_a_run_is_json_and_that_of_an_earlier_brayx_is_read(tracking_db: str, tmp_path: Path) -> None:
+    trial = Trial.open("p", "t", tracking_db)
+    saved = trial.save_checkpoint(folder_with(tmp_path, "a"), 100, {"episode_return": -1.25, "games": 20})
+    trial.set_tag(LINEAGE_TAG, lineage_text([Origin("models:/old", 3, 200), Origin("older one", 1, 0)]))
+    tags = trial.tags()
+    assert tags["brayx.lineage"] == "models:/old version 3 step 200; older one version 1 step 0"
+    assert origins_in(tags["brayx.lineage"])[1] == Origin("older one", 1, 0)
+    assert not [value for value in tags.values() if value.startswith(("{", "["))]
+    assert trial.checkpoints() == [saved]
+    record = {"path": saved.artifact_path, "metrics": {"episode_return": 7.0}, "saved_at_s": 1.5, "files": 1}
+    trial.set_tag("brayx.checkpoint.000000000100", json.dumps(record))
+    (old,) = trial.checkpoints()
+    assert (old.step, old.metrics, old.saved_at_s) == (100, {"episode_return": 7.0}, 1.5)

@@ -173,11 +173,11 @@ class TestHub:
         trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=0.02)
         hub.push(part(("env_steps", 128), ("episode_return", 9.0)))
-        until(lambda: trial.history("episode_return") == [(128, 9.0)])
+        until(lambda: trial.history("return/mean") == [(128, 9.0)])
         hub.push(part(("env_steps", 128), ("episode_return", 11.0)))
         last = hub.close()
-        assert trial.history("episode_return") == [(128, 9.0), (256, 11.0)]
-        assert trial.metrics()["episode_return.last100"] == last["episode_return.last100"] == 10.0
+        assert trial.history("return/mean") == [(128, 9.0), (256, 11.0)]
+        assert trial.metrics()["return/last_100_games"] == last["episode_return.last100"] == 10.0
 
     def test_next_hub_of_the_trial_goes_on(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -185,7 +185,7 @@ class TestHub:
             hub = Hub(trial)
             hub.push(part(("env_steps", 10), ("loss", 1.0)))
             assert hub.close()["env_steps"] == expected
-        assert trial.history("env_steps") == [(10, 10.0), (20, 20.0)]
+        assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0)]
 
     def test_own_sums_and_seconds_go_on_and_histograms_are_an_artifact(self, tracking_db: str) -> None:
         trial = Trial.open("project", "trial", tracking_db)
@@ -198,8 +198,8 @@ class TestHub:
             hub.push(recorder.drain())
             last = hub.close()
             assert (last["gold.hero:3.side:left"], last["updates"]) == (5 * round_, round_)
-            assert last["seconds"] >= trial.metrics()["seconds"] > 0
-        assert trial.history("gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
+            assert last["seconds"] >= trial.metrics()["learner/seconds"] > 0
+        assert trial.history("game/gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
         client = MlflowClient(tracking_db)
         bars = json.loads(Path(client.download_artifacts(trial.run_id, "histograms.json")).read_text())
         assert bars["hp"]["counts"] == [1.0], "of this hub's samples"
@@ -218,7 +218,7 @@ class TestHub:
         client.restore_run(trial.run_id)
         hub.push(part(("env_steps", 10)))
         assert hub.close()["env_steps"] == 30
-        assert trial.history("env_steps") == [(30, 30.0)]
+        assert trial.history("replay/env_steps") == [(30, 30.0)]
 
     def test_without_a_trial_it_keeps_books_only(self) -> None:
         hub = Hub(None, interval_s=0.01)

@@ -48,10 +48,11 @@ def test_a_drawn_game_lands_in_the_trial_and_a_broken_function_costs_only_its_pi
         "def bad(episode): raise KeyError('obs')\n"
     )
     trial = Trial.open("p", "t", tracking_db)
+    trial.log_metrics({"replay/env_steps": 68331.0}, 68331)
     episode = [State("../odd/id", tick=tick) for tick in range(5)]
     renders = {"bad": ("drawing", "bad"), "good": ("drawing", "good")}
-    assert draw_episode(episode, renders, str(tmp_path), trial) == ["good-..%2Fodd%2Fid.png"]
-    (found,) = tmp_path.parent.rglob("good-*.png")
+    assert draw_episode(episode, 21.5, renders, str(tmp_path), trial) == ["good/step-0068331-return-21.5.png"]
+    (found,) = tmp_path.parent.rglob("episodes/good/step-*.png")
     assert Image.open(found).size == (5, 2)
 
 

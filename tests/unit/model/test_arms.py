@@ -177,12 +177,12 @@ def test_results_are_in_a_run_of_each_arm_and_on_the_version(versions):
     serve(5)
     assert set(runs()) == {"serving policy 1 as champion", "serving policy 2 as candidate"}
     candidate = runs()["serving policy 2 as candidate"]
-    assert {"sessions": 5, "refusals": 2, "episode_return": 30}.items() <= candidate.metrics.items()
+    assert {"session/sessions": 5, "tick/refused": 2, "return/mean": 30}.items() <= candidate.metrics.items()
     assert candidate.params["serving.alias"] == "candidate"
     # Killed and started again: the same runs go on.
     pool = serve(3)
     assert len(runs()) == 2
-    assert runs()["serving policy 1 as champion"].metrics["sessions"] == 8
+    assert runs()["serving policy 1 as champion"].metrics["session/sessions"] == 8
     tags = client.get_model_version("policy", "2").tags
     assert (tags["serving.sessions"], tags["serving.episode_return"], tags["serving.refusals"]) == ("8", "30", "4")
     pool.finish()
@@ -217,7 +217,9 @@ def test_results_of_a_model_whose_name_no_run_may_have_are_booked(tracking_db, t
         pool.write()
     assert pool.failures == 0
     client = MlflowClient(tracking_db)
-    found = {run.data.params["serving.model"]: run.data.metrics["sessions"] for run in serving_runs(client, "p")}
+    found = {
+        run.data.params["serving.model"]: run.data.metrics["session/sessions"] for run in serving_runs(client, "p")
+    }
     assert found == {"policy (v2)": 2, "policy [v2]": 2}
     assert client.get_model_version("policy (v2)", "1").tags["serving.sessions"] == "2"
 
@@ -244,7 +246,7 @@ def test_what_cannot_be_booked_is_told_and_counted_and_keeps_nobody_else_from_it
     assert "model/champion/1 are not written for now: RuntimeError: nobody thought of this" in caplog.text
     monkeypatch.undo()
     pool.write()
-    found = {run.data.params["serving.alias"]: run.data.metrics["sessions"]
+    found = {run.data.params["serving.alias"]: run.data.metrics["session/sessions"]
              for run in serving_runs(MlflowClient(versions), "p")}  # fmt: skip
     assert found == {"champion": 6, "candidate": 1}
 
@@ -264,5 +266,7 @@ def test_results_come_in_while_others_are_written(versions):
             future.result()
     pool.write()
     runs = serving_runs(MlflowClient(versions), "p")
-    assert sorted(run.data.metrics["sessions"] for run in runs) == [added, added], "a run of each, and nothing lost"
+    assert sorted(run.data.metrics["session/sessions"] for run in runs) == [added, added], (
+        "a run of each, and nothing lost"
+    )
     assert pool.failures == 0

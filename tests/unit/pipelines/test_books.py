@@ -43,7 +43,7 @@ def test_what_is_over_before_mlflow_has_come_up_has_a_curve_all_the_same(trackin
         trial = clerk.close("FINISHED")
     finally:
         clerk.end()
-    history = mlflow.MlflowClient(tracking_db).get_metric_history(trial.run_id, "episode_return")
+    history = mlflow.MlflowClient(tracking_db).get_metric_history(trial.run_id, "return/mean")
     assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
 
@@ -61,7 +61,7 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
         trial = clerk.close("KILLED")
     finally:
         clerk.end()
-    assert trial.metrics()["env_steps"] == 100
+    assert trial.metrics()["replay/env_steps"] == 100
     assert trial.status == "KILLED"
     assert [each.step for each in trial.checkpoints()] == [0, 2, 3]  # the best, and the newest two
     assert not list(tmp_path.glob("brayx-books-*"))
@@ -75,7 +75,7 @@ def test_a_trial_is_kept_interrupted_and_gone_on_with(tmp_path, tracking_db):
         assert again.close("FINISHED").run_id == trial.run_id
     finally:
         again.end()
-    assert trial.metrics()["env_steps"] == 150
+    assert trial.metrics()["replay/env_steps"] == 150
     assert Trial.attach(uri, trial.run_id).status == "FINISHED"
     assert not may_resume(uri, "project", "name")
 
@@ -97,10 +97,10 @@ def test_nobody_waits_for_mlflow_to_come_up(tmp_path, tracking_db):
         trial = clerk.trial()
         assert [each.step for each in trial.checkpoints()] == [4, 11]
         assert int(np.load(trial.latest_checkpoint() / "weights.npz")["number"]) == 12
-        assert trial.metrics()["env_steps"] == 120
+        assert trial.metrics()["replay/env_steps"] == 120
         assert clerk.totals() == {}, "of a trial that is not resumed"
         clerk.close("FINISHED")
-        assert "checkpoints_failed" not in trial.metrics()
+        assert "learner/checkpoints_failed" not in trial.metrics()
     finally:
         clerk._process.send_signal(signal.SIGCONT)
         clerk.end()
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
     finally:
         clerk.end()
     assert trial.status == "FINISHED"
-    assert trial.metrics()["checkpoints_failed"] == 1
+    assert trial.metrics()["learner/checkpoints_failed"] == 1
 
 
 def test_books_that_cannot_be_opened_are_told(tmp_path):

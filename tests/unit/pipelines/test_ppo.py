@@ -128,7 +128,7 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
     assert done.stderr.startswith("update 1: ")
     trial = Trial.attach(tracking_db, result["trial"])
     assert trial.status == "FINISHED"
-    assert trial.metrics()["env_steps"] == result["env_steps"]
+    assert trial.metrics()["replay/env_steps"] == result["env_steps"]
     assert trial.latest_checkpoint() is not None
 
 

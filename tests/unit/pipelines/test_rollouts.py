@@ -602,7 +602,8 @@ def test_imitation_comes_before_the_first_run_and_is_not_counted(tmp_path: Path,
     steps, numbers = seen[1]
     assert 100 < steps <= 4 * 40
     assert numbers["episode_return.last100"] > 4.5
-    assert {"imitation_accuracy", "imitation_loss", "imitation_value_loss", "policy_loss"} <= set(numbers)
+    measured = {f"learner/imitation_{name}" for name in ("accuracy", "loss", "value_loss")}
+    assert measured | {"policy_loss"} <= set(numbers)
     assert result.updates == 150 + len(seen)
     assert result.reason == "num_steps"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -25,7 +25,7 @@ def listening() -> Iterator[str]:
 
 def running(uri: str, project: str, address: str) -> Trial:
     trial = Trial.open(project, "main", uri)
-    trial.set_tag(_RAY_TAG, json.dumps({"address": address, "auth": "", "host": "elsewhere"}))
+    trial.set_tag(_RAY_TAG, urlencode({"address": address, "auth": "", "host": "elsewhere"}))
     return trial
 
 
@@ -62,7 +62,7 @@ def test_of_several_of_one_name_the_one_that_answers_is_meant(tracking_db: str, 
     alive = running(tracking_db, "more games", listening)
     found, where = _running("main", tracking_db)
     assert (found.run_id, where["address"]) == (alive.run_id, listening)
-    killed.set_tag(_RAY_TAG, json.dumps({**where, "host": "here"}))
+    killed.set_tag(_RAY_TAG, urlencode({**where, "host": "here"}))
     said = told(tracking_db, "main", ConfigError)
     assert said.startswith("2 trials named 'main' run: name one by its id, ")
     assert f"{killed.run_id} of project 'games'" in said

@@ -208,7 +208,9 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
 
     def train(episode_return, say=lambda line: None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
-        trial.save_checkpoint(folder, 100, {} if episode_return is None else {"episode_return": episode_return})
+        trial.save_checkpoint(
+            folder, 100, {} if episode_return is None else {"episode_return": episode_return, "games": 30}
+        )
         return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
 
     return train
@@ -220,9 +222,9 @@ def champion(uri):
 
 def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, tracking_db):
     said = []
-    assert trained(5.0, said.append) == (1, "champion: p version 1")
+    assert trained(5.0, said.append) == (1, "champion: p version 1, mean return 5 over 30 games")
     with files_of("models:/p@champion", tracking_db) as folder:
-        assert {path.name for path in folder.iterdir()} == {"weights.npz", "meta.json"}
+        assert {path.name for path in folder.iterdir()} == {"weights.npz", "meta.json", "MLmodel"}
     (line,) = said
     assert line.startswith(
         "the best checkpoint is registered without an ONNX file: the model cannot be exported to ONNX"
@@ -232,9 +234,10 @@ def test_a_model_that_cannot_be_exported_becomes_champion_without_onnx(trained, 
 def test_a_version_is_tagged_with_what_it_is_rated_by(trained, tracking_db):
     trained(5.04)
     tags = find("models:/p/1", tracking_db).tags
-    assert {key: tags[key] for key in ("return", "rating", "env_steps", "project")} == {
-        "return": "5.0",
-        "rating": "5.0",
+    assert {key: tags[key] for key in ("return", "return_games", "rating", "env_steps", "project")} == {
+        "return": "5.04",
+        "return_games": "30",
+        "rating": "5.04",
         "env_steps": "100",
         "project": "p",
     }
@@ -262,8 +265,9 @@ def test_the_summary_says_what_its_seconds_are_of(tracking_db, finished, state):
 
 
 def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
-    for version, episode_return in enumerate([-3.0, 5.04, 5.0, 90.0], start=1):
-        assert trained(episode_return) == (version, f"champion: p version {version}")
+    for version, episode_return in enumerate([-3.0, 5.0401, 5.04, 90.0], start=1):
+        played = f"mean return {episode_return:.3g} over 30 games"
+        assert trained(episode_return) == (version, f"champion: p version {version}, {played}")
         assert champion(tracking_db) == version
 
 
@@ -273,7 +277,7 @@ def test_a_better_champion_stays_until_somebody_moves_it(trained, tracking_db):
     assert version == 2
     assert champion(tracking_db) == 1
     told, how = outcome.splitlines()
-    assert told == "registered as p version 2 with return 49.9; version 1 with 50.0 stays champion"
+    assert told == "registered as p version 2 with return 49.9; version 1 with 50 stays champion"
     command, *words = shlex.split(how.removeprefix("to make version 2 champion: "))
     assert (command, cli.main(words)) == ("brayx", 0)
     assert champion(tracking_db) == 2
@@ -286,7 +290,7 @@ def test_a_champion_whose_return_nobody_can_read_is_replaced(trained, tracking_d
     client.delete_model_version_tag("p", "1", "return")
     if tag is not None:
         client.set_model_version_tag("p", "1", "return", tag)
-    assert trained(1.0) == (2, "champion: p version 2")
+    assert trained(1.0) == (2, "champion: p version 2, mean return 1 over 30 games")
     assert champion(tracking_db) == 2
 
 

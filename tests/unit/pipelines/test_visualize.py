@@ -17,7 +17,7 @@ def trials(tracking_db):
     for number, name in enumerate(["first", "second", "second"]):
         trial = Trial.open(f"project {number}", name, tracking_db)
         for step in (100, 200):
-            trial.log_metrics({"episode_return.last100": step + number, "seconds": step / 10}, step)
+            trial.log_metrics({"return/last_100_games": step + number, "learner/seconds": step / 10}, step)
         trial.finish()
         made.append(trial)
     return made
@@ -34,8 +34,8 @@ def test_a_trial_is_found_by_id_and_by_name_the_newest(trials):
 
 
 def test_a_curve_is_over_steps_or_seconds(trials):
-    assert curve(trials[1], "episode_return.last100", "env_steps") == [(100, 101), (200, 201)]
-    assert curve(trials[1], "episode_return.last100", "seconds") == [(10, 101), (20, 201)]
+    assert curve(trials[1], "return/last_100_games", "env_steps") == [(100, 101), (200, 201)]
+    assert curve(trials[1], "return/last_100_games", "seconds") == [(10, 101), (20, 201)]
     with pytest.raises(ConfigError, match="has no metric 'nothing'"):
         curve(trials[1], "nothing", "env_steps")
 
@@ -51,7 +51,7 @@ def test_a_curve_is_over_what_was_asked_for_whatever_its_trial_is_written_over(t
         hub.push(recorder.drain())
         hub.flush()
     hub.close()
-    metric = "episode_return.last100"
+    metric = "return/last_100_games"
     assert curve(trial, metric, "env_steps") == [(500, 0), (1000, 0.5), (1500, 1)]
     assert curve(trial, metric, "updates") == [(2, 0), (4, 0.5), (6, 1)]
     assert [value for _, value in curve(trial, metric, "seconds")] == [0, 0.5, 1]
@@ -60,11 +60,11 @@ def test_a_curve_is_over_what_was_asked_for_whatever_its_trial_is_written_over(t
 
 def test_a_number_that_is_written_while_no_steps_come_is_at_those_that_had(tracking_db):
     trial = Trial.open("project", "waiting", tracking_db)
-    trial.log_metrics({"loss": 3, "env_steps": 500}, 1)
+    trial.log_metrics({"loss": 3, "replay/env_steps": 500}, 1)
     trial.log_metrics({"loss": 2}, 2)
-    trial.log_metrics({"loss": 1, "env_steps": 700}, 3)
+    trial.log_metrics({"loss": 1, "replay/env_steps": 700}, 3)
     assert curve(trial, "loss", "env_steps") == [(500, 2), (500, 3), (700, 1)]
-    with pytest.raises(ConfigError, match="has no metric 'updates'"):
+    with pytest.raises(ConfigError, match="has no metric 'learner/updates'"):
         curve(trial, "loss", "updates")
 
 

@@ -137,7 +137,7 @@ def test_it_stops_at_the_target_return_once_enough_games_count(tmp_path):
         tmp_path / "b", newest={**good, "games": 20, "games_in_window": 20}, target_return=475.0
     )
     assert (summary.reason, summary.updates, summary.return_mean) == ("target_return", 1, 480.0)
-    assert keeper.saved[-1][1] == {"episode_return": 480.0}
+    assert keeper.saved[-1][1] == {"episode_return": 480.0, "games": 20}
 
 
 def test_returns_that_come_in_after_a_short_training_still_count(tmp_path):
@@ -149,7 +149,7 @@ def test_returns_that_come_in_after_a_short_training_still_count(tmp_path):
 
     summary, _, _, keeper, _ = run(tmp_path, newest=newest, num_steps=2 * BATCH_STEPS)
     assert (summary.reason, summary.return_mean) == ("num_steps", 21.0)
-    assert keeper.saved[-1][1] == {"episode_return": 21.0}
+    assert keeper.saved[-1][1] == {"episode_return": 21.0, "games": 20}
 
 
 def test_one_lucky_game_after_a_resume_is_neither_the_end_nor_the_best(tmp_path):
@@ -193,8 +193,11 @@ def test_demonstrations_that_are_only_kept_cost_nothing_of_the_budget(tmp_path):
     assert [step // BATCH_STEPS for _, step, _ in weights.published] == list(range(7))
     assert [step // BATCH_STEPS for step, _, _ in keeper.saved] == [1, 2, 3, 4, 5, 6]
     assert len(numbers.samples["policy_loss"]) == len(numbers.samples["update_seconds"]) == 6
-    np.testing.assert_allclose(numbers.samples["imitation_coef"], [1 - n / 3 if n < 3 else 0 for n in range(6)])
-    assert len(numbers.samples["imitation_loss"]) == 2, "of the second and the third, as there were none at the first"
+    coefs = [1 - n / 3 if n < 3 else 0 for n in range(6)]
+    np.testing.assert_allclose(numbers.samples["learner/imitation_coef"], coefs)
+    assert len(numbers.samples["learner/imitation_loss"]) == 2, (
+        "of the second and the third, as there were none at the first"
+    )
 
 
 def test_demonstrations_before_any_play_are_learned_from_and_spend_nothing_of_the_schedule(tmp_path):
@@ -209,8 +212,8 @@ def test_demonstrations_before_any_play_are_learned_from_and_spend_nothing_of_th
     )
     assert (summary.reason, summary.updates, summary.env_steps) == ("num_steps", 4 + 2, 2 * BATCH_STEPS)
     assert [step // BATCH_STEPS for _, step, _ in weights.published] == [0, 0, 0, 0, 0, 1, 2]
-    assert len(set(numbers.samples["imitation_learning_rate"])) == 1
-    assert numbers.samples["imitation_coef"] == [1.0, 0.5]
+    assert len(set(numbers.samples["learner/imitation_learning_rate"])) == 1
+    assert numbers.samples["learner/imitation_coef"] == [1.0, 0.5]
     assert numbers.samples["learning_rate"] == [pytest.approx(1e-3), pytest.approx(0.5e-3)]
 
 
@@ -226,7 +229,7 @@ def test_what_is_played_while_imitation_comes_first_is_no_part_of_the_training(t
     )
     assert (summary.reason, summary.env_steps) == ("num_steps", 2 * BATCH_STEPS)
     assert [step // BATCH_STEPS for _, step, _ in weights.published] == [0, 0, 0, 0, 1, 2]
-    assert numbers.samples["imitation_coef"] == [1.0, 0.5]
+    assert numbers.samples["learner/imitation_coef"] == [1.0, 0.5]
 
 
 def test_publish_interval(tmp_path):
@@ -350,8 +353,8 @@ def test_targets_temperature_and_moments_go_on_in_a_resumed_trial(tmp_path):
     parts, numbers_again = soft(keeper, stream[4:], 99, again, [])
     for key, array in learned(whole).items():
         np.testing.assert_array_equal(parts[key], array)
-    assert numbers_again["alpha"] == numbers["alpha"][4:]
-    assert numbers_again["critic_loss"] == numbers["critic_loss"][4:]
+    assert numbers_again["learner/alpha"] == numbers["learner/alpha"][4:]
+    assert numbers_again["learner/critic_loss"] == numbers["learner/critic_loss"][4:]
     np.testing.assert_array_equal(again.mean, moments.mean)
     # What acts is told how the model's observations are normalised, by publishes and by checkpoints.
     for told_of in (parts, load_weights(keeper.latest() / "weights.npz")):

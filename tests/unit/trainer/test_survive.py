@@ -158,13 +158,13 @@ def test_after_its_driver_was_killed_a_trial_goes_on_in_the_same_run(tracking_db
     (run,) = runs_of(tracking_db)
     trial = Trial.attach(tracking_db, run.info.run_id)
     assert trial.status == "RUNNING", "nobody could say otherwise"
-    saved, before = trial.checkpoints()[-1].step, trial.history("updates")
+    saved, before = trial.checkpoints()[-1].step, trial.history("learner/updates")
     target = saved + 3 * BATCH_STEPS
     command = [sys.executable, "-c", call.format(tracking_db, target)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
     assert said.split() == [str(target), "True", trial.run_id]
     assert len(runs_of(tracking_db)) == 1
-    after = trial.history("updates")
+    after = trial.history("learner/updates")
     assert after[: len(before)] == before
     assert after[-1][1] > before[-1][1]
     assert trial.status == "FINISHED"

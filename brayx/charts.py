@@ -1,0 +1,116 @@
+"""Which numbers of a trial MLflow shows, and under which names: at most forty, in the groups of its chart view.
+
+MLflow groups metrics by what stands before the ``/``, and slows down past a hundred charts. So labels of a sum are
+added up here; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of who records or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from brayx.books import GAMES, GAMES_IN_WINDOW, SECONDS
+from brayx.metrics import METRICS, Kind
+
+CHARTS: Mapping[str, str] = {
+    "episode_return.last100": "return/last_100_games",
+    "episode_return": "return/mean",
+    GAMES_IN_WINDOW: "return/window_games",
+    GAMES: "session/games",
+    "games_failed": "session/failed_games",
+    "episode_length.last100": "session/game_length",
+    "sessions_started": "session/started",
+    "sessions_ended": "session/ended",
+    "agent_errors": "session/agent_errors",
+    "ticks": "tick/count",
+    "ticks_per_s": "tick/per_s",
+    "tick_seconds.p50": "tick/seconds_p50",
+    "tick_seconds.p99": "tick/seconds_p99",
+    "ticks_fallen_back": "tick/fallen_back",
+    "requests_refused": "tick/refused",
+    "forward_batch_size": "tick/forward_batch_size",
+    "env_steps": "replay/env_steps",
+    "env_steps_per_s": "replay/env_steps_per_s",
+    "fragments_pushed": "replay/fragments",
+    "fragments_dropped": "replay/fragments_lost",
+    "replay_dropped": "replay/dropped",
+    "replay_batches": "replay/batches",
+    "rollout_workers": "rollout/workers",
+    "rollout_workers_lost": "rollout/workers_lost",
+    "updates": "learner/updates",
+    SECONDS: "learner/seconds",
+    "policy_version": "learner/policy_version",
+    "lag_versions": "learner/lag_versions",
+    "update_seconds.p50": "learner/update_seconds_p50",
+    "learner_wait_fraction": "learner/wait_fraction",
+    "loss": "learner/loss",
+    "policy_loss": "learner/policy_loss",
+    "value_loss": "learner/value_loss",
+    "entropy": "learner/entropy",
+    "approx_kl": "learner/approx_kl",
+    "clip_fraction": "learner/clip_fraction",
+    "explained_variance": "learner/explained_variance",
+    "grad_norm": "learner/grad_norm",
+    "learning_rate": "learner/learning_rate",
+    "checkpoints_failed": "learner/checkpoints_failed",
+}
+"""MLflow's name of each number of `brayx.books.Books` that it shows."""
+SERVING_CHARTS: Mapping[str, str] = {
+    "episode_return": CHARTS["episode_return"],
+    GAMES: CHARTS[GAMES],
+    "sessions": "session/sessions",
+    "errors": "session/errors",
+    "ticks": CHARTS["ticks"],
+    "refusals": CHARTS["requests_refused"],
+}
+"""The same of what came of a version that is served, see `brayx.model.arms.Results`."""
+RETURN_CHART = CHARTS["episode_return.last100"]
+"""The curve that a trial is judged by."""
+NUMBERS_FILE = "numbers.json"
+"""Artifact with every number, by its own name and label, whether MLflow shows it or not; seconds old at most."""
+
+_OWN = "game/"
+_SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
+
+
+def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str, float]:
+    """What MLflow is given of some numbers, by its names.
+
+    An application's own metric without a group goes to the group ``game``.
+
+    Args:
+        fresh: as of `Books.take_interval`.
+        totals: every sum so far, as of `Books.totals`: a sum is shown over all its labels.
+    """
+    shown: dict[str, float] = {}
+    for name, value in fresh.items():
+        base = name.partition(".")[0]
+        if base in _SUMS:
+            shown[CHARTS[base]] = sum(total for each, total in totals.items() if each.partition(".")[0] == base)
+        elif name in CHARTS:
+            shown[CHARTS[name]] = value
+        elif base in CHARTS and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
+            shown[f"{CHARTS[base]}{name.removeprefix(base)}"] = value
+        elif base not in METRICS:
+            shown[_own(name)] = value
+    return shown
+
+
+def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
+    """The sums that an interrupted trial goes on from, by the names of `Books`.
+
+    Args:
+        shown: the last value of each of its metrics in MLflow.
+        own: names of the application's own metrics that are sums.
+    """
+    known = {CHARTS[name]: name for name in (*_SUMS, GAMES, SECONDS)}
+    own = {_own(name): name for name in own}
+    found = {known[name]: value for name, value in shown.items() if name in known}
+    for name, value in shown.items():
+        base, dot, label = name.partition(".")
+        if base in own:
+            found[f"{own[base]}{dot}{label}"] = value
+    return found
+
+
+def _own(name: str) -> str:
+    return name if "/" in name else f"{_OWN}{name}"

@@ -1,0 +1,59 @@
+"""What MLflow is given of a trial's numbers, and what an interrupted trial goes on from."""
+
+from __future__ import annotations
+
+from brayx.books import Books
+from brayx.charts import CHARTS, RETURN_CHART, charted, sums_of
+from brayx.metrics import METRICS, Kind, Recorder
+
+GROUPS = {"return", "session", "tick", "replay", "rollout", "learner"}
+
+
+def test_there_are_forty_charts_at_most_each_in_a_group_of_brayx() -> None:
+    assert len(CHARTS) <= 40
+    assert len(set(CHARTS.values())) == len(CHARTS)
+    assert {name.split("/")[0] for name in CHARTS.values()} == GROUPS
+    assert sorted(name for name in CHARTS.values() if name.startswith("return/"))[0] == RETURN_CHART
+
+
+def test_whatever_brayx_counts_mlflow_shows_no_more_than_the_charts() -> None:
+    recorder, books = Recorder(), Books()
+    for name, metric in METRICS.items():
+        for label in ("", "a", "b") if metric.kind is Kind.SUM else ("",):
+            recorder.add(name, 2.0, label=label)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals)
+    assert set(shown) <= set(CHARTS.values())
+    assert shown["replay/dropped"] == 6.0, "over all labels"
+
+
+def test_a_sum_is_over_all_labels_also_those_of_which_nothing_is_new() -> None:
+    books = Books()
+    for label in ("full", "stale"):
+        recorder = Recorder()
+        recorder.add("replay_dropped", 3.0, label=label)
+        books.merge(recorder.drain())
+        shown = charted(books.take_interval(), books.totals)
+    assert shown["replay/dropped"] == 6.0
+
+
+def test_own_metrics_are_a_group_and_sums_go_on() -> None:
+    recorder, books = Recorder(), Books()
+    recorder.add("gold", 5.0, label="hero:3", kind=Kind.SUM)
+    recorder.add("boss/hp", 7.0)
+    recorder.add("rollout_workers", 2.0, label="rollout")
+    recorder.add("env_steps", 30.0)
+    books.merge(recorder.drain())
+    shown = charted(books.take_interval(), books.totals)
+    assert (shown["game/gold.hero:3"], shown["boss/hp"], shown["rollout/workers.rollout"]) == (5.0, 7.0, 2.0)
+    assert sums_of(shown, ["gold"]) == {
+        "gold.hero:3": 5.0,
+        "env_steps": 30.0,
+        "games": 0.0,
+        "seconds": shown["learner/seconds"],
+    }
+
+
+def test_a_trial_with_names_of_an_earlier_brayx_goes_on() -> None:
+    books = Books(sums_of({"env_steps": 100.0, "episode_return.last100": 3.0}, []))
+    assert books.step == 0
