@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from brayx.algorithms.build import OURS
+
 
 @dataclass(frozen=True)
 class Same:
@@ -134,8 +136,8 @@ def of_bray(kind: str, values: Mapping[str, Any], known: set[str]) -> bool:
 
 
 def _gradients_of(algorithm: Any) -> Any:
-    """Where an algorithm has the options of its gradients: mixed has those of its reinforcement."""
-    if isinstance(algorithm, dict) and algorithm.get("name") == "mixed":
+    """Where an algorithm has the options of its gradients: perhaps in those of an algorithm inside it."""
+    if isinstance(algorithm, dict) and any(each.inner and each.name == algorithm.get("name") for each in OURS):
         return algorithm.setdefault("reinforcement", {})
     return algorithm
 

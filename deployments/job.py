@@ -2,7 +2,7 @@
 
 The top of the file says which trial of which project; every other key is a component whose ``kind`` says what it is.
 The options of a kind are a pydantic model beside the code they configure; this file only joins them. Knows nothing of
-running a job, and imports none of the modules that a job names.
+running a job. Of the modules that a job names it imports a user's own algorithm alone, which defines options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
-from brayx.algorithms.base import Sampling
+from brayx.algorithms.build import config_class
+from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.model.config import ModelConfig
@@ -204,6 +205,7 @@ class _Validation:
         self.document = document
         self.path = file
         self.folder = str(file.parent)
+        self._context = {"folder": self.folder}
         self.errors: list[str] = []
 
     def job(self) -> JobConfig:
@@ -250,7 +252,7 @@ class _Validation:
             part = copy.deepcopy(trainers[0])
             list(bray.translate("trainer", part, set(_walk(TrainerConfig, ())[1])))  # renames them in place
             try:
-                trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True)
+                trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True, context=self._context)
             except (TypeError, ValidationError):  # reported when the trainer is validated
                 return found
             found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
@@ -285,15 +287,29 @@ class _Validation:
     def _validate(self, model: type[BaseModel], value: Any, loc: Loc) -> BaseModel | None:
         try:
             # Through JSON, because that is strict about types and yet takes a list for a tuple.
-            return model.model_validate_json(json.dumps(value), strict=True)
+            return model.model_validate_json(json.dumps(value), strict=True, context=self._context)
         except TypeError as error:
             self._add(loc, str(error))
         except ValidationError as error:
             # Unknown keys first: a key that is missing is often there under another name.
             problems = error.errors(include_url=False)
             for problem in sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden"):
-                self._add((*loc, *_walk(model, problem["loc"])[0]), _told(model, problem))
+                self._add((*loc, *_walk(model, problem["loc"])[0]), self._message(model, value, problem))
         return None
+
+    def _message(self, model: type[BaseModel], value: Any, problem: Mapping[str, Any]) -> str:
+        """One of pydantic's findings in this project's words."""
+        loc: Loc = problem["loc"]
+        if problem["type"] == "extra_forbidden":
+            if model is TrainerConfig and loc[0] == "algorithm":  # whose model depends on its value
+                model, loc = config_class(value["algorithm"], self.folder), loc[1:]
+            return f"unknown key{nearest(str(loc[-1]), _walk(model, loc[:-1])[1])}"
+        if problem["type"] == "missing":
+            return "is missing"
+        if problem["type"] == "union_tag_invalid":
+            return f"name is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}"
+        message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        return message if problem["type"] == "algorithm" else f"is {short(problem['input'])}, expected {message}"
 
     def _modules(self, part: BaseModel, loc: Loc) -> None:
         """Every ``module`` in a component has to be there."""
@@ -344,20 +360,6 @@ class _Validation:
         if self.errors:
             more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
             raise ConfigError(self.errors[0] + more, file=self.document.file, errors=self.errors)
-
-
-def _told(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One of pydantic's findings in this project's words."""
-    loc: Loc = problem["loc"]
-    if problem["type"] == "extra_forbidden":
-        near = nearest(str(loc[-1]), _walk(model, loc[:-1])[1])
-        return f"unknown key{near}"
-    if problem["type"] == "missing":
-        return "is missing"
-    if problem["type"] == "union_tag_invalid":
-        return f"name is {problem['ctx']['tag']!r}, expected one of {problem['ctx']['expected_tags']}"
-    message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"is {short(problem['input'])}, expected {message}"
 
 
 def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig
-from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.build import OURS
+from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import BadFragment, ConfigError
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Batch, Layout, Packer
@@ -31,14 +30,15 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
     Raises:
         ConfigError: names the option, and what fits.
     """
-    if not isinstance(algorithm, BCConfig | MixedConfig):
+    if algorithm.imitates == "nothing":
+        fits = [each.name for each in OURS if each.imitates != "nothing"]
         raise ConfigError(
-            f"algorithm {algorithm.name!r} imitates nothing, and there are demonstrations; these do: bc, mixed",
+            f"algorithm {algorithm.name!r} imitates nothing, and there are demonstrations; these do: {', '.join(fits)}",
             key="algorithm",
-            fits=["bc", "mixed"],
+            fits=fits,
         )
     changed = {"normalise_obs": "observations"}
-    if isinstance(algorithm, MixedConfig) and algorithm.fit_value:
+    if algorithm.learns_demonstrated_rewards:
         changed |= {"normalise_reward": "rewards", "reward_clip": "rewards"}
     for option, what in changed.items():
         if getattr(training, option):

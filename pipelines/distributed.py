@@ -21,7 +21,7 @@ from brayx.errors import ConfigError, EnvironmentFailed
 if TYPE_CHECKING:
     import numpy as np
 
-    from brayx.algorithms.build import AlgorithmConfig
+    from brayx.algorithms.config import AlgorithmConfig
     from brayx.rollout.evaluate import Evaluation
     from brayx.tracking import Trial
     from deployments.job import JobConfig

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from brayx.algorithms.mappo import STATE, MAPPOConfig
+from brayx.algorithms.mappo import STATE
 from brayx.cluster.rollout_worker import Progress, RolloutSpec, check_rollout
 from brayx.errors import BrayxError, ConfigError
 from brayx.model.build import build_model
@@ -49,7 +49,8 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
             spec = spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), "")
             kind, batch = check_rollout(spec)
             found[name] = kind, set(batch)
-            if isinstance(trainer.algorithm, MAPPOConfig) and STATE in batch:
+            critic = trainer.algorithm.critic
+            if critic is not None and "state" in critic.takes and STATE in batch:
                 module, example = build_model(job.folder, spec.model.module, spec.model_name, dict(spec.job))
                 check_model(trainer.algorithm, module, example, name=spec.model_name, state=batch[STATE][0, 0])
         except BrayxError as error:
@@ -266,7 +267,7 @@ def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str,
         weight_store=names["weights"],
         hub=names["hub"],
         moments=names["moments"] if normalises(config) else "",
-        gamma=getattr(next(iter(job.trainers.values())).algorithm, "gamma", 0.99),  # cloning discounts nothing
+        gamma=next(iter(job.trainers.values())).algorithm.discount,
         seed=seed_after(job.seed, env_steps),
         update_columns=update_columns(job, buffer),
     )

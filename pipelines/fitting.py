@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, check_enough, check_fits
-from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.build import check_enough, check_fits
+from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
 from brayx.types import DEMONSTRATION
 
@@ -40,17 +39,18 @@ def check_algorithm(
     gives: set[str] | None = None
     if not job.actors and all(name in recorded for name in feeding):
         gives = set().union(*(keys for _, keys in played.values()), *(recorded[name] for name in feeding))
-        if feeding and algorithm.name == "bc":
-            gives.add(DEMONSTRATION)  # cloning imitates whatever was recorded
+        if feeding and algorithm.imitates == "everything":
+            gives.add(DEMONSTRATION)
     try:
         for kind, _ in played.values():
             check_fits(algorithm, kind=kind, gives=gives)
         check_fits(algorithm, gives=gives)
         for name in trainer.buffers:
             buffer = job.buffers[name]
-            imitated = algorithm.name == "mixed" and any(source.buffer == name for source in feeding.values())
+            fed = any(source.buffer == name for source in feeding.values())
+            imitated = algorithm.imitates == "demonstrations" and fed
             played_into = bool(job.actors) or any(rollout.buffer == name for rollout in job.rollouts.values())
-            # Cloning weighs columns, and recorded steps may be read any number of times.
+            # Steps that are imitated may be read any number of times.
             sampler = None if imitated or not (played_into or buffer.sampler != "fifo") else buffer.sampler
             check_fits(algorithm, unroll_length=buffer.unroll_length, sampler=sampler)
             steps = buffer.batch_size * buffer.unroll_length * trainer.num_workers
@@ -89,6 +89,6 @@ def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
 
 def _only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
     """Nothing is learned from its rewards; a source's own function may mark what it gives as demonstrations."""
-    if isinstance(algorithm, MixedConfig):
-        return not algorithm.fit_value and (source.demonstration or source.path is None)
-    return isinstance(algorithm, BCConfig)
+    marked = source.demonstration or source.path is None
+    imitated = algorithm.imitates == "everything" or (algorithm.imitates == "demonstrations" and marked)
+    return imitated and not algorithm.learns_demonstrated_rewards

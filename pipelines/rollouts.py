@@ -27,12 +27,10 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
-from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, check_enough, check_fits
-from brayx.algorithms.mappo import STATE, MAPPOConfig
-from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.build import check_enough, check_fits
+from brayx.algorithms.config import AlgorithmConfig
+from brayx.algorithms.mappo import STATE
 from brayx.algorithms.ppo import PPOConfig
-from brayx.algorithms.sac import SACConfig
 from brayx.books import Books
 from brayx.engines.base import check_finite
 from brayx.errors import BadFragment, ConfigError, Diverged, EnvironmentFailed
@@ -204,13 +202,12 @@ def train_local(
             scale_actions=training.scale_actions,
             normalise_obs=training.normalise_obs,
             normalise_reward=training.normalise_reward,
-            gamma=getattr(algorithm, "gamma", 0.99),
+            gamma=algorithm.discount,
             reward_clip=training.reward_clip,
             sde_steps=training.sde_steps,
         )
-        cloning = isinstance(algorithm, BCConfig)
+        cloning = algorithm.imitates == "everything"
         table = None if training.sampler == "fifo" or cloning else _table(training)
-        updates = algorithm.imitation_updates if isinstance(algorithm, MixedConfig) else 0
         run = _Run(
             collector,
             table,
@@ -221,7 +218,7 @@ def train_local(
             training.seed,
             Importance(training.importance_exponent, training.importance_batches),
             recorded,
-            updates,
+            algorithm.first_imitates,
         )
         stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
         config = TrainerConfig(
@@ -311,7 +308,8 @@ def ready_made(
 ) -> Callable[[NestedArray, ActionSpec], Model]:
     """Makes the networks that an algorithm learns, for an observation and an action space.
 
-    An actor-critic; SAC and MAPPO have networks of their own, whose critic does not act. Whole numbers become one-hot.
+    An actor-critic, or a policy with the critic that the algorithm needs, which does not act. Whole numbers become
+    one-hot.
 
     Raises:
         ConfigError: there is no ready-made network for the observation space.
@@ -325,16 +323,17 @@ def ready_made(
             key="observation_space",
         )
     categories = _categories(space)
+    takes = algorithm.critic.takes if algorithm is not None and algorithm.critic is not None else ()
 
     def make(obs: NestedArray, spec: ActionSpec) -> Model:
         sizes: Any = spec.sizes[0] if spec.kind == "discrete" else list(spec.sizes) if spec.sizes else None
         size = spec.shape[0] if spec.kind == "box" else None
         try:
-            if isinstance(algorithm, SACConfig):
+            if "action" in takes:
                 return soft_policy_for(
                     obs, action_size=spec.shape[0], network=network or NETWORK, categories=categories
                 )
-            made = central_policy_for if isinstance(algorithm, MAPPOConfig) else policy_for
+            made = central_policy_for if "state" in takes else policy_for
             return made(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
         except ValueError as error:
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
@@ -659,8 +658,9 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
         ConfigError: names the option to change.
     """
     total, length = training.total_steps, training.unroll_length
-    if isinstance(algorithm, BCConfig) or training.sampler == "fifo":
-        cloning = recorded is not None and isinstance(algorithm, BCConfig)
+    imitates_all = algorithm.imitates == "everything"
+    if imitates_all or training.sampler == "fifo":
+        cloning = recorded is not None and imitates_all
         steps = length * (recorded.batch_size if cloning and recorded is not None else training.num_envs)
         batches = float(-(-total // steps))
         change = f"more total_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"

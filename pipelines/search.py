@@ -19,11 +19,8 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from brayx.algorithms.bc import BCConfig
-from brayx.algorithms.build import AlgorithmConfig, algorithm_options
-from brayx.algorithms.impala import ImpalaConfig
-from brayx.algorithms.mixed import MixedConfig
-from brayx.algorithms.ppo import PPOConfig
+from brayx.algorithms.build import algorithm_options
+from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
@@ -31,8 +28,6 @@ from pipelines.training import Training
 
 _NETWORK = "network."
 _INNER = "reinforcement."
-_OWN = {"sac": NETWORK.model_dump()}
-"""Networks that differ from `NetworkConfig`'s defaults."""
 _CLONING = {"evaluation_episodes": 20}
 """Cloning plays no games while it learns: these compare its trials."""
 _NOT_SEARCHED = {"network", "total_steps", "seed", "target_return", "checkpoint_interval"}
@@ -136,10 +131,9 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     """
     model = algorithm_options(algorithm)
     here = [name for name in Training.model_fields if name not in _NOT_SEARCHED]
-    known = [*here, *(name for name in model.model_fields if name != "name")]
+    known = [*here, *(name for name in model.model_fields if name not in ("name", "module"))]
     known += [_NETWORK + name for name in NetworkConfig.model_fields]
-    if model is MixedConfig:
-        known += sorted({_INNER + name for inner in (PPOConfig, ImpalaConfig) for name in inner.model_fields})
+    known += sorted({_INNER + name for inner in model.inner for name in inner.model_fields if name != "module"})
     chosen: dict[str, dict[str, Any]] = {"run": {}, "algorithm": {}, "network": {}, "inner": {}}
     for name, value in values.items():
         if name not in known:
@@ -156,8 +150,10 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
         chosen["algorithm"]["reinforcement"] = {**whole, **chosen["inner"]}
     try:
         config: Any = model(**chosen["algorithm"])
-        network = NetworkConfig(**{**_OWN.get(algorithm, {}), **chosen["network"]}) if chosen["network"] else None
-        own = _CLONING if isinstance(config, BCConfig) else {}
+        soft = config.critic is not None and "action" in config.critic.takes
+        own_network = NETWORK.model_dump() if soft else {}
+        network = NetworkConfig(**{**own_network, **chosen["network"]}) if chosen["network"] else None
+        own = _CLONING if config.imitates == "everything" else {}
         return config, Training(**{**own, **chosen["run"]}, network=network)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from brayx.algorithms.build import AlgorithmConfig
+from brayx.algorithms.config import AlgorithmConfig
 from brayx.nets.policy import NetworkConfig
 from brayx.rollout.envs import Vectorization
 from brayx.rollout.evaluate import MAX_STEPS

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from brayx.actions import ActionSpec
-    from brayx.algorithms.build import AlgorithmConfig
+    from brayx.algorithms.config import AlgorithmConfig
     from brayx.replay.files import Dataset
     from brayx.rollout.policy import Policy
     from brayx.tracking import Trial
@@ -155,6 +155,7 @@ def tune(
     """
     import ray
 
+    from brayx.algorithms.build import algorithm_options
     from brayx.rollout.envs import check_env
     from brayx.tracking import Trial, initialise, tracking_uri
 
@@ -182,7 +183,7 @@ def tune(
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
     started = not ray.is_initialized()
     folder = tempfile.mkdtemp(prefix="brayx-tune-")
-    books = _Books(trial, say, "transitions" if algorithm == "bc" else _ENV_STEPS)
+    books = _Books(trial, say, "transitions" if algorithm_options(algorithm).imitates == "everything" else _ENV_STEPS)
     status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
     try:
         if started:
@@ -217,7 +218,6 @@ def _fits(
 ) -> Callable[[AlgorithmConfig, Training], None]:
     """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
     from brayx.actions import ActionSpec
-    from brayx.algorithms.bc import BCConfig
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
     from brayx.nets.recurrent import state_argument
@@ -249,16 +249,17 @@ def _fits(
             gives={*observed, *([] if demonstrations is None else [DEMONSTRATION])},
             sampler=training.sampler,
         )
-        if isinstance(algorithm, BCConfig) and not training.evaluation_episodes:
+        plays = algorithm.imitates != "everything"
+        if not plays and not training.evaluation_episodes:
             raise ConfigError(
-                "evaluation_episodes is 0, and trials of 'bc' are compared by those alone: expected 1 at least",
+                f"evaluation_episodes is 0, and trials of {algorithm.name!r} are compared by those alone: expected 1 "
+                "at least",
                 key="evaluation_episodes",
             )
-        if not isinstance(algorithm, BCConfig):  # cloning's batches depend on its data
+        if plays:  # else its batches depend on its data
             check_updates(algorithm, training)
-        heads = getattr(algorithm, "reward_heads", None)
         # What a model may fit or not: most draws have the same.
-        model = f"{training.network!r} {heads!r} {training.sde_steps > 1}"
+        model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
         if model not in fitting:
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
             given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
@@ -550,7 +551,6 @@ def train_trial(
         report: called at each look and in the end.
         begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
     """
-    from brayx.algorithms.bc import BCConfig
     from pipelines.rollouts import train_local
 
     algorithm, training = search.arguments(spec.algorithm, options)
@@ -560,7 +560,7 @@ def train_trial(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))
         play = model = stop = None
-        if isinstance(algorithm, BCConfig):
+        if algorithm.imitates == "everything":
             player = _Player(spec, algorithm, training)
             stack.callback(player.close)
             play, model, stop = player.play, player.model, player.reached

@@ -1,84 +1,25 @@
-"""What an algorithm is to the trainer, and what the ranks that learn together are to an algorithm. Torch only.
+"""What every algorithm is to the trainer, and the ranks that learn together. Torch only.
 
-Knows nothing of any algorithm, nor of how ranks are started.
+Knows nothing of any loss, nor of how ranks are started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """An algorithm's default source and size of batches; the options of a training override them.
-
-    Attributes:
-        unroll_length: transitions in a column.
-        batch_steps: transitions in a batch.
-        sampler: ``fifo``: each run is learned from once, in order. Otherwise batches are sampled from a table.
-        updates_per_step: batches sampled from a table for each transition added to it.
-    """
-
-    unroll_length: int
-    batch_steps: int
-    sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
-    updates_per_step: float = 0.0
-
-    def batch_size(self, unroll_length: int) -> int:
-        """Columns in a batch."""
-        return max(1, self.batch_steps // unroll_length)
-
-    def samples_per_insert(self, unroll_length: int, batch_size: int) -> float:
-        """How often a column of a table is sampled on average."""
-        return self.updates_per_step * unroll_length * batch_size
-
-
-class Algorithm(Protocol):
-    """Updates a module from learner batches.
-
-    Attributes:
-        priorities: ``[B]`` of the columns of the last batch, when that had an ``index``; None otherwise.
-        learned: the last batch led to learning. False: it was only kept for later ones, and nothing has changed.
-        counts: its own transitions were learned from, and training is so much longer. False: what was kept before was.
-    """
-
-    priorities: Tensor | None
-    learned: bool
-    counts: bool
-
-    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch and gives what it measured.
-
-        Args:
-            batch: tensors ``[B, T + 1, ...]`` as `brayx.replay.packing` lays them out, with the observation as a
-                nest of tensors under ``obs`` (a tuple is several arguments of the module) and the stored state of a
-                recurrent module as a nest under ``state``. Not changed.
-            progress: how far training has come, 0 to 1.
-
-        Raises:
-            ValueError: the batch or the module's outputs are not what the algorithm takes; says which and how.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has learned beside the module and the optimiser: targets, temperatures, moments."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        ...
+from brayx.algorithms.forward import Forward
+from brayx.algorithms.optimise import Optimise, OptimiseConfig
 
 
 class Across(Protocol):
     """The ranks that share one model; `ALONE` when there is one.
 
     A rank's loss is its share of the sum over all ranks' steps, times ``size``: the gradients that a
-    `DistributedDataParallel` module averages are then those of one rank with everybody's steps.
+    `DistributedDataParallel` module averages are then those of one rank with the steps of all.
     """
 
     size: int
@@ -115,3 +56,57 @@ class Group:
         total = x.detach().clone()
         torch.distributed.all_reduce(total, group=self._group)
         return total
+
+
+class Algorithm:
+    """Updates a module from learner batches. Derive from it and write `update`.
+
+    Args:
+        module: called with the observations, ``[N, ...]`` (a tuple is several arguments); gives the outputs of a policy
+            (`brayx.nets.distributions`), and what else the algorithm's options say (`AlgorithmConfig.outputs`).
+        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+        config: options.
+        across: the ranks that learn together.
+
+    Attributes:
+        forward: calls the module on learner data, with or without a memory.
+        optimise: takes gradient steps.
+        priorities: ``[B]`` of the columns of the last batch, when that had an ``index``; None otherwise.
+        learned: the last batch led to learning. False: it was only kept for later ones, and nothing has changed.
+        counts: the last batch's transitions count as training. False: others were learned from, kept before.
+    """
+
+    priorities: Tensor | None = None
+    learned: bool = True
+    counts: bool = True
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: OptimiseConfig, across: Across = ALONE
+    ) -> None:
+        self.module = module
+        self.config: Any = config
+        self.across = across
+        self.forward = Forward(module)
+        self.optimise = Optimise(optimizer, config, module)
+
+    def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
+        """Learns from one batch and gives what it measured, ``loss`` included.
+
+        Args:
+            batch: tensors ``[B, T + 1, ...]`` as `brayx.replay.packing` lays them out, with the observation as a
+                nest of tensors under ``obs`` (a tuple is several arguments of the module) and the stored state of a
+                recurrent module as a nest under ``state``. Not changed.
+            progress: how far training has come, 0 to 1; the learning rate falls with it.
+
+        Raises:
+            ValueError: the batch or the module's outputs are not what the algorithm takes; says which and how.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned besides the module and the optimiser."""
+        return {"optimise": self.optimise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.optimise.load_state_dict(state["optimise"])

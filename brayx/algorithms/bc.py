@@ -14,7 +14,7 @@ Works on the learner batches of `brayx.replay.packing` (as tensors), and knows n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import optree
 import torch
@@ -22,10 +22,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from brayx.algorithms import columns
-from brayx.algorithms.base import ALONE, Across, Sampling
-from brayx.algorithms.forward import Forward
-from brayx.algorithms.optimise import Optimise, OptimiseConfig
+from brayx.algorithms.base import Across, Algorithm
+from brayx.algorithms.config import Sampling
+from brayx.algorithms.optimise import OptimiseConfig
 from brayx.nets.distributions import log_prob_entropy, mode
+from brayx.types import DEMONSTRATION
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm")
 """What `BC.update` measures, beside ``learning_rate``; ``error``, the mean absolute one, for continuous actions instead
@@ -43,10 +44,22 @@ class BCConfig(OptimiseConfig):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 10.0
     """Gradients are scaled down to this norm; null: never."""
 
+    outputs: ClassVar[tuple[str, ...]] = ()
+    imitates: ClassVar[Literal["everything"]] = "everything"
+    data: ClassVar[Mapping[str, str]] = {
+        DEMONSTRATION: "imitates recorded steps, and there are none: expected a job's `source`, or `demonstrations`"
+    }
+    turns: ClassVar[bool] = True
+    weighs_columns: ClassVar[bool] = True
+
     @property
     def sampling(self) -> Sampling:
         """About a thousand recorded transitions for each gradient step."""
         return Sampling(unroll_length=32, batch_steps=1024)
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return BC(module, optimizer, self, across)
 
 
 def clone_loss(log_prob: Tensor, weight: Tensor) -> Tensor:
@@ -85,62 +98,38 @@ def held_out(obs: Any, action: Tensor, share: float) -> Tensor:
     return chosen
 
 
-class BC:
-    """Updates a module from learner batches.
+class BC(Algorithm):
+    """Updates a module from learner batches; arguments as of `Algorithm`."""
 
-    Args:
-        module: called with the observations, ``[N, ...]``; gives a policy's outputs (`brayx.nets.distributions`).
-            Observations that are a tuple are passed as several arguments.
-        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
-        config: options.
-        across: the ranks that learn together.
-    """
-
-    priorities: Tensor | None = None
-    learned = counts = True
-
-    def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: BCConfig, across: Across = ALONE
-    ) -> None:
-        self.module = module
-        self.config = config
-        self._forward = Forward(module)
-        self._across = across
-        self._optimise = Optimise(optimizer, config, module)
+    config: BCConfig
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient.
+        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``.
 
-        Args:
-            batch: as `brayx.algorithms.base.Algorithm.update` says; rewards, ends and log-probabilities are not looked
-                at, but by a recurrent module, which is carried along. What a ``turn`` says is somebody else's is not
-                imitated. Not changed.
-            progress: how far training has come, 0 to 1; the learning rate falls with it.
-
-        Returns:
-            By the names in `METRICS` and ``learning_rate``.
+        Rewards, ends and log-probabilities are not used, except that ends reset a recurrent module's memory. Moves of
+        other players (``turn``) are not imitated.
         """
         columns.check(batch)
-        learning_rate = self._optimise.begin(progress)
+        learning_rate = self.optimise.begin(progress)
         mask = columns.own_moves(batch).clone()
         mask[:, -1] = 0
         hidden = torch.zeros_like(mask)
         if self.config.holdout:
             hidden = mask * held_out(batch["obs"], batch["action"], self.config.holdout)
         learned = mask - hidden
-        counts = self._across.sum(torch.stack([learned.sum(), hidden.sum()])).clamp(min=1)
+        counts = self.across.sum(torch.stack([learned.sum(), hidden.sum()])).clamp(min=1)
         weights = {
-            "learned": learned * columns.column_weight(batch).unsqueeze(-1) * (self._across.size / counts[0]),
-            "held_out": hidden * (self._across.size / counts[1]),
+            "learned": learned * columns.column_weight(batch).unsqueeze(-1) * (self.across.size / counts[0]),
+            "held_out": hidden * (self.across.size / counts[1]),
         }
         pieces = columns.parts({**batch, **weights}, self.config.accumulate)
         measured = []
         for index, piece in enumerate(pieces):
-            with self._optimise.shared(last=index == len(pieces) - 1):
+            with self.optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers = self._loss(piece)
-                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
+                self.optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
-        norm = self._optimise.step()
+        norm = self.optimise.step()
         found = torch.cat([torch.stack(measured).sum(0), norm.reshape(1)]).tolist()
         loss, mistakes, entropy, held_loss, held_mistakes, discrete, grad_norm = found
         result = {"loss": loss, "entropy": entropy, "grad_norm": grad_norm, "learning_rate": learning_rate}
@@ -152,8 +141,8 @@ class BC:
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The loss, and sums of what is measured ``[6]``."""
-        with self._optimise.autocast():
-            outputs = columns.before_last(columns.forward(self._forward, batch))
+        with self.optimise.autocast():
+            outputs = columns.before_last(columns.forward(self.forward, batch))
         action, learned, hidden = (columns.transitions(batch, key) for key in ("action", "learned", "held_out"))
         log_prob, entropy = log_prob_entropy(outputs, action)
         loss = clone_loss(log_prob, learned)
@@ -163,15 +152,7 @@ class BC:
             numbers = [(learned * x).sum() for x in (mistakes, entropy)]
             held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
         measured = torch.stack([loss.detach(), *numbers, *held, discrete])
-        if self._across.size > 1:
+        if self.across.size > 1:
             # Ranks wait for a gradient of every parameter, and nothing here is learned by a value's.
-            loss = loss + 0 * torch.stack([parameter.sum() for parameter in self._optimise.parameters]).sum()
+            loss = loss + 0 * torch.stack([parameter.sum() for parameter in self.optimise.parameters]).sum()
         return loss, measured
-
-    def state_dict(self) -> dict[str, Any]:
-        """The gradient step's scales."""
-        return {"optimise": self._optimise.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        self._optimise.load_state_dict(state["optimise"])

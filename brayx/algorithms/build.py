@@ -1,132 +1,163 @@
-"""The algorithm that a configuration names, and whether it fits what a model gives. Torch only."""
+"""Finds the algorithm that options name, brayx's or the user's own, and checks that a job gives what it needs.
+
+The class of an algorithm's options says what it needs (`AlgorithmConfig`); nothing here knows one by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, get_args
+import copyreg
+import functools
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, Discriminator, Tag
+from pydantic import PlainValidator, SerializeAsAny, ValidationInfo
+from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from brayx.algorithms import mappo, sac
+from brayx.algorithms import fast_mlp
 from brayx.algorithms.base import ALONE, Across, Algorithm
-from brayx.algorithms.bc import BC, BCConfig
+from brayx.algorithms.bc import BCConfig
+from brayx.algorithms.columns import TURN
+from brayx.algorithms.config import AlgorithmConfig, Policy
 from brayx.algorithms.critic import critic_of
-from brayx.algorithms.impala import Impala, ImpalaConfig
-from brayx.algorithms.mappo import MAPPO, STATE, MAPPOConfig
-from brayx.algorithms.mixed import Mixed, MixedConfig
-from brayx.algorithms.ppo import PPO, PPOConfig
-from brayx.algorithms.sac import SAC, SACConfig
+from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.mappo import MAPPOConfig
+from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.ppo import PPOConfig
+from brayx.algorithms.sac import SACConfig
+from brayx.components import load_module
 from brayx.errors import ConfigError, first_line
 from brayx.types import DEMONSTRATION
 
+OURS: tuple[AlgorithmConfig, ...] = (
+    PPOConfig(),
+    ImpalaConfig(),
+    SACConfig(),
+    BCConfig(),
+    MixedConfig(),
+    MAPPOConfig(),
+)
+"""The algorithms of brayx, each by its default options. Options that name none are of the first."""
 
-def _name(options: Any) -> Any:
-    """Of options that name no algorithm, PPO's."""
-    return options.get("name", "ppo") if isinstance(options, Mapping) else getattr(options, "name", None)
-
-
-AlgorithmConfig = Annotated[
-    Annotated[PPOConfig, Tag("ppo")]
-    | Annotated[ImpalaConfig, Tag("impala")]
-    | Annotated[SACConfig, Tag("sac")]
-    | Annotated[BCConfig, Tag("bc")]
-    | Annotated[MixedConfig, Tag("mixed")]
-    | Annotated[MAPPOConfig, Tag("mappo")],
-    Discriminator(_name),
-]
-"""Options of any algorithm; ``name`` says which, PPO if it is absent."""
-
-_LEARNS = {
-    "ppo": ("categorical", "gaussian", "squashed"),
-    "impala": ("categorical", "gaussian", "squashed"),
-    "sac": ("squashed",),
-    "bc": ("categorical", "gaussian", "squashed"),
-    "mixed": ("categorical", "gaussian", "squashed"),
-    "mappo": ("categorical", "gaussian", "squashed"),
-}
-"""The policies that each algorithm learns."""
-_NEEDS = {"ppo": ("value",), "impala": ("value",), "sac": (), "bc": (), "mixed": ("value",), "mappo": ()}
-"""What a model must give beside its policy."""
-_OF_ITS_OWN = ("ppo", "impala", "mixed", "mappo")
-"""Those that learn from play whose log-probabilities are known; `mixed` beside demonstrations."""
-_ASKS = {
-    "bc": (
-        DEMONSTRATION,
-        "imitates what was recorded, and there is no such data, as a job's `source` or `demonstrations` have",
-    ),
-    "mixed": (
-        DEMONSTRATION,
-        "imitates demonstrations, and nothing marks any, as a job's `source` or `demonstrations` do",
-    ),
-    "mappo": (STATE, f"needs {STATE}, what the whole game is like, and observations have no leaf of that name"),
-}
-"""What batches must have for an algorithm, beside what any play gives."""
-_PRIORITIES = ("impala", "sac")
-"""Algorithms that set a sampled column's priority, and weigh the column by how often it comes."""
-_UNWEIGHED = ("ppo", "mappo")
-"""Algorithms that do neither. Cloning weighs columns, whose priorities may be pushed with them."""
-_NEED_TABLE = ("sac",)
-"""Algorithms that take one gradient step a batch, and so must learn from each transition many times."""
-_LEAST_GRADIENTS = 50
-"""A training needs as many gradient steps, or one for each `_MOST_STEPS` transitions where that is fewer: with less it
-learns next to nothing."""
-_MOST_STEPS = 1_000
-_CRITICS = {"sac": sac.CRITIC, "mappo": mappo.CRITIC}
-_OUTPUTS = {
+_OUTPUTS: Mapping[Policy, tuple[str, ...]] = {
     "categorical": ("logits",),
     "gaussian": ("mean", "log_std"),
     "squashed": ("tanh_mean", "tanh_log_std"),
 }
-_SPACES = {
+_SPACES: Mapping[str, tuple[Policy, ...]] = {
     "discrete": ("categorical",),
     "multi_discrete": ("categorical",),
     "box": ("gaussian", "squashed"),
 }
+_LEAST_GRADIENTS = 50
+"""Least gradient steps of a training, or one for each `_MOST_STEPS` transitions where that is fewer: with less it
+learns next to nothing."""
+_MOST_STEPS = 1_000
+
+
+def config_class(options: Mapping[str, Any], folder: str = "") -> type[AlgorithmConfig]:
+    """The class that validates ``options``: of brayx by their ``name``, or the user's own by their ``module``.
+
+    A user's module defines one class derived from `AlgorithmConfig`.
+
+    Args:
+        options: as a YAML has them, valid or not.
+        folder: looked in first for the module.
+
+    Raises:
+        ConfigError: there is no such algorithm or module, or the module does not define just one such class.
+    """
+    module = options.get("module")
+    if module is None:
+        name = options.get("name", OURS[0].name)
+        for config in OURS:
+            if config.name == name:
+                return type(config)
+        raise ConfigError(
+            f"name is {name!r}, expected one of {', '.join(repr(config.name) for config in OURS)}, or a `module` of "
+            "your own",
+            key="algorithm",
+        )
+    if not isinstance(module, str):
+        raise ConfigError(f"module is {module!r}, expected an import path such as my_algorithm", key="algorithm")
+    loaded = load_module(module, folder)
+    found = [
+        value
+        for value in vars(loaded).values()
+        if isinstance(value, type) and issubclass(value, AlgorithmConfig) and value.__module__ == loaded.__name__
+    ]
+    if len(found) != 1:
+        names = ", ".join(each.__name__ for each in found) or "none"
+        raise ConfigError(
+            f"module {module!r} ({loaded.__file__}) must define one class derived from "
+            f"brayx.algorithms.config.AlgorithmConfig, the algorithm's options; it defines {names}",
+            module=module,
+        )
+    (model,) = found
+    # Another process finds the class by the folder, which need not be on its path when it unpickles the options.
+    copyreg.pickle(model, functools.partial(_reduced, module, folder))
+    return model
+
+
+def _reduced(module: str, folder: str, config: AlgorithmConfig) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _restored, (module, folder, config.model_dump())
+
+
+def _restored(module: str, folder: str, values: Mapping[str, Any]) -> AlgorithmConfig:
+    return config_class({"module": module}, folder).model_validate(values)
+
+
+def _validated(value: Any, info: ValidationInfo) -> AlgorithmConfig:
+    if isinstance(value, AlgorithmConfig):
+        return value
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("algorithm", "is not a mapping of options, such as {{name: ppo}}")
+    try:
+        model = config_class(value, (info.context or {}).get("folder", ""))
+    except ConfigError as error:
+        raise PydanticCustomError("algorithm", "{message}", {"message": error.message}) from error
+    if info.mode == "json":  # strict about types, as a job's other options are
+        return model.model_validate_json(json.dumps(value), strict=True)
+    return model.model_validate(value)
+
+
+AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmConfig], PlainValidator(_validated)]
+"""Options of any algorithm, as a field of a pydantic model. The validation context's ``folder`` is looked in first for
+a user's own module."""
 
 
 def build(
     config: AlgorithmConfig, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across = ALONE
 ) -> Algorithm:
-    """The algorithm of ``config``.
-
-    Args:
-        config: its options.
-        module: learns; wrapped for gradients that are means over the ranks when there are several.
-        optimizer: over the module's parameters.
-        across: the ranks that learn together.
-    """
-    if isinstance(config, ImpalaConfig):
-        return Impala(module, optimizer, config, across)
-    if isinstance(config, MixedConfig):
-        return Mixed(module, optimizer, config, across)
-    if isinstance(config, MAPPOConfig):
-        return MAPPO(module, optimizer, config, across)
-    if isinstance(config, BCConfig):
-        return BC(module, optimizer, config, across)
-    if isinstance(config, SACConfig):
-        return SAC(module, optimizer, config, across)
-    return PPO(module, optimizer, config, across)
+    """The algorithm of ``config``, as fast as the module allows; arguments as of `AlgorithmConfig.build`."""
+    algorithm = config.build(module, optimizer, across)
+    fast_mlp.accelerate(algorithm)
+    return algorithm
 
 
 def measuring(config: AlgorithmConfig, module: nn.Module) -> Algorithm:
-    """The algorithm of ``config`` for its numbers alone: its updates change no parameter, and nothing is only kept.
+    """The algorithm of ``config`` for its losses alone: its updates change no parameter.
 
     Args:
         config: its options.
         module: not wrapped; its gradients are changed.
     """
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-    if isinstance(config, MixedConfig):
-        return Mixed(
-            module, optimizer, config.model_copy(update={"reinforcement": _once(config.reinforcement)}), keep=False
-        )
-    return build(_once(config), module, optimizer)
+    return config.for_measuring().build(module, torch.optim.SGD(module.parameters(), lr=0.0), ALONE)
+
+
+def _names(fits: Callable[[AlgorithmConfig], bool], kind: str | None = None) -> list[str]:
+    """Algorithms of brayx that fit, and learn actions of this kind."""
+    return [each.name for each in OURS if fits(each) and (kind is None or _learns(each, kind))]
+
+
+def _learns(config: AlgorithmConfig, kind: str) -> bool:
+    return bool(set(_SPACES[kind]) & set(config.policies))
 
 
 def check_space(config: AlgorithmConfig, kind: str) -> None:
-    """Refuses an algorithm for an action space it cannot learn to act in.
+    """Refuses an algorithm for an action space that it cannot learn to act in.
 
     Args:
         config: its options.
@@ -135,9 +166,8 @@ def check_space(config: AlgorithmConfig, kind: str) -> None:
     Raises:
         ConfigError: names the algorithms that fit.
     """
-    policies = _SPACES[kind]
-    if not set(policies) & set(_LEARNS[config.name]):
-        fits = [name for name, learns in _LEARNS.items() if set(policies) & set(learns)]
+    if not _learns(config, kind):
+        fits = _names(lambda each: True, kind)
         raise ConfigError(
             f"algorithm {config.name!r} does not learn actions that are {kind}; these do: {', '.join(fits)}",
             key="algorithm",
@@ -153,7 +183,7 @@ def check_fits(
     gives: Collection[str] | None = None,
     sampler: str | None = None,
 ) -> None:
-    """Refuses an algorithm for what it would act in and learn from, as far as that is known.
+    """Refuses an algorithm for the actions, data or sampler of a job, as far as these are known.
 
     Args:
         config: its options.
@@ -171,37 +201,33 @@ def check_fits(
     if unroll_length is not None and n_step > unroll_length:
         raise ConfigError(
             f"algorithm {config.name!r} has n_step {n_step}, and columns have unroll_length {unroll_length}: expected "
-            "one of as many transitions at least",
+            "an unroll_length of at least n_step",
             key="n_step",
         )
-    plays = getattr(config, "reinforcement", config)
-    if sampler == "fifo" and plays.name in _NEED_TABLE:
+    play = config.play
+    if sampler == "fifo" and play.needs_table:
         raise ConfigError(
-            f"sampler is 'fifo', which gives each transition once, and {plays.name!r} learns from each many times: "
-            f"expected uniform or prioritised; without the option it is {plays.sampling.sampler}",
+            f"sampler is 'fifo', which gives each transition once, and {play.name!r} learns from each many times: "
+            f"expected uniform or prioritised; without the option it is {play.sampling.sampler}",
             key="sampler",
         )
-    if sampler == "prioritised" and plays.name in _UNWEIGHED:
-        fits = [name for name in _PRIORITIES if kind is None or set(_SPACES[kind]) & set(_LEARNS[name])]
+    if sampler == "prioritised" and not play.weighs_columns:
+        fits = _names(lambda each: each.sets_priorities, kind)
         raise ConfigError(
-            f"sampler is 'prioritised', and {plays.name!r} neither gives priorities nor weighs columns by how often "
+            f"sampler is 'prioritised', and {play.name!r} neither gives priorities nor weighs columns by how often "
             f"they come; these do: {', '.join(fits)}",
             key="sampler",
             fits=fits,
         )
     if gives is None:
         return
-    asks = _ASKS.get(config.name)
-    if asks is not None and asks[0] not in gives:
-        fits = [
-            name
-            for name, learns in _LEARNS.items()
-            if name not in _ASKS and (kind is None or set(_SPACES[kind]) & set(learns))
-        ]
-        raise ConfigError(
-            f"algorithm {config.name!r} {asks[1]}; these learn without: {', '.join(fits)}", key="algorithm", fits=fits
-        )
-    if getattr(getattr(config, "reinforcement", config), "reward_heads", None) and "reward_heads" not in gives:
+    for key, why in config.data.items():
+        if key not in gives:
+            fits = _names(lambda each: not each.data, kind)
+            raise ConfigError(
+                f"algorithm {config.name!r} {why}; these learn without: {', '.join(fits)}", key="algorithm", fits=fits
+            )
+    if config.value_heads and "reward_heads" not in gives:
         raise ConfigError(
             f"algorithm {config.name!r} has reward_heads, and nothing here gives a reward of several parts: expected "
             "the extra reward_heads [T, K] of an agent's fragments or of a source, or reward_heads []",
@@ -231,20 +257,41 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
         )
 
 
-def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
-    """Refuses an algorithm that learns from the game's state too, for a model whose observation is a single array.
+def check_batch(config: AlgorithmConfig, batch: Collection[str]) -> None:
+    """Refuses a batch of a game by turns for an algorithm that would take other players' moves for the agent's.
 
     Args:
         config: options of the algorithm.
-        obs: keys of the model's inputs in a batch.
+        batch: keys of the batch.
+
+    Raises:
+        ConfigError: names the algorithms that fit.
+    """
+    if TURN in batch and not config.play.turns:
+        fits = _names(lambda each: each.turns)
+        raise ConfigError(
+            f"turn: algorithm {config.name!r} does not tell other players' moves from its own; these do: "
+            f"{', '.join(fits)}, and 'mixed' with reinforcement by one of them",
+            key="algorithm",
+            fits=fits,
+        )
+
+
+def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
+    """Refuses an algorithm that learns from a leaf of the observation which the model's observation cannot have.
+
+    Args:
+        config: options of the algorithm.
+        obs: keys of the model's inputs in a batch: ``obs`` alone where it takes a single array.
 
     Raises:
         ConfigError: says what the model is to take.
     """
-    if config.name == "mappo" and "obs" in obs:
+    leaf = next((key for key in config.data if key.startswith("obs/")), None)
+    if leaf is not None and "obs" in obs:
         raise ConfigError(
-            f"algorithm 'mappo' learns from {STATE} as well, and the model takes an observation that is one array: "
-            'expected one that takes a dict, {"obs": ...}',
+            f"algorithm {config.name!r} learns from {leaf} as well, and the model takes an observation that is one "
+            'array: expected one that takes a dict, {"obs": ...}',
             key="algorithm",
         )
 
@@ -268,21 +315,21 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
             + ", or ".join(" and ".join(names) for names in _OUTPUTS.values()),
             key="algorithm",
         )
-    if policy not in _LEARNS[config.name]:
-        fits = [name for name, learns in _LEARNS.items() if policy in learns]
-        expected = ", or ".join(" and ".join(_OUTPUTS[kind]) for kind in _LEARNS[config.name])
+    if policy not in config.policies:
+        fits = _names(lambda each: policy in each.policies)
+        expected = ", or ".join(" and ".join(_OUTPUTS[kind]) for kind in config.policies)
         raise ConfigError(
             f"algorithm {config.name!r} does not learn from {' and '.join(_OUTPUTS[policy])}: either the model gives "
             f"{expected}, or one of these learns: {', '.join(fits)}",
             key="algorithm",
             fits=fits,
         )
-    if recurrent and config.name in ("sac", "mappo"):
-        others = "ppo, impala, mixed and bc"
+    if recurrent and not config.recurrent:
+        others = ", ".join(_names(lambda each: each.recurrent))
         raise ConfigError(
             f"algorithm {config.name!r} does not learn models with a memory; {others} do", key="algorithm"
         )
-    missing = [name for name in _NEEDS[config.name] if name not in given]
+    missing = [name for name in config.outputs if name not in given]
     if missing:
         raise ConfigError(
             f"algorithm {config.name!r} needs an output {missing[0]!r}; the model's are {sorted(given)}",
@@ -290,27 +337,22 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
         )
 
 
-def _once(config: Any) -> Any:
-    return config.model_copy(update={"epochs": 1} if hasattr(config, "epochs") else {})
-
-
 def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any, ...] | None = None) -> None:
-    """Refuses an algorithm for a model that lacks the part that only learning computes, or whose part gives another
-    shape.
+    """Refuses a model without the critic that the algorithm learns with, or whose critic gives another shape.
 
     Args:
         config: its options.
         module: of the model.
-        example: what the part is called with, tensors ``[2, ...]``; None: not known.
+        example: arguments of the critic, tensors ``[2, ...]``; None: not known.
 
     Raises:
-        ConfigError: says what the part is called with, and what it gave.
+        ConfigError: says how the critic is called, and what it gave.
     """
-    shown = _CRITICS.get(config.name)
-    if shown is None:
+    needs = config.critic
+    if needs is None:
         return
     try:
-        critic = critic_of(module, shown)
+        critic = critic_of(module, needs.shown)
     except ValueError as error:
         raise ConfigError(f"algorithm {config.name!r} needs a critic: {error}", key="algorithm") from error
     if example is None:
@@ -320,14 +362,14 @@ def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any,
             value = critic(*example)
     except Exception as error:
         raise ConfigError(
-            f"algorithm {config.name!r} calls the critic {shown}, which raised {type(error).__name__}: "
+            f"algorithm {config.name!r} calls the critic {needs.shown}, which raised {type(error).__name__}: "
             f"{first_line(error)}",
             key="algorithm",
         ) from error
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if not isinstance(value, Tensor) or value.ndim != (2 if config.name == "sac" else 1) or len(value) != 2:
+    if not isinstance(value, Tensor) or value.ndim != needs.rank or len(value) != 2:
         raise ConfigError(
-            f"algorithm {config.name!r} needs a critic {shown}; for N = 2 it gave {shape}", key="algorithm"
+            f"algorithm {config.name!r} needs a critic {needs.shown}; for N = 2 it gave {shape}", key="algorithm"
         )
 
 
@@ -341,28 +383,31 @@ def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
     Raises:
         ConfigError: names what is missing, and what learns without it.
     """
-    if config.name not in _OF_ITS_OWN or "log_prob" in fields:
+    if not config.needs_log_prob or "log_prob" in fields:
         return
-    mixed = config.name == "mixed"
-    if mixed and DEMONSTRATION in fields:
+    imitates = config.imitates == "demonstrations"
+    if imitates and DEMONSTRATION in fields:
         return
-    others = ", ".join(name for name in _LEARNS if name not in _OF_ITS_OWN)
+    others = ", ".join(_names(lambda each: not each.needs_log_prob))
+    mixed = ", ".join(_names(lambda each: each.imitates == "demonstrations"))
+    without = (
+        "steps to imitate are" if imitates else f"without it {others} learn, or {mixed}, whose steps to imitate are"
+    )
     raise ConfigError(
-        f"has no log_prob, how likely each action was to whoever took it, which {config.name!r} learns from; "
-        + ("what it is to imitate" if mixed else f"without it {others} learn, or mixed, which imitates what")
-        + " is marked by `demonstration: true`",
+        f"has no log_prob, how likely each action was when it was taken, which {config.name!r} learns from; {without} "
+        "marked by `demonstration: true`",
         key="algorithm",
     )
 
 
-def algorithm_options(name: str) -> type[BaseModel]:
-    """The config model of an algorithm.
+def algorithm_options(name: str) -> type[AlgorithmConfig]:
+    """The options' class of an algorithm of brayx.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    for config in get_args(get_args(AlgorithmConfig)[0]):
-        if get_args(config)[1].tag == name:
-            model: type[BaseModel] = get_args(config)[0]
-            return model
-    raise ConfigError(f"algorithm is {name!r}, expected one of {', '.join(_LEARNS)}", key="algorithm")
+    for config in OURS:
+        if config.name == name:
+            return type(config)
+    expected = ", ".join(config.name for config in OURS)
+    raise ConfigError(f"algorithm is {name!r}, expected one of {expected}", key="algorithm")

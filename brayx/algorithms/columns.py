@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from brayx.algorithms.forward import Forward, carries, state_of
-from brayx.errors import ConfigError
 
 TURN = "turn"
 """Key of whether a step is the agent's own move, bool ``[B, T + 1]``; only games by turns have it."""
@@ -41,25 +40,6 @@ def own_moves(batch: Mapping[str, Any]) -> Tensor:
     one."""
     mask: Tensor = batch["mask"]
     return mask * batch[TURN] if TURN in batch else mask
-
-
-def refuse_turns(batch: Mapping[str, Any], name: str) -> None:
-    """Refuses a game by turns for an algorithm that would take others' moves for the agent's.
-
-    Args:
-        batch: tensors.
-        name: of the algorithm.
-
-    Raises:
-        ConfigError: the batch has a ``turn``; names what fits.
-    """
-    if TURN in batch:
-        raise ConfigError(
-            f"turn: algorithm {name!r} does not tell other players' moves from its own; 'impala' does, 'bc', and "
-            "'mixed' of impala",
-            key="algorithm",
-            fits=["impala", "bc", "mixed"],
-        )
 
 
 def transitions(batch: Mapping[str, Any], key: str) -> Tensor:

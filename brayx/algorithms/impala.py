@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across, Sampling
-from brayx.algorithms.forward import Forward
-from brayx.algorithms.optimise import Optimise, OptimiseConfig
+from brayx.algorithms.base import Across, Algorithm
+from brayx.algorithms.config import Sampling
+from brayx.algorithms.optimise import OptimiseConfig
 from brayx.nets.distributions import log_prob_entropy
 
 METRICS = (
@@ -53,10 +53,19 @@ class ImpalaConfig(OptimiseConfig):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 40.0
     """Gradients are scaled down to this norm; null: never."""
 
+    needs_log_prob: ClassVar[bool] = True
+    turns: ClassVar[bool] = True
+    weighs_columns: ClassVar[bool] = True
+    sets_priorities: ClassVar[bool] = True
+
     @property
     def sampling(self) -> Sampling:
         """The paper's batch size. From a table, each transition is learned from eight times."""
         return Sampling(unroll_length=20, batch_steps=640, updates_per_step=8 / 640)
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return Impala(module, optimizer, self, across)
 
 
 def impala_loss(
@@ -96,52 +105,27 @@ def impala_loss(
     return loss, torch.stack([x.detach() for x in (loss, policy_loss, value_loss, mean_entropy)])
 
 
-class Impala:
-    """Updates a module from learner batches.
+class Impala(Algorithm):
+    """Updates a module from learner batches; arguments as of `Algorithm`."""
 
-    Args:
-        module: called with the observations, ``[N, ...]``; gives a policy's outputs (`brayx.nets.distributions`) and
-            ``value`` ``[N]``. Observations that are a tuple are passed as several arguments.
-        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
-        config: options.
-        across: the ranks that learn together.
-    """
-
-    def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, config: ImpalaConfig, across: Across = ALONE
-    ) -> None:
-        self.module = module
-        self.config = config
-        self.priorities: Tensor | None = None
-        self.learned = self.counts = True
-        self._forward = Forward(module)
-        self._across = across
-        self._optimise = Optimise(optimizer, config, module)
+    config: ImpalaConfig
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient.
-
-        Args:
-            batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
-            progress: how far training has come, 0 to 1; the learning rate falls with it.
-
-        Returns:
-            By the names in `METRICS` and ``learning_rate``.
-        """
+        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``."""
         columns.check(batch)
-        learning_rate = self._optimise.begin(progress)
+        learning_rate = self.optimise.begin(progress)
         policy_weight, value_weight = self._weights(batch)
         pieces = columns.parts(
             {**batch, "policy_weight": policy_weight, "value_weight": value_weight}, self.config.accumulate
         )
         measured, priorities = [], []
         for index, piece in enumerate(pieces):
-            with self._optimise.shared(last=index == len(pieces) - 1):
+            with self.optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers, errors = self._loss(piece)
-                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
+                self.optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
             priorities.append(errors)
-        norm = self._optimise.step()
+        norm = self.optimise.step()
         self.priorities = torch.cat(priorities) if "index" in batch else None
         total = torch.stack(measured).sum(0)
         explained = columns.explained_variance(total[7:])
@@ -154,15 +138,15 @@ class Impala:
         mask = batch["mask"].clone()
         mask[:, -1] = 0
         own = columns.own_moves({**batch, "mask": mask})
-        counts = self._across.sum(torch.stack([own.sum(), mask.sum()])).clamp(min=1)
-        scale = self._across.size * columns.column_weight(batch).unsqueeze(-1)
+        counts = self.across.sum(torch.stack([own.sum(), mask.sum()])).clamp(min=1)
+        scale = self.across.size * columns.column_weight(batch).unsqueeze(-1)
         return scale * own / counts[0], scale * mask / counts[1]
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, sums of what is measured ``[12]``, and the columns' mean errors."""
         config = self.config
-        with self._optimise.autocast():
-            outputs = columns.forward(self._forward, batch)
+        with self.optimise.autocast():
+            outputs = columns.forward(self.forward, batch)
         action, old_log_prob, reward, terminated, truncated, mask, policy_weight, value_weight = (
             columns.transitions(batch, key)
             for key in (
@@ -210,11 +194,3 @@ class Impala:
             priorities = error.sum(0) / mask.sum(0).clamp(min=1)
             sums = columns.moments(values[:-1], found.target, value_weight)
         return loss, torch.cat([parts, seen, sums]), priorities
-
-    def state_dict(self) -> dict[str, Any]:
-        """The gradient step's scales."""
-        return {"optimise": self._optimise.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        self._optimise.load_state_dict(state["optimise"])

@@ -12,26 +12,37 @@ Everything else is PPO's. Knows nothing of where batches come from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from brayx.algorithms.base import ALONE, Across
+from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.config import Critic
 from brayx.algorithms.critic import critic_of
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError
 
 STATE = "obs/state"
 """Key of the game's state in a batch, ``[B, T + 1, ...]``."""
-CRITIC = "states [N, ...] -> values [N]"
+CRITIC = Critic("states [N, ...] -> values [N]", takes=("state",), rank=1)
 """What a module's submodule ``critic`` is to MAPPO."""
 
 
 class MAPPOConfig(PPOConfig):
     """Options of MAPPO, which are PPO's."""
 
-    name: Literal["mappo"] = "mappo"  # type: ignore[assignment]  # one of its own to be told by
+    name: Literal["mappo"] = "mappo"  # type: ignore[assignment]
+    outputs: ClassVar[tuple[str, ...]] = ()
+    recurrent: ClassVar[bool] = False
+    critic: ClassVar[Critic] = CRITIC
+    data: ClassVar[Mapping[str, str]] = {
+        STATE: f"needs {STATE}, the state of the whole game, and observations have no leaf of that name"
+    }
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return MAPPO(module, optimizer, self, across)
 
 
 class MAPPO(PPO):
@@ -74,7 +85,7 @@ class _Central(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._policy, self._critic = module, critic_of(module, CRITIC)
+        self._policy, self._critic = module, critic_of(module, CRITIC.shown)
         for name in ("no_sync", "extra_loss"):
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))

@@ -19,20 +19,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import optree
 import torch
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across, Sampling
+from brayx.algorithms.base import ALONE, Across, Algorithm
 from brayx.algorithms.bc import BC, BCConfig, clone_loss
+from brayx.algorithms.config import AlgorithmConfig, Sampling
 from brayx.algorithms.forward import Forward
-from brayx.algorithms.impala import Impala, ImpalaConfig
+from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.optimise import share, unhooked
-from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
 from brayx.nets.distributions import log_prob_entropy
 from brayx.types import DEMONSTRATION
@@ -48,10 +49,8 @@ def _name(options: Any) -> Any:
     return options.get("name", "ppo") if isinstance(options, Mapping) else getattr(options, "name", None)
 
 
-class MixedConfig(BaseModel):
+class MixedConfig(AlgorithmConfig):
     """Options of imitation and reinforcement in one run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Literal["mixed"] = "mixed"
     reinforcement: Annotated[
@@ -83,19 +82,53 @@ class MixedConfig(BaseModel):
                 raise ValueError(f"fit_value fits a plain value: it goes with reinforcement without {name}, or is 0")
         return self
 
+    needs_log_prob: ClassVar[bool] = True
+    imitates: ClassVar[Literal["demonstrations"]] = "demonstrations"
+    data: ClassVar[Mapping[str, str]] = {
+        DEMONSTRATION: "imitates demonstrations, and nothing marks any: expected a job's `source` with "
+        "`demonstration: true`, or `demonstrations`"
+    }
+    # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no gradient, while
+    # another waits for all ranks' gradients of its own play.
+    several_ranks: ClassVar[bool] = False
+    inner: ClassVar[tuple[type[AlgorithmConfig], ...]] = (PPOConfig, ImpalaConfig)
+
     @property
     def gamma(self) -> float:
         """Discount of the reinforcement."""
         return self.reinforcement.gamma
 
     @property
+    def play(self) -> AlgorithmConfig:
+        """The reinforcement."""
+        return self.reinforcement
+
+    @property
     def sampling(self) -> Sampling:
-        """That of the reinforcement algorithm."""
+        """That of the reinforcement."""
         return self.reinforcement.sampling
 
+    @property
+    def first_imitates(self) -> int:
+        """``imitation_updates``."""
+        return self.imitation_updates
+
+    @property
+    def learns_demonstrated_rewards(self) -> bool:
+        """If the value is fitted to their returns."""
+        return self.fit_value > 0
+
     def gradients(self, batch_steps: int) -> int:
-        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
+        """Those of the reinforcement."""
         return self.reinforcement.gradients(batch_steps)
+
+    def for_measuring(self) -> Self:
+        """Keeps no demonstrations: it learns from them whenever they come."""
+        return self.model_copy(update={"reinforcement": self.reinforcement.for_measuring(), "demonstrations_kept": 0})
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return Mixed(module, optimizer, self, across)
 
 
 def fit_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -103,7 +136,7 @@ def fit_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return 0.5 * (weight * (value - target).square()).sum()
 
 
-class Mixed:
+class Mixed(Algorithm):
     """Updates a module from learner batches of both kinds.
 
     Args:
@@ -111,8 +144,9 @@ class Mixed:
         optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
         config: options.
         across: the ranks that learn together. The imitation loss is a mean of each rank's own columns.
-        keep: keep demonstrations; False: they are learned from alone whenever they come, as measuring them needs.
     """
+
+    config: MixedConfig
 
     def __init__(
         self,
@@ -120,31 +154,24 @@ class Mixed:
         optimizer: torch.optim.Optimizer,
         config: MixedConfig,
         across: Across = ALONE,
-        keep: bool = True,
     ) -> None:
         self.module = module
         self.config = config
         options = config.reinforcement
-        self._inner: PPO | Impala
-        if isinstance(options, ImpalaConfig):
-            self._inner = Impala(module, optimizer, options, across)
-        else:
-            self._inner = PPO(module, optimizer, options, across)
+        self._inner = options.build(module, optimizer, across)
         alike = {name: getattr(options, name) for name in type(options).model_fields if name in BCConfig.model_fields}
         self._clone = BC(module, optimizer, BCConfig(**{**alike, "name": "bc"}), across)
-        # A user's term is of the steps that a gradient is of, and this one's would be asked for with the next gradient.
-        self._forward = Forward(unhooked(module))
-        self._inner._optimise.terms.append(self._term)
+        # Unhooked: the user's term is of the steps of a gradient, and must not see these forwards with the next one.
+        self.forward = Forward(unhooked(module))
+        self._inner.optimise.terms.append(self._term)
         if config.fit_value:
-            self._clone._optimise.terms.append(self._also_value)
+            self._clone.optimise.terms.append(self._also_value)
         self._demonstrations: deque[dict[str, Any]] = deque(maxlen=config.demonstrations_kept)
         self._coef = config.imitation_coef
         self._cloned: Mapping[str, Any] = {}
         self._losses: list[Tensor] = []
         self._errors: list[Tensor] = []
-        self.priorities: Tensor | None = None
-        self.learned = self.counts = True
-        self._keep = keep
+        self._keep = config.demonstrations_kept > 0
         self._played = False
         self._left = config.imitation_updates
         self._waited = 0
@@ -226,7 +253,7 @@ class Mixed:
         if not self._demonstrations or self._coef == 0:
             return None
         batch = self._drawn()
-        outputs = columns.forward(self._forward, batch)
+        outputs = columns.forward(self.forward, batch)
         log_prob, _ = log_prob_entropy(columns.before_last(outputs), columns.transitions(batch, "action"))
         loss = clone_loss(log_prob, _weight(batch, own=True))
         self._losses.append(loss.detach())
@@ -236,7 +263,7 @@ class Mixed:
 
     def _also_value(self) -> Tensor:
         """What the value adds to a gradient of demonstrations alone."""
-        return self._value_loss(self._cloned, columns.forward(self._forward, self._cloned), _weight(self._cloned))
+        return self._value_loss(self._cloned, columns.forward(self.forward, self._cloned), _weight(self._cloned))
 
     def _value_loss(self, batch: Mapping[str, Any], outputs: Mapping[str, Any], weight: Tensor) -> Tensor:
         """Weighed by ``fit_value``. Targets are the rewards up to the end of a column, and its last value."""

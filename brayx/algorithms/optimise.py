@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from brayx.algorithms.flat import FlatAdam
+from brayx.algorithms.config import AlgorithmConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -22,10 +22,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class OptimiseConfig(BaseModel):
-    """Options of the gradient step, which algorithms inherit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class OptimiseConfig(AlgorithmConfig):
+    """Options of the gradient step; an algorithm's own options are a class derived from this."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
     """Gradients are scaled down to this norm; null: never."""
@@ -39,10 +37,6 @@ class OptimiseConfig(BaseModel):
     """Of the forward: ``bf16`` and ``fp16`` (whose loss is scaled) through autocast. Losses are always float32."""
     accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
     """Parts that a minibatch is computed in one after the other, for the same gradient in less memory."""
-
-    def gradients(self, batch_steps: int) -> int:
-        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
-        return 1
 
 
 def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0, warmup: float = 0.0) -> float:
@@ -95,26 +89,19 @@ class Optimise:
         self.scale = 1.0
         """Multiplies the scheduled learning rate; for algorithms that steer it."""
         self.terms: list[Callable[[], Tensor | None]] = []
-        """What other losses add to every gradient; asked once for each, at its first backward."""
+        """Terms added to the loss of every gradient; each is called once, at the gradient's first backward."""
         self._config = config
         self._module = module
         self._device = self.parameters[0].device.type
         self._scaler = torch.amp.GradScaler(self._device) if config.precision == "fp16" else None
         self._fresh = False
-        self._flat: FlatAdam | None = None
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
 
     @property
     def adds(self) -> bool:
-        """Whether `backward` adds something to losses, which a gradient computed otherwise would lack."""
+        """Whether `backward` adds terms to the loss."""
         return bool(self.terms) or getattr(self._module, "extra_loss", None) is not None
-
-    def flatten(self) -> bool:
-        """From the next `begin` on, gradients are not computed by `backward` but written into ``.grad``, all of them;
-        whether the optimiser is one that can step so."""
-        self._flat = None if self._scaler is not None else FlatAdam.of(self.optimizer)
-        return self._flat is not None
 
     def begin(self, progress: float) -> float:
         """Sets the learning rates for this point of the training, 0 to 1, and gives the first."""
@@ -127,8 +114,6 @@ class Optimise:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * left
-        if self._flat is not None:
-            self._flat.adopt()
         return float(self.optimizer.param_groups[0]["lr"])
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -171,8 +156,6 @@ class Optimise:
         Gradients that overflowed in half precision change nothing but the scale.
         """
         self._fresh = False
-        if self._flat is not None:
-            return self._flat.step(self._config.max_grad_norm)
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
         norm = self._clip()

@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast
 
 import optree
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from brayx.algorithms import columns, returns
-from brayx.algorithms.base import ALONE, Across, Sampling
-from brayx.algorithms.forward import Forward, carries, state_of
+from brayx.algorithms import returns
+from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.config import Sampling
+from brayx.algorithms.forward import carries, state_of
 from brayx.algorithms.moments import Moments
-from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule, share
-from brayx.algorithms.towers import ClosedForm, Sample, Seen
+from brayx.algorithms.optimise import OptimiseConfig, Schedule, share
 from brayx.nets.distributions import log_prob_entropy
 
 METRICS = (
@@ -33,18 +33,18 @@ METRICS = (
 )  # fmt: skip
 """What `PPO.update` measures, beside ``learning_rate`` and ``epochs``."""
 _NEVER = 1e4
-"""Log-probability at acting time that makes a ratio vanish: a step which is masked out is one that never happened."""
+"""Log-probability at acting time of a step that is masked out: its ratio vanishes, as if it had never happened."""
 _TOO_FAR = 1.5
-"""Epochs end when the KL is beyond so many times its target."""
+"""Epochs end when the KL is above this multiple of its target."""
 _STEER = 1.5
 """The learning rate is multiplied or divided by this when the KL is out of the range of half to twice its target."""
 _STEERED = (0.01, 10.0)
-"""Bounds of what that comes to."""
+"""Bounds of the factor that steers the learning rate."""
 _FORWARD_ROWS = 2048
 """Most rows of one forward that only evaluates, unless a minibatch has more."""
 _FORWARD_BYTES = 8 * 2**20
-"""Most of an observation that such a forward sees on a CPU: images as floats are four times that, and memory that is
-asked for anew each time costs as much as the network does."""
+"""Most bytes of observations in such a forward on a CPU. Images take four times that as floats, and allocating so much
+memory anew each time costs as much as the network."""
 
 
 class RewardHead(BaseModel):
@@ -89,7 +89,7 @@ class PPOConfig(OptimiseConfig):
     clip_value: Annotated[float, Field(gt=0)] | None = None
     """Values that moved further than this from what they were count as if they had not; null: no such clipping."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """KL divergence between acting and learning policy that an update should come to; null: none."""
+    """KL divergence between acting and learning policy that an update should have; null: none."""
     kl_reaction: Literal["stop", "learning_rate"] = "stop"
     """What the target does. ``stop``: no further epoch once one is beyond 1.5 times it. ``learning_rate``: that is
     multiplied by 1.5 after an update below half of it, and divided by 1.5 after one above twice of it."""
@@ -100,6 +100,8 @@ class PPOConfig(OptimiseConfig):
     """Of a reward of several parts (``reward_heads`` ``[..., K]`` in a batch), in their order; empty: ``reward``
     with ``gamma`` and ``gae_lambda``."""
 
+    needs_log_prob: ClassVar[bool] = True
+
     @property
     def sampling(self) -> Sampling:
         """Learns from each whole run once. From a table, each transition is sampled once on average."""
@@ -109,10 +111,17 @@ class PPOConfig(OptimiseConfig):
         """Gradient steps taken on a batch of ``batch_steps`` transitions."""
         return self.epochs * max(1, round(batch_steps / self.minibatch_size))
 
+    def for_measuring(self) -> Self:
+        """One epoch."""
+        return self.model_copy(update={"epochs": 1})
 
-@dataclass(frozen=True)
-class Loss:
-    """What one micro-batch came to.
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return PPO(module, optimizer, self, across)
+
+
+class Loss(NamedTuple):
+    """The loss of one micro-batch.
 
     Attributes:
         total: with a gradient.
@@ -190,219 +199,187 @@ def kl_and_clipped(log_ratio: Tensor, weight: Tensor, clip_param: float) -> Tens
     return torch.stack([torch.dot(weight, ratio - 1 - log_ratio), torch.dot(weight, outside.to(weight.dtype))])
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What an update learns from. A *unit* is what is shuffled: a step, or with memory a column.
+class ClosedForm(Protocol):
+    """Computes the gradient of `ppo_loss` without autograd, for a module whose derivative it knows."""
+
+    def gradient(
+        self,
+        obs: Any,
+        action: Tensor,
+        old_log_prob: Tensor,
+        weighted_advantage: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        clip_param: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Overwrites ``.grad`` of every parameter; gives `Loss.parts` and `Loss.log_ratio`. Arguments as of `ppo_loss`,
+        without value clipping."""
+        ...
+
+
+class _Data(NamedTuple):
+    """Steps to learn from. A *unit* is what is shuffled: a step, or with memory a column.
 
     Attributes:
-        obs, action: ``[units, ...]``, with memory ``[T, units, ...]``.
-        state, carry: with memory ``[T, units, ...]``; else None.
-        numbers: the same with as last axis log-prob at acting time, mask, advantage, targets and old values.
+        obs, action: ``[units, ...]``, with memory ``[T, units, ...]``, as everything here.
+        state, carry: stored memory, and where it goes on (`brayx.algorithms.forward`); None without memory.
+        log_prob: at acting time.
+        mask: 1 for steps to learn from.
+        advantage, target, value: ``[units]``; with reward heads, targets and old values are ``[units, K]``.
+        weight, weighted_advantage: of a step in its minibatch.
     """
 
     obs: Any
     action: Tensor
     state: Any
     carry: Tensor | None
-    numbers: Tensor
+    log_prob: Tensor
+    mask: Tensor
+    advantage: Tensor
+    target: Tensor
+    value: Tensor
+    weight: Tensor
+    weighted_advantage: Tensor
 
     @property
     def axis(self) -> int:
         """Of the units."""
-        return self.numbers.ndim - 2
+        return self.mask.ndim - 1
 
     def at(self, index: Tensor) -> _Data:
         """Some units."""
-        nest = (self.obs, self.action, self.state, self.carry, self.numbers)
-        return _Data(*_each(lambda x: x.index_select(self.axis, index), nest))
+        return cast(_Data, _each(partial(torch.index_select, dim=self.axis, index=index), self))
 
-    def between(self, start: int, stop: int) -> _Data:
-        """Neighbouring units, without a copy."""
-        nest = (self.obs, self.action, self.state, self.carry, self.numbers)
-        return _Data(*_each(lambda x: x.narrow(self.axis, start, stop - start), nest))
+    def parts(self, count: int) -> Iterator[_Data]:
+        """Neighbouring units in ``count`` parts, without a copy."""
+        sizes = _sizes(self.mask.shape[self.axis], count)
+        leaves, tree = optree.tree_flatten(self)
+        for pieces in zip(*(leaf.split(sizes, self.axis) for leaf in leaves), strict=True):
+            yield cast(_Data, optree.tree_unflatten(tree, pieces))
 
 
 @dataclass
 class _Done:
-    """What the gradients of an update came to.
+    """Results of the gradients of an update so far.
 
     Attributes:
         losses: ``[3]`` of each micro-batch.
         log_ratios, weights: ``[N]`` of each micro-batch.
         norms: of each gradient.
-        samples, seen: of each gradient in closed form.
     """
 
     losses: list[Tensor] = field(default_factory=list)
     log_ratios: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
 
 
-class PPO:
+class PPO(Algorithm):
     """Updates a module from learner batches.
 
     Ranks that learn together, each from its own batch, take the gradients of one rank that learns from all of them;
-    micro-batches (``accumulate``) take that of the whole minibatch.
+    micro-batches (``accumulate``) take that of the whole minibatch. Arguments as of `Algorithm`.
 
-    Args:
-        module: called with the observations; gives a distribution and ``value``.
-        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
-        config: options.
-        across: the ranks that learn together.
+    Attributes:
+        closed_form: computes the gradient of a minibatch; None: autograd does.
     """
 
-    priorities: Tensor | None = None
-    learned = counts = True
+    config: PPOConfig
+    closed_form: ClosedForm | None = None
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: PPOConfig, across: Across = ALONE
     ) -> None:
-        self.module = module
-        self.config = config
-        self._across = across
-        self._optimise = Optimise(optimizer, config, module)
-        self._forward = Forward(module)
+        super().__init__(module, optimizer, config, across)
         self._moments = Moments(len(config.reward_heads)) if config.normalise_value else None
-        self._asked = False
-        self._closed: ClosedForm | None = None
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch: ``epochs`` passes in minibatches.
-
-        Args:
-            batch: tensors ``[B, T + 1, ...]`` as `brayx.replay.packing` lays them out, with the observation as a
-                nest of tensors under ``obs``. Not changed.
-            progress: how far training has come, 0 to 1; learning rate and clip fall with it.
+        """Learns from one batch: ``epochs`` passes in minibatches. Arguments and errors as of `Algorithm.update`.
 
         Returns:
             Means over the minibatches, by the names in `METRICS`; ``learning_rate``; ``epochs`` that were taken.
-
-        Raises:
-            ConfigError: the batch has a ``turn``.
-            ValueError: the batch, or what the module gives for it, has another shape than it must.
         """
         config = self.config
-        columns.refuse_turns(batch, config.name)
-        closed = self._closed_form(batch["obs"])
-        learning_rate = self._optimise.begin(progress)
+        learning_rate = self.optimise.begin(progress)
         left = share(progress, schedule=config.clip_schedule, final=config.clip_final)
         clip_param = max(config.clip_param * left, 1e-6)
         data, explained = self._prepare(batch)
-        units = data.numbers.shape[data.axis]
-        count = min(max(1, round(data.numbers[..., 0].numel() / config.minibatch_size)), units)
+        units = data.mask.shape[data.axis]
+        count = min(max(1, round(data.mask.numel() / config.minibatch_size)), units)
         # One minibatch is the whole batch: shuffling it, or weighing it again, would only cost time.
-        whole = self._weighted(data, 1) if count == 1 else None
-        shuffled, scale, done = data, whole, _Done()
-        samples: list[Sample] = []
-        epochs = 0
+        shuffled = self._weighted(data, 1) if count == 1 else data
+        done, epochs = _Done(), 0
         while epochs < config.epochs and not self._too_far(done, epochs, count, clip_param):
             epochs += 1
-            if whole is None:
+            if count > 1:
                 # By the CPU's generator: a checkpoint has its state, and every device draws the same minibatches.
-                shuffled = data.at(torch.randperm(units).to(data.numbers.device))
-                scale = self._weighted(shuffled, count)
-            assert scale is not None
-            if closed is None:
-                self._epoch(shuffled, scale, count, clip_param, done)
-                continue
-            if whole is None or not samples:
-                samples = self._samples(shuffled, scale, count)
-            for sample in samples:
-                done.seen.append(closed.gradient(sample, clip_param))
-                done.norms.append(self._optimise.step())
-            done.samples += samples
-            done.log_ratios += [each.log_ratio for each in done.seen[-count:]]
-            done.weights += [each.weight for each in samples]
-        if closed is not None:
-            done.losses.append(closed.parts(done.samples, done.seen, clip_param))
+                shuffled = self._weighted(data.at(torch.randperm(units).to(data.mask.device)), count)
+            for minibatch in shuffled.parts(count):
+                self._gradient_step(minibatch, clip_param, done)
         measured = self._measured(done, clip_param, explained)
         if config.kl_target is not None and config.kl_reaction == "learning_rate":
             self._steer(measured["approx_kl"] / config.kl_target)
         return {**measured, "learning_rate": learning_rate, "epochs": epochs}
 
-    def _closed_form(self, obs: Any) -> ClosedForm | None:
-        """What computes gradients instead of autograd, if the module, the options and the observations allow."""
+    def _gradient_step(self, data: _Data, clip_param: float, done: _Done) -> None:
+        """Learns from one minibatch."""
+        units = data.mask.shape[data.axis]
+        count = min(self.config.accumulate, units)
+        for index, part in enumerate(data.parts(count) if count > 1 else [data]):
+            if self.closed_form is not None:
+                parts, log_ratio = self.closed_form.gradient(
+                    part.obs,
+                    part.action,
+                    part.log_prob,
+                    part.weighted_advantage,
+                    part.target,
+                    part.weight,
+                    clip_param,
+                )
+            else:
+                with self.optimise.shared(last=index == count - 1):
+                    total, parts, log_ratio = self._loss(part, clip_param)
+                    self.optimise.backward(total, part.mask.shape[part.axis] / units)
+            done.losses.append(parts)
+            done.log_ratios.append(log_ratio)
+            done.weights.append(part.weight.flatten())
+        done.norms.append(self.optimise.step())
+
+    def _loss(self, data: _Data, clip_param: float) -> Loss:
+        """The loss of some units."""
         config = self.config
-        if not self._asked:
-            self._asked = True
-            plain = config.accumulate == 1 and config.precision == "fp32" and self._across.size == 1
-            if plain and not self._optimise.adds and config.clip_value is None and not config.reward_heads:
-                self._closed = ClosedForm.of(self.module, config.value_coef, config.entropy_coef)
-            if self._closed is not None and not self._closed.takes(obs):
-                self._closed = None
-            if self._closed is not None:
-                self._optimise.flatten()
-        return self._closed
-
-    def _epoch(self, data: _Data, scale: Tensor, count: int, clip_param: float, done: _Done) -> None:
-        """One pass over the data, by autograd."""
-        for start, stop in _cut(0, data.numbers.shape[data.axis], count):
-            bounds = list(_cut(start, stop, min(self.config.accumulate, stop - start)))
-            for part in bounds:
-                with self._optimise.shared(last=part is bounds[-1]):
-                    loss, weight = self._loss(data, scale, part, clip_param)
-                    self._optimise.backward(loss.total, (part[1] - part[0]) / (stop - start))
-                done.losses.append(loss.parts)
-                done.log_ratios.append(loss.log_ratio)
-                done.weights.append(weight)
-            done.norms.append(self._optimise.step())
-
-    def _samples(self, data: _Data, scale: Tensor, count: int) -> list[Sample]:
-        """The minibatches of one epoch."""
-        columns = torch.cat([data.numbers, scale], -1).t().contiguous()
-        own, state = ClosedForm.seen(data.obs)
-        found = []
-        for start, stop in _cut(0, len(data.action), count):
-            old_log_prob, _, _, target, _, weight, weighted_advantage = columns[:, start:stop].unbind()
-            cut = own[start:stop], state[start:stop], data.action[start:stop]
-            found.append(Sample(*cut, old_log_prob, weight, weighted_advantage, target))
-        return found
-
-    def _loss(self, data: _Data, scale: Tensor, part: tuple[int, int], clip_param: float) -> tuple[Loss, Tensor]:
-        """The loss of some units, and their weights ``[N]``."""
-        config = self.config
-        own = data.between(*part)
-        with self._optimise.autocast():
-            outputs = self._forward(own.obs, own.state, own.carry)
-        action, numbers = own.action, own.numbers
-        scale = scale.narrow(data.axis, part[0], part[1] - part[0])
-        if own.carry is not None:
-            action, numbers, scale = action.flatten(0, 1), numbers.flatten(0, 1), scale.flatten(0, 1)
-        old_log_prob, _, _, target, old_value = self._columns(numbers)
-        weight, weighted_advantage = scale.unbind(-1)
-        log_prob, entropy = log_prob_entropy(outputs, action)
-        loss = ppo_loss(
+        with self.optimise.autocast():
+            outputs = self.forward(data.obs, data.state, data.carry)
+        if data.carry is not None:
+            data = cast(_Data, _each(lambda x: x.flatten(0, 1), data._replace(obs=None, state=None)))
+        log_prob, entropy = log_prob_entropy(outputs, data.action)
+        return ppo_loss(
             log_prob,
-            old_log_prob,
+            data.log_prob,
             entropy,
             returns.full_precision(outputs["value"]),
-            weighted_advantage,
-            target,
-            weight,
+            data.weighted_advantage,
+            data.target,
+            data.weight,
             clip_param=clip_param,
             value_coef=config.value_coef,
             entropy_coef=config.entropy_coef,
-            old_value=old_value,
+            old_value=data.value,
             clip_value=config.clip_value,
         )
-        return loss, weight
 
-    def _weighted(self, data: _Data, count: int) -> Tensor:
-        """Weight and weighted advantage of each step in its minibatch, one of ``count``: ``[..., 2]``.
+    def _weighted(self, data: _Data, count: int) -> _Data:
+        """With the weight and weighted advantage of each step in its minibatch, one of ``count``.
 
         Over all ranks; times their number, because gradients are averaged over them.
         """
-        _, mask, advantage, _, _ = self._columns(data.numbers)
+        mask, advantage = data.mask, data.advantage
         units = mask.shape[-1]
-        sizes = torch.tensor([stop - start for start, stop in _cut(0, units, count)])
-        of_unit = torch.repeat_interleave(torch.arange(count), sizes).to(mask.device)
+        of_unit = torch.repeat_interleave(torch.arange(count), torch.tensor(_sizes(units, count))).to(mask.device)
 
         def added(x: Tensor) -> Tensor:
             x = x.sum(0) if x.ndim == 2 else x
-            return self._across.sum(x.new_zeros(count).index_add_(0, of_unit, x))
+            return self.across.sum(x.new_zeros(count).index_add_(0, of_unit, x))
 
         number = added(mask)
         weight = mask / number.clamp(min=1)[of_unit]
@@ -411,8 +388,8 @@ class PPO:
             deviation = added(weight * centred.square()).sqrt()
             # Fewer than two steps have no deviation, and stay as they are.
             advantage = torch.where((number > 1)[of_unit], centred / (deviation[of_unit] + 1e-8), advantage)
-        weight = weight * self._across.size
-        return torch.stack([weight, weight * advantage], -1)
+        weight = weight * self.across.size
+        return data._replace(weight=weight, weighted_advantage=weight * advantage)
 
     @torch.no_grad()
     def _prepare(self, batch: Mapping[str, Any]) -> tuple[_Data, Tensor]:
@@ -430,7 +407,7 @@ class PPO:
             raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
         state: Any = None
         carry: Tensor | None = None
-        if self._forward.recurrent:
+        if self.forward.recurrent:
             state = _transposed(state_of(batch))
             carry = carries(mask, terminated, truncated)
         else:
@@ -446,21 +423,20 @@ class PPO:
         learn = mask[:-1]
         explained = self._explained_variance(returned[:-1], target, learn)
         if self._moments is not None:
-            self._moments.add(target, learn, self._across)
+            self._moments.add(target, learn, self.across)
             target = self._moments.scaled(target)
         if heads:
             advantage = (advantage * advantage.new_tensor([head.weight for head in heads])).sum(-1)
-        else:
-            target, value = target.unsqueeze(-1), value.unsqueeze(-1)
         happened = torch.where(learn > 0, old_log_prob[:-1], _NEVER)
-        numbers = torch.cat([torch.stack([happened, learn, advantage], -1), target, value[:-1]], -1)
-        action = action[:-1]
+        steps = (action[:-1], happened, learn, advantage, target, value[:-1])
         if carry is None:
-            rows = learn.numel()
-            obs = _each(lambda x: x[:rows], obs)
-            return _Data(obs, action.flatten(0, 1), None, None, numbers.flatten(0, 1)), explained
-        obs, state, carry = _each(lambda x: x[:-1], (obs, state, carry))
-        return _Data(obs, action, state, carry, numbers), explained
+            obs = _each(lambda x: x[: learn.numel()], obs)
+            steps = _each(lambda x: x.flatten(0, 1), steps)
+        else:
+            obs, state, carry = _each(lambda x: x[:-1], (obs, state, carry))
+        action, *numbers = steps
+        log_prob, learn, advantage, target, value = numbers
+        return _Data(obs, action, state, carry, log_prob, learn, advantage, target, value, learn, advantage), explained
 
     def _values(self, obs: Any, state: Any, carry: Tensor | None) -> Tensor:
         """Of every step, in pieces that fit where minibatches fit: flat, time-major."""
@@ -472,12 +448,13 @@ class PPO:
         if leaves[0].device.type == "cpu":
             most = min(most, max(1, rows * _FORWARD_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))))
         pieces = min(-(-rows // most), units)
-        found = []
-        for start, stop in _cut(0, units, pieces):
-            cut = _each(partial(torch.narrow, dim=axis, start=start, length=stop - start), (obs, state, carry))
-            with self._optimise.autocast():
-                value = returns.full_precision(self._forward(*cut)["value"])
-            found.append(value if carry is None else value.reshape(len(carry), stop - start, *value.shape[1:]))
+        found, start = [], 0
+        for length in _sizes(units, pieces):
+            cut = _each(partial(torch.narrow, dim=axis, start=start, length=length), (obs, state, carry))
+            start += length
+            with self.optimise.autocast():
+                value = returns.full_precision(self.forward(*cut)["value"])
+            found.append(value if carry is None else value.reshape(len(carry), length, *value.shape[1:]))
         return torch.cat(found, axis)
 
     def _advantage(self, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
@@ -498,21 +475,12 @@ class PPO:
         ]
         return torch.stack(each, -1)
 
-    def _columns(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Log-prob at acting time, mask, advantage, targets and old values."""
-        heads = len(self.config.reward_heads)
-        if not heads:
-            log_prob, mask, advantage, target, value = numbers.unbind(-1)
-            return log_prob, mask, advantage, target, value
-        log_prob, mask, advantage = numbers[..., :3].unbind(-1)
-        return log_prob, mask, advantage, numbers[..., 3 : 3 + heads], numbers[..., 3 + heads :]
-
     def _kl(self, done: _Done, clip_param: float, last: int = 0) -> Tensor:
         """``[2]``: KL and share clipped, means over the ``last`` or all minibatches and over all ranks."""
         parts = last * len(done.weights) // max(len(done.norms), 1)
         log_ratio, weight = torch.cat(done.log_ratios[-parts:]), torch.cat(done.weights[-parts:])
         minibatches = last or len(done.norms)
-        return self._across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self._across.size)
+        return self.across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self.across.size)
 
     def _too_far(self, done: _Done, epochs: int, count: int, clip_param: float) -> bool:
         """Whether the last of so many epochs was one too many; asked of the device only if there is a target."""
@@ -523,7 +491,7 @@ class PPO:
 
     def _measured(self, done: _Done, clip_param: float, explained: Tensor) -> dict[str, float]:
         config = self.config
-        parts = self._across.sum(torch.stack(done.losses).sum(0)) / (len(done.norms) * self._across.size)
+        parts = self.across.sum(torch.stack(done.losses).sum(0)) / (len(done.norms) * self.across.size)
         total = parts[0] + config.value_coef * parts[1] - config.entropy_coef * parts[2]
         norm = torch.stack(done.norms).mean()
         kl = self._kl(done, clip_param)
@@ -532,7 +500,7 @@ class PPO:
 
     def _steer(self, share_of_target: float) -> None:
         factor = _STEER if share_of_target < 0.5 else 1 / _STEER if share_of_target > 2 else 1.0
-        self._optimise.scale = min(max(self._optimise.scale * factor, _STEERED[0]), _STEERED[1])
+        self.optimise.scale = min(max(self.optimise.scale * factor, _STEERED[0]), _STEERED[1])
 
     def _explained_variance(self, value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
         """Over all ranks and heads."""
@@ -540,29 +508,26 @@ class PPO:
             value, target, mask = value.sum(-1), target.sum(-1), mask
         error = target - value
         sums = [mask, mask * target, mask * target.square(), mask * error, mask * error.square()]
-        count, one, two, error_one, error_two = self._across.sum(torch.stack([x.sum() for x in sums])).unbind()
+        count, one, two, error_one, error_two = self.across.sum(torch.stack([x.sum() for x in sums])).unbind()
         count = count.clamp(min=1)
         return 1 - (error_two - error_one.square() / count) / (two - one.square() / count).clamp(min=1e-8)
 
     def state_dict(self) -> dict[str, Any]:
         """The gradient step's scales and the moments of the returns."""
         moments = {} if self._moments is None else {"moments": self._moments.state_dict()}
-        return {"optimise": self._optimise.state_dict(), **moments}
+        return {"optimise": self.optimise.state_dict(), **moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
-        self._optimise.load_state_dict(state["optimise"])
+        self.optimise.load_state_dict(state["optimise"])
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])
 
 
-def _cut(start: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
-    """``count`` neighbouring ranges, as equal as can be."""
-    size, more = divmod(stop - start, count)
-    for index in range(count):
-        end = start + size + (index < more)
-        yield start, end
-        start = end
+def _sizes(units: int, count: int) -> list[int]:
+    """Of ``count`` parts, as equal as can be."""
+    size, more = divmod(units, count)
+    return [size + 1] * more + [size] * (count - more)
 
 
 def _each(function: Callable[[Tensor], Tensor], nest: Any) -> Any:

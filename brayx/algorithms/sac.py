@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import optree
 import torch
@@ -30,15 +30,16 @@ from torch import Tensor, nn
 
 from brayx.algorithms import columns, returns
 from brayx.algorithms.adam import Adam
-from brayx.algorithms.base import ALONE, Across, Sampling
+from brayx.algorithms.base import ALONE, Across, Algorithm
+from brayx.algorithms.config import Critic, Policy, Sampling
 from brayx.algorithms.critic import critic_of
-from brayx.algorithms.optimise import Optimise, OptimiseConfig, Schedule
+from brayx.algorithms.optimise import OptimiseConfig, Schedule
 from brayx.nets.distributions import sample
 
 METRICS = ("loss", "critic_loss", "policy_loss", "entropy", "q", "td_error", "alpha", "grad_norm")
 """What `SAC.update` measures, beside ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
 
-CRITIC = "(observation, action) -> [N, critics]"
+CRITIC = Critic("(observation, action) -> [N, critics]", takes=("obs", "action"), rank=2)
 """What a module's submodule ``critic`` is to SAC."""
 
 
@@ -64,10 +65,22 @@ class SACConfig(OptimiseConfig):
     learning_rate_schedule: Schedule = "constant"
     """How the learning rate falls over the training."""
 
+    policies: ClassVar[tuple[Policy, ...]] = ("squashed",)
+    outputs: ClassVar[tuple[str, ...]] = ()
+    recurrent: ClassVar[bool] = False
+    critic: ClassVar[Critic] = CRITIC
+    needs_table: ClassVar[bool] = True
+    weighs_columns: ClassVar[bool] = True
+    sets_priorities: ClassVar[bool] = True
+
     @property
     def sampling(self) -> Sampling:
         """A table, and one gradient step on 256 transitions for each new transition."""
         return Sampling(unroll_length=self.n_step, batch_steps=256, sampler="uniform", updates_per_step=1.0)
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """As `AlgorithmConfig.build`."""
+        return SAC(module, optimizer, self, across)
 
 
 class Step(NamedTuple):
@@ -115,34 +128,24 @@ def policy_loss(q: Tensor, log_prob: Tensor, alpha: Tensor, weight: Tensor) -> T
     return (weight * (alpha * log_prob - q.amin(-1))).sum()
 
 
-class SAC:
-    """Updates a module from learner batches.
+class SAC(Algorithm):
+    """Updates a module from learner batches; arguments as of `Algorithm`.
 
-    Args:
-        module: called with the observations, ``[N, ...]``; gives ``tanh_mean`` and ``tanh_log_std``, and has ``critic``
-            (see the module's docstring). Observations that are a tuple are passed as several arguments.
-        optimizer: over the module's parameters, the critics' included; its learning rates at construction are the ones
-            annealed from, and the temperature's is the first of them.
-        config: options.
-        across: the ranks that learn together.
+    The optimiser has the critics' parameters too; the temperature's learning rate is the first of its learning rates.
 
     Raises:
         ValueError: the module has no critic.
     """
 
+    config: SACConfig
+
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, config: SACConfig, across: Across = ALONE
     ) -> None:
-        critic = critic_of(module, CRITIC)
-        self.module = module
-        self.config = config
-        self.priorities: Tensor | None = None
-        self.learned = self.counts = True
-        self._critic = critic
+        super().__init__(module, optimizer, config, across)
+        self._critic = critic = critic_of(module, CRITIC.shown)
         self._slow = copy.deepcopy(critic).requires_grad_(False)
-        self._across = across
-        self._optimise = Optimise(optimizer, config, module)
-        first = self._optimise.parameters[0]
+        first = self.optimise.parameters[0]
         alpha = config.alpha_initial if config.alpha is None else config.alpha
         self._log_alpha = torch.full(
             (), math.log(alpha) if alpha else -math.inf, dtype=first.dtype, device=first.device
@@ -150,24 +153,14 @@ class SAC:
         self._alpha_optimizer = Adam([self._log_alpha], lr=optimizer.param_groups[0]["lr"])
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient.
+        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``.
 
-        Args:
-            batch: as `brayx.algorithms.base.Algorithm.update` says, with at least ``n_step`` transitions a column and
-                actions within (-1, 1). Not changed.
-            progress: how far training has come, 0 to 1; the learning rates fall with it.
-
-        Returns:
-            By the names in `METRICS` and ``learning_rate``.
-
-        Raises:
-            ConfigError: the batch has a ``turn``.
+        Columns need at least ``n_step`` transitions, and actions within (-1, 1).
         """
         columns.check(batch, steps=self.config.n_step)
-        columns.refuse_turns(batch, self.config.name)
-        learning_rate = self._optimise.begin(progress)
+        learning_rate = self.optimise.begin(progress)
         learned = batch["mask"][:, :-1]
-        count = self._across.sum(learned.sum())
+        count = self.across.sum(learned.sum())
         alpha = self._log_alpha.exp()
         # For the whole batch, so that its parts have the same dice; by the CPU's generator, whose state a checkpoint
         # has for every device.
@@ -176,12 +169,12 @@ class SAC:
         pieces = columns.parts({**batch, "noise": noise}, self.config.accumulate)
         measured, errors = [], []
         for index, piece in enumerate(pieces):
-            with self._optimise.shared(last=index == len(pieces) - 1):
+            with self.optimise.shared(last=index == len(pieces) - 1):
                 loss, numbers, error = self._loss(self._steps(piece, count), alpha)
-                self._optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
+                self.optimise.backward(loss, len(piece["mask"]) / len(batch["mask"]))
             measured.append(numbers)
             errors.append(error)
-        norm = self._optimise.step()
+        norm = self.optimise.step()
         total = torch.stack(measured).sum(0)
         if self.config.alpha is None:
             self._warm(total[3], count, batch["action"].shape[-1])
@@ -214,7 +207,7 @@ class SAC:
             reward=found.reward.T.flatten(),
             discount=found.discount.T.flatten(),
             next_obs=optree.tree_map(lambda x: x[column, at].flatten(0, 1), batch["obs"]),
-            weight=mask.flatten() * (self._across.size / count.clamp(min=1)),
+            weight=mask.flatten() * (self.across.size / count.clamp(min=1)),
             importance=importance.flatten(),
             next_noise=batch["noise"][:, :, 0].flatten(0, 1),
             noise=batch["noise"][:, :, 1].flatten(0, 1),
@@ -222,7 +215,7 @@ class SAC:
 
     def _loss(self, step: Step, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, what is measured ``[6]``, and every step's error."""
-        with self._optimise.autocast():
+        with self.optimise.autocast():
             with torch.no_grad():
                 next_action, next_log_prob = sample(_call(self.module, step.next_obs), step.next_noise)
                 next_q = returns.full_precision(_call(self._slow, step.next_obs, next_action))
@@ -248,11 +241,11 @@ class SAC:
     def _warm(self, entropy: Tensor, count: Tensor, action_size: int) -> None:
         """A gradient step of the temperature: section 5, of its logarithm."""
         target = self.config.target_entropy
-        mean = self._across.sum(entropy) / self._across.size
+        mean = self.across.sum(entropy) / self.across.size
         gradient = mean - (-action_size if target is None else target)
         self._log_alpha.grad = torch.where(count > 0, gradient, torch.zeros_like(gradient)).to(self._log_alpha.dtype)
         for group in self._alpha_optimizer.param_groups:
-            group["lr"] = self._optimise.optimizer.param_groups[0]["lr"]
+            group["lr"] = self.optimise.optimizer.param_groups[0]["lr"]
         self._alpha_optimizer.step()
 
     @torch.no_grad()
@@ -268,7 +261,7 @@ class SAC:
             "slow": self._slow.state_dict(),
             "log_alpha": self._log_alpha.detach().clone(),
             "alpha_optimizer": self._alpha_optimizer.state_dict(),
-            "optimise": self._optimise.state_dict(),
+            "optimise": self.optimise.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -278,7 +271,7 @@ class SAC:
             with torch.no_grad():
                 self._log_alpha.copy_(state["log_alpha"])
         self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
-        self._optimise.load_state_dict(state["optimise"])
+        self.optimise.load_state_dict(state["optimise"])
 
 
 def _call(module: nn.Module, obs: Any, *more: Tensor) -> Any:

@@ -11,7 +11,7 @@ from brayx.replay.importance import Importance
 from brayx.replay.limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from brayx.algorithms.base import Sampling
+    from brayx.algorithms.config import Sampling
 
 STREAM_ENVIRONMENT = {"RAY_DATA_METADATA_PREFETCH_ON_THREAD": "0"}
 """To be in the environment of every Ray process before it imports Ray Data, so best before ``ray.init``. By default a

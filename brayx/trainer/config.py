@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from brayx.algorithms.build import AlgorithmConfig
+from brayx.algorithms.build import AnyAlgorithm
 from brayx.algorithms.ppo import PPOConfig
 from brayx.metrics import XAxis
 
@@ -31,8 +31,8 @@ class TrainerConfig(BaseModel):
     """Newest batches of each of those buffers that are measured; they are kept until newer ones come."""
     hooks: str | None = None
     """Import path of a module with ``handle``, ``loss`` or ``evaluate``, looked up beside the YAML file first."""
-    algorithm: AlgorithmConfig = PPOConfig()
-    """Options of the algorithm."""
+    algorithm: AnyAlgorithm = PPOConfig()
+    """Options of the algorithm; ``name`` says which, PPO if it is absent, or ``module``, one of your own."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """Adam's, at the start; its epsilon is 1e-5."""
     num_steps: Annotated[int, Field(ge=1)] = 1_000_000
@@ -57,8 +57,8 @@ class TrainerConfig(BaseModel):
     """``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. ``process``: a thread of the job itself, fed
     by the buffer directly; for small jobs of one rank, it starts at once."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. ``mixed`` takes
-    one."""
+    """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. Some algorithms,
+    such as ``mixed``, take one."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for a rank."""
     use_gpu: bool = False
@@ -77,10 +77,10 @@ class TrainerConfig(BaseModel):
         names = [*self.buffers, *self.eval_buffers]
         if len(set(names)) < len(names):
             raise ValueError("a buffer stands more than once in buffers and eval_buffers")
-        if self.num_workers > 1 and self.algorithm.name == "mixed":
-            # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no
-            # gradient, while another waits for the ranks' gradients of its own play.
-            raise ValueError(f"num_workers is {self.num_workers}, and algorithm 'mixed' learns in one rank")
+        if self.num_workers > 1 and not self.algorithm.several_ranks:
+            raise ValueError(
+                f"num_workers is {self.num_workers}, and algorithm {self.algorithm.name!r} learns in one rank"
+            )
         if self.where == "process" and self.num_workers > 1:
             raise ValueError(f"num_workers 1, since where is process; {self.num_workers} ranks need where: train")
         return self

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
-from brayx.algorithms.build import AlgorithmConfig, check_critic, check_observed, check_outputs
-from brayx.algorithms.mappo import MAPPOConfig
-from brayx.algorithms.sac import SACConfig
+from brayx.algorithms.build import check_critic, check_observed, check_outputs
+from brayx.algorithms.config import AlgorithmConfig
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe, example_leaves
 from brayx.errors import ConfigError, ModelError
@@ -104,8 +103,7 @@ def check_model(
         except ConfigError as error:
             raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
     # A value for each part of the reward.
-    several = bool(getattr(getattr(algorithm, "reinforcement", algorithm), "reward_heads", None))
-    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if several else ("[N]", 1)}
+    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if algorithm.value_heads else ("[N]", 1)}
     for path, shape in shapes.items():
         expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
         if len(shape) != rank:
@@ -137,10 +135,16 @@ def _critic_args(
     algorithm: AlgorithmConfig, given: ModelSpec, forward_args: tuple[NestedArray, ...], state: np.ndarray | None
 ) -> tuple[Any, ...] | None:
     """Two examples of what the critic is called with; None: not known."""
-    if isinstance(algorithm, MAPPOConfig):
-        return None if state is None else (torch.from_numpy(np.stack([state, state])),)
-    action = next((leaf for leaf in given.outputs if leaf.path == "tanh_mean"), None)
-    if not isinstance(algorithm, SACConfig) or action is None:
-        return None
-    leaves = [torch.as_tensor(leaf) for leaf in example_leaves(forward_args, batch_size=2)]
-    return (*given.input_tree.unflatten(leaves), torch.zeros(2, *action.shape))
+    found: list[Any] = []
+    for argument in algorithm.critic.takes if algorithm.critic is not None else ():
+        if argument == "obs":
+            leaves = [torch.as_tensor(leaf) for leaf in example_leaves(forward_args, batch_size=2)]
+            found += given.input_tree.unflatten(leaves)
+        elif argument == "action":
+            actions = actions_of(given)
+            found.append(torch.zeros(2, *actions.shape, dtype=torch.float32 if actions.kind == "box" else torch.int64))
+        elif state is None:
+            return None
+        else:
+            found.append(torch.from_numpy(np.stack([state, state])))
+    return tuple(found) if found else None

@@ -20,7 +20,7 @@ from torch import nn
 
 from brayx.actor.agent import Services
 from brayx.algorithms.adam import EPS, Adam
-from brayx.algorithms.build import build
+from brayx.algorithms.build import build, check_batch
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, ModelError, first_line
@@ -222,11 +222,12 @@ def learn(
                 break
             came, started = time.time() - ready.prepare_s, time.monotonic() - ready.prepare_s
             done = min(counters.env_steps / config.num_steps, 1.0) if progress is None else progress()
+            check_batch(config.algorithm, ready.tensors)
             try:
                 measured = algorithm.update(ready.tensors, done)
-            except ValueError as error:  # would only come again
-                told = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
-                raise ModelError(told) from error
+            except ValueError as error:  # the next batch would fail the same way
+                message = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
+                raise ModelError(message) from error
             _refuse_divergence(measured, ready, module, counters.updates)
             learned = 0
             if algorithm.learned:  # else nothing has changed, and nothing of it counts

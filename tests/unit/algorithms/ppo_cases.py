@@ -154,7 +154,7 @@ def slow_advantage(batch, value, b, t, gamma, lam, reward):
 def slow_update(ppo, batch):
     """The parameters after one step of gradient descent on the whole batch, and what is measured; `ppo` stays."""
     module, config = copy.deepcopy(ppo.module), ppo.config
-    lr = ppo._optimise.optimizer.param_groups[0]["initial_lr"]
+    lr = ppo.optimise.optimizer.param_groups[0]["initial_lr"]
     outputs = slow_outputs(module, batch)
     columns, steps = batch["mask"].shape
     learn = [(b, t) for b in range(columns) for t in range(steps - 1) if batch["mask"][b, t] == 1]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from brayx.algorithms.build import AlgorithmConfig, build, check_fits, check_outputs, check_space
+from brayx.algorithms.build import AnyAlgorithm, build, check_fits, check_outputs, check_space
 from brayx.errors import ConfigError
 from brayx.nets.encoders import Numbers
 from brayx.nets.soft import Critics
 from tests.unit.algorithms.tables import Table, sgd
 
-CONFIGS = TypeAdapter(AlgorithmConfig)
+CONFIGS = TypeAdapter(AnyAlgorithm)
 NAMES = ("ppo", "impala", "sac", "bc", "mixed", "mappo")
 
 

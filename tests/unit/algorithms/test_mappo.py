@@ -87,7 +87,7 @@ def test_an_update_is_the_papers_with_a_value_of_states(case, options, seed):
     config = MAPPOConfig(**{**plain, **more, **options})
     mappo = MAPPO(module, sgd(module), config)
     leaves = batch["obs"] if isinstance(batch["obs"], dict) else {"x": batch["obs"]}
-    slow = SimpleNamespace(module=Everything(module), config=config, _optimise=mappo._optimise)
+    slow = SimpleNamespace(module=Everything(module), config=config, optimise=mappo.optimise)
     want, measured_want = slow_update(slow, {**batch, "obs": {**leaves, "state": state}})
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     measured = mappo.update({**batch, "obs": {"obs": batch["obs"]}, "obs/state": state}, 0.0)

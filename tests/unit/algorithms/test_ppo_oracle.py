@@ -9,9 +9,8 @@ import numpy as np
 import optree
 import pytest
 import torch
-from torch import nn
 
-from brayx.algorithms.build import algorithm_options, build
+from brayx.algorithms.build import algorithm_options, check_batch
 from brayx.algorithms.ppo import ppo_loss
 from brayx.errors import ConfigError
 from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update, two_episodes
@@ -146,7 +145,7 @@ def test_two_ranks_are_one_with_twice_the_batch(case, more):
         ppo = learners[index]
         # As DistributedDataParallel does it: means of gradients; with micro-batches each part's is exchanged here.
         for p in ppo.module.parameters():
-            p.register_hook(lambda gradient: ppo._across.sum(gradient) / 2)
+            p.register_hook(lambda gradient: ppo.across.sum(gradient) / 2)
         measured = [ppo.update(batch, k / 10) for k, batch in enumerate(batches[index])]
         return parameters(ppo), measured
 
@@ -263,8 +262,8 @@ def test_value_moments_are_those_of_everything_seen():
         batch = make_batch("normalised value", seed=seed)
         data, _ = ppo._prepare(batch)  # counts in, too
         moments = ppo._moments
-        learn = data.numbers[:, 1] > 0
-        seen.append(moments.back(data.numbers[learn, 3]))
+        learn = data.mask > 0
+        seen.append(moments.back(data.target[learn]))
     sums = ppo.state_dict()["moments"]["sums"]
     everything = torch.cat(seen)
     assert sums[0].item() == len(everything)
@@ -326,13 +325,8 @@ def test_a_batch_that_does_not_fit_is_refused(case, change, said):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "mappo", "sac"])
 def test_a_game_by_turns_is_refused_by_who_would_take_others_moves_for_its_own(algorithm):
-    module = nn.Linear(2, 2)
-    module.critic = nn.Linear(2, 1)
-    made = build(algorithm_options(algorithm)(), module, torch.optim.SGD(module.parameters(), lr=1.0))
-    batch = {
-        **make_batch("categorical"),
-        "obs/state": torch.zeros(4, 10, 2),
-        "turn": torch.ones(4, 10, dtype=torch.bool),
-    }
-    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' does not tell other players' moves"):
-        made.update(batch, 0.0)
+    config = algorithm_options(algorithm)()
+    batch = {**make_batch("categorical"), "obs/state": torch.zeros(4, 10, 2)}
+    check_batch(config, batch)
+    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' does not tell other .* do: impala, bc"):
+        check_batch(config, {**batch, "turn": torch.ones(4, 10, dtype=torch.bool)})

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from brayx.algorithms.adam import Adam
-from brayx.algorithms.mappo import MAPPO, MAPPOConfig
+from brayx.algorithms.build import build
+from brayx.algorithms.fast_mlp import FlatAdam, accelerate
+from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.central import central_policy_for
 from brayx.nets.mlp import ActorCritic
@@ -63,9 +65,9 @@ def a_batch(kind, seed):
 def make(kind, closed, *, optimizer=Adam, **options):
     net = network(kind)
     module = net if closed else Derived(net)
-    algorithm, config = (MAPPO, MAPPOConfig) if "central" in kind else (PPO, PPOConfig)
+    config = MAPPOConfig if "central" in kind else PPOConfig
     chosen = config(**{"epochs": 3, "minibatch_size": 17, "entropy_coef": 0.1, **options})
-    return algorithm(module, optimizer(module.parameters(), lr=1e-2), chosen), net
+    return build(chosen, module, optimizer(module.parameters(), lr=1e-2)), net
 
 
 def same(a, b, atol=1e-9):
@@ -86,9 +88,9 @@ def test_updates_are_those_of_autograd(kind, optimizer, options):
         torch.manual_seed(seed)
         b = slow.update(batch, seed / 5)
         assert a == pytest.approx(b, rel=1e-9, abs=1e-9)
-    assert fast._closed is not None
-    assert (fast._optimise._flat is None) == (optimizer is torch.optim.SGD)
-    assert slow._closed is None
+    assert fast.closed_form is not None
+    assert isinstance(fast.optimise, FlatAdam) == (optimizer is Adam)
+    assert slow.closed_form is None
     same(fast_net, slow_net)
 
 
@@ -99,15 +101,15 @@ def test_a_checkpoint_goes_on_either_way(optimizer):
     for seed in range(2):
         torch.manual_seed(seed)
         fast.update(make_batch("categorical", seed=seed), 0.0)
-    weights, moments = copy.deepcopy((fast_net.state_dict(), fast._optimise.optimizer.state_dict()))
+    weights, moments = copy.deepcopy((fast_net.state_dict(), fast.optimise.optimizer.state_dict()))
     for closed in (True, False):
         other, net = make("discrete", closed, optimizer=optimizer)
         other.update(make_batch("categorical", seed=9), 0.0)  # what was adopted must be let go
         net.load_state_dict(weights)
-        other._optimise.optimizer.load_state_dict(copy.deepcopy(moments))
+        other.optimise.optimizer.load_state_dict(copy.deepcopy(moments))
         again, again_net = make("discrete", True, optimizer=optimizer)
         again_net.load_state_dict(weights)
-        again._optimise.optimizer.load_state_dict(copy.deepcopy(moments))
+        again.optimise.optimizer.load_state_dict(copy.deepcopy(moments))
         for ppo in (other, again):
             torch.manual_seed(5)
             ppo.update(make_batch("categorical", seed=5), 0.0)
@@ -124,7 +126,7 @@ def test_what_it_cannot_is_left_to_autograd(options):
         ppo.module.float()
         batch = {key: x.float() if x.dtype == torch.float64 else x for key, x in batch.items()}
     ppo.update(batch, 0.0)
-    assert ppo._closed is None
+    assert ppo.closed_form is None
 
 
 def test_only_plain_towers_say_so():
@@ -140,22 +142,35 @@ def test_only_plain_towers_say_so():
         assert central_policy_for({"obs": own, "state": flat}, **action)[0].towers() is None
     frozen = ActorCritic(3, 2)
     frozen.policy.layers[0].weight.requires_grad_(False)
-    ppo = PPO(frozen, torch.optim.Adam(frozen.value.parameters()), PPOConfig())
-    assert ppo._closed_form(torch.zeros(2, 3, 3)) is None
+    assert build(PPOConfig(), frozen, torch.optim.Adam(frozen.value.parameters())).closed_form is None
+
+
+def test_a_class_derived_from_ppo_keeps_autograd():
+    """It may have another loss."""
+
+    class Other(PPO):
+        pass
+
+    net = network("discrete")
+    other = Other(net, Adam(net.parameters(), lr=1e-2), PPOConfig())
+    accelerate(other)
+    assert other.closed_form is None
 
 
 def test_what_others_add_to_losses_is_not_lost():
     """By imitation, say, or by the user's own loss, which wraps the module."""
     moved = []
     for added in (False, True):
-        learner, net = make("discrete", True)
+        net = network("discrete")
+        config = PPOConfig(epochs=3, minibatch_size=17, entropy_coef=0.1)
+        learner = PPO(net, Adam(net.parameters(), lr=1e-2), config)
         if added:
-            learner._optimise.terms.append(lambda net=net: 10 * net.head.logits.bias[0])
+            learner.optimise.terms.append(lambda net=net: 10 * net.head.logits.bias[0])
+        accelerate(learner)
+        assert (learner.closed_form is None) == added
         learner.update(make_batch("categorical"), 0.0)
         moved.append(net.head.logits.bias[0].item())
     assert moved[1] < moved[0] - 0.01
     hooked = WithLoss(network("discrete"), Hooks(loss=lambda outputs, obs: 10 * outputs["logits"][:, 0].mean()))
-    PPO(hooked, Adam(hooked.parameters(), lr=1e-2), PPOConfig(epochs=3, minibatch_size=17, entropy_coef=0.1)).update(
-        make_batch("categorical"), 0.0
-    )
+    build(config, hooked, Adam(hooked.parameters(), lr=1e-2)).update(make_batch("categorical"), 0.0)
     assert hooked.head.logits.bias[0].item() < moved[0] - 0.01

@@ -1,0 +1,152 @@
+"""Options of an algorithm, and what it needs of model, data and sampler. Knows no algorithm, and imports no torch.
+
+An algorithm is one file: its options (a class derived from `AlgorithmConfig`), its loss, its metrics and its update
+(`brayx.algorithms.base.Algorithm`). What it needs are class attributes of its options, so that a job can be checked
+before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from brayx.algorithms.base import Across, Algorithm
+
+Policy = Literal["categorical", "gaussian", "squashed"]
+"""A distribution over actions, see `brayx.nets.distributions`."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """An algorithm's default source and size of batches; the options of a training override them.
+
+    Attributes:
+        unroll_length: transitions in a column.
+        batch_steps: transitions in a batch.
+        sampler: ``fifo``: each run is learned from once, in order. Otherwise batches are sampled from a table.
+        updates_per_step: batches sampled from a table for each transition added to it.
+    """
+
+    unroll_length: int
+    batch_steps: int
+    sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
+    updates_per_step: float = 0.0
+
+    def batch_size(self, unroll_length: int) -> int:
+        """Columns in a batch."""
+        return max(1, self.batch_steps // unroll_length)
+
+    def samples_per_insert(self, unroll_length: int, batch_size: int) -> float:
+        """How often a column of a table is sampled on average."""
+        return self.updates_per_step * unroll_length * batch_size
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A module's submodule ``critic``, which only learning calls.
+
+    Attributes:
+        shown: its arguments and result, for messages.
+        takes: its arguments: ``obs`` (a tuple is several), ``action`` and ``state`` (the game's).
+        rank: axes of its result.
+    """
+
+    shown: str
+    takes: tuple[Literal["obs", "action", "state"], ...]
+    rank: int
+
+
+class AlgorithmConfig(BaseModel):
+    """Options of an algorithm. A subclass adds its options as fields, and overrides what it needs.
+
+    An option named ``gamma``, ``n_step`` or ``reward_heads`` means the same in every algorithm.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = ""
+    """Name of the algorithm."""
+    module: str | None = None
+    """Import path of the module that defines the algorithm, looked up beside the YAML file first; null: brayx."""
+
+    policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed")
+    """Policies that it learns."""
+    outputs: ClassVar[tuple[str, ...]] = ("value",)
+    """Outputs that a model must give besides its policy's."""
+    recurrent: ClassVar[bool] = True
+    """Learns models with a memory."""
+    critic: ClassVar[Critic | None] = None
+    """The submodule ``critic`` that a model must have."""
+    needs_log_prob: ClassVar[bool] = False
+    """Learns from the agent's own play alone, whose actions have a ``log_prob``."""
+    imitates: ClassVar[Literal["nothing", "demonstrations", "everything"]] = "nothing"
+    """Steps whose actions it imitates: ``demonstrations`` are those that are marked as such."""
+    data: ClassVar[Mapping[str, str]] = {}
+    """Keys that batches must have besides those of any play, each with why, to complete ``algorithm 'x' ...``."""
+    turns: ClassVar[bool] = False
+    """Distinguishes other players' moves (``turn``) from the agent's own."""
+    needs_table: ClassVar[bool] = False
+    """Must learn from each transition many times, so not from a buffer whose sampler is ``fifo``."""
+    weighs_columns: ClassVar[bool] = False
+    """Weighs each column by its ``weight``, which a prioritised sampler sets."""
+    sets_priorities: ClassVar[bool] = False
+    """Gives each column of a batch with an ``index`` a new priority."""
+    several_ranks: ClassVar[bool] = True
+    """Can learn in several ranks."""
+    inner: ClassVar[tuple[type[AlgorithmConfig], ...]] = ()
+    """Algorithms whose options its option ``reinforcement`` takes, which does the gradient steps then."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Batches that suit it."""
+        return Sampling(unroll_length=64, batch_steps=2048)
+
+    @property
+    def play(self) -> AlgorithmConfig:
+        """The options by which it learns from play: these, or those of an algorithm inside it."""
+        return self
+
+    @property
+    def discount(self) -> float:
+        """Discount per transition; of an algorithm that discounts nothing, the usual one."""
+        return float(getattr(self, "gamma", 0.99))
+
+    @property
+    def value_heads(self) -> int:
+        """Values that the model must give, one for each part of the reward; 0: a single one, without an axis."""
+        return len(getattr(self.play, "reward_heads", ()))
+
+    @property
+    def first_imitates(self) -> int:
+        """Updates from demonstrations alone that must come before the first from play."""
+        return 0
+
+    @property
+    def learns_demonstrated_rewards(self) -> bool:
+        """Learns from the rewards of what it imitates too, not only from the actions."""
+        return False
+
+    def gradients(self, batch_steps: int) -> int:
+        """Gradient steps taken on a batch of ``batch_steps`` transitions."""
+        return 1
+
+    def for_measuring(self) -> Self:
+        """These options for an algorithm that only measures losses: it takes each batch once and keeps none."""
+        return self
+
+    def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
+        """The algorithm.
+
+        Args:
+            module: learns; with several ranks it is wrapped so that gradients are means over them.
+            optimizer: over the module's parameters.
+            across: the ranks that learn together.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a method build(module, optimizer, across)")

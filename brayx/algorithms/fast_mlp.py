@@ -1,0 +1,235 @@
+"""Faster PPO updates of plain MLPs on a CPU: gradients in closed form, and Adam on all parameters as one tensor.
+
+A small network learns as fast as operations can be started. Autograd starts several times as many as the derivative
+has, and Adam some for each parameter. `accelerate` replaces both where they can be replaced exactly, and does nothing
+elsewhere. The numbers are those of autograd and of torch's Adam. Knows nothing of batches, epochs or ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from brayx.algorithms.adam import Adam
+from brayx.algorithms.base import Algorithm
+from brayx.algorithms.mappo import MAPPO
+from brayx.algorithms.optimise import Optimise
+from brayx.algorithms.ppo import PPO, PPOConfig
+from brayx.nets.mlp import Towers
+
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+
+
+def accelerate(algorithm: Algorithm) -> None:
+    """Gives PPO and MAPPO, before their first update, a gradient in closed form if there is one for their module.
+
+    There is one for a module that describes itself as two plain MLPs (``towers``) on the CPU, all of whose parameters
+    learn, in one rank and full precision, with the plain loss: no micro-batches, value clipping, reward heads or terms
+    added by the user. A class derived from PPO keeps autograd, since it may change the loss.
+    """
+    if not isinstance(algorithm, PPO) or type(algorithm) not in (PPO, MAPPO):
+        return
+    config = algorithm.config
+    plain_loss = config.clip_value is None and not config.reward_heads and not algorithm.optimise.adds
+    if plain_loss and config.accumulate == 1 and config.precision == "fp32" and algorithm.across.size == 1:
+        algorithm.closed_form = MLPGradient.of(algorithm.module, config)
+        if algorithm.closed_form is not None and FlatAdam.fits(algorithm.optimise.optimizer):
+            algorithm.optimise = FlatAdam(algorithm.optimise.optimizer, config)
+
+
+class MLPGradient:
+    """The gradient of `brayx.algorithms.ppo.ppo_loss`, without value clipping, for two MLPs."""
+
+    def __init__(self, towers: Towers, value_coef: float, entropy_coef: float) -> None:
+        self._towers = towers
+        self._value_coef = value_coef
+        self._entropy_coef = entropy_coef
+        self._parameters = towers.parameters()
+        self._dtype = self._parameters[0].dtype
+        self._tanh = towers.activation == "tanh"
+
+    @staticmethod
+    def of(module: nn.Module, config: PPOConfig) -> MLPGradient | None:
+        """For a module with ``towers``, all of whose parameters learn on the CPU in one dtype; else None."""
+        describe = getattr(module, "towers", None)
+        towers = describe() if callable(describe) else None
+        if not isinstance(towers, Towers):
+            return None
+        parameters = towers.parameters()
+        plain = all(p.requires_grad and p.device.type == "cpu" and p.dtype == parameters[0].dtype for p in parameters)
+        whole = {id(p) for p in module.parameters()} == {id(p) for p in parameters}
+        exact = parameters[0].dtype in (torch.float32, torch.float64)
+        return MLPGradient(towers, config.value_coef, config.entropy_coef) if plain and whole and exact else None
+
+    @torch.no_grad()
+    def gradient(
+        self,
+        obs: Any,
+        action: Tensor,
+        old_log_prob: Tensor,
+        weighted_advantage: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        clip_param: float,
+    ) -> tuple[Tensor, Tensor]:
+        """As `brayx.algorithms.ppo.ClosedForm.gradient`: the policy sees the first leaf of ``obs`` ``[N, D]``, the
+        value the last."""
+        for p in self._parameters:
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+        towers = self._towers
+        leaves: list[Any] = optree.tree_leaves(obs)
+        hidden, out = self._forward(towers.policy, leaves[0].to(self._dtype))
+        hidden_value, value = self._forward(towers.value, leaves[-1].to(self._dtype))
+        error = value.squeeze(-1) - target
+        if towers.log_std is None:
+            log_probs = out.log_softmax(-1)
+            log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        else:
+            inverse_std = (-towers.log_std).exp()
+            scaled = (action - out) * inverse_std
+            log_prob = -0.5 * scaled.square().sum(-1) - (towers.log_std + _HALF_LOG_TAU).sum()
+        log_ratio = log_prob - old_log_prob
+        ratio = log_ratio.exp()
+        free = ratio * weighted_advantage
+        held = ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
+        # Of the smaller of the two, the clipped one has no derivative; where they are equal nothing was clipped.
+        gain = torch.where(free <= held, free, 0.0).unsqueeze(-1)
+        if towers.log_std is None:
+            probability = log_probs.exp()
+            minus_entropy = (probability * log_probs).sum(-1, keepdim=True)
+            d_out = probability * gain
+            d_out.scatter_add_(-1, action.unsqueeze(-1), -gain)
+            if self._entropy_coef:
+                pull = (self._entropy_coef * weight).unsqueeze(-1)
+                d_out += pull * probability * (log_probs - minus_entropy)
+            entropy = -torch.dot(weight, minus_entropy.squeeze(-1))
+        else:
+            assert towers.log_std.grad is not None
+            d_out = scaled * gain * -inverse_std
+            d_log_std = (gain * (1 - scaled.square())).sum(0) - self._entropy_coef * weight.sum()
+            towers.log_std.grad.copy_(d_log_std)
+            entropy = (towers.log_std + _HALF_LOG_TAU + 0.5).sum() * weight.sum()
+        weighted_error = weight * error
+        self._backward(towers.policy, hidden, d_out)
+        self._backward(towers.value, hidden_value, (self._value_coef * weighted_error).unsqueeze(-1))
+        value_loss = 0.5 * torch.dot(weighted_error, error)
+        return torch.stack([-torch.minimum(free, held).sum(), value_loss, entropy]), log_ratio
+
+    def _forward(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The input of each layer, and the output of the last."""
+        inputs = []
+        for index, layer in enumerate(layers):
+            if index:
+                x = x.tanh_() if self._tanh else x.relu_()
+            inputs.append(x)
+            x = torch.addmm(layer.bias, x, layer.weight.t())
+        return inputs, x
+
+    def _backward(self, layers: Sequence[nn.Linear], inputs: Sequence[Tensor], d: Tensor) -> None:
+        for index in range(len(layers) - 1, -1, -1):
+            layer, x = layers[index], inputs[index]
+            assert layer.weight.grad is not None
+            assert layer.bias.grad is not None
+            torch.mm(d.t(), x, out=layer.weight.grad)
+            torch.sum(d, 0, out=layer.bias.grad)
+            if index:
+                d = torch.mm(d, layer.weight)
+                d = torch.ops.aten.tanh_backward(d, x) if self._tanh else torch.ops.aten.threshold_backward(d, x, 0)
+
+
+class FlatAdam(Optimise):
+    """Takes the steps of an Adam on one tensor, of which all parameters, gradients and moments become views.
+
+    The norm is one operation, the step another. Gradients are written into ``.grad``, not computed by `backward`. The
+    optimiser stays what is saved and restored.
+    """
+
+    optimizer: torch.optim.Adam
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: PPOConfig) -> None:
+        super().__init__(optimizer, config)
+        self._sizes = [p.numel() for p in self.parameters]
+        total = sum(self._sizes)
+        self._flat, self._gradient, self._mean, self._square = (self.parameters[0].new_zeros(total) for _ in range(4))
+        self._step = torch.zeros((), dtype=torch.float32)
+        self._views = [self._split(x) for x in (self._flat, self._gradient, self._mean, self._square)]
+        optimizer.register_state_dict_pre_hook(self._write_step)
+
+    @staticmethod
+    def fits(optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is an Adam as the trainer makes it: one group of parameters on the CPU, of one dtype."""
+        if type(optimizer) not in (torch.optim.Adam, Adam) or len(optimizer.param_groups) != 1:
+            return False
+        group = optimizer.param_groups[0]
+        parameters: list[Tensor] = group["params"]
+        alike = all(p.device.type == "cpu" and p.dtype == parameters[0].dtype for p in parameters)
+        known = not any(group[name] for name in ("amsgrad", "maximize", "capturable", "differentiable"))
+        return alike and known and not isinstance(group["lr"], Tensor)
+
+    def begin(self, progress: float) -> float:
+        """As `Optimise.begin`."""
+        learning_rate = super().begin(progress)
+        self._adopt()
+        return learning_rate
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """As `Optimise.step`."""
+        norm: Tensor = torch.linalg.vector_norm(self._gradient)
+        limit = self._config.max_grad_norm
+        if limit is not None:
+            self._gradient.mul_((limit / (norm + 1e-6)).clamp_(max=1.0))
+        group = self.optimizer.param_groups[0]
+        beta1, beta2 = group["betas"]
+        adam(
+            [self._flat],
+            [self._gradient],
+            [self._mean],
+            [self._square],
+            [],
+            [self._step],
+            foreach=False,
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        return norm
+
+    def _adopt(self) -> None:
+        """Makes parameters and moments views of the flat ones, unless they are: a restored optimiser has new ones."""
+        for p, flat, gradient, mean, square in zip(self.parameters, *self._views, strict=True):
+            if p.data_ptr() != flat.data_ptr():
+                flat.copy_(p.detach())
+                p.data = flat
+            p.grad = gradient
+            state = self.optimizer.state[p]
+            if state.get("exp_avg") is not mean:
+                if state:
+                    mean.copy_(state["exp_avg"])
+                    square.copy_(state["exp_avg_sq"])
+                    self._step.fill_(float(state["step"]))
+                # A counter for each, as torch has it: torch would count a shared one up for every parameter.
+                state.update(step=self._step.clone(), exp_avg=mean, exp_avg_sq=square)
+
+    def _write_step(self, _: torch.optim.Optimizer) -> None:
+        """Writes the number of steps into the optimiser's state, which is about to be saved."""
+        for p, mean in zip(self.parameters, self._views[2], strict=True):
+            state = self.optimizer.state[p]
+            if state.get("exp_avg") is mean:
+                state["step"].copy_(self._step)
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        pieces = torch.split(flat, self._sizes)
+        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
