@@ -253,7 +253,8 @@ class _Data(NamedTuple):
     def parts(self, count: int) -> Iterator[_Data]:
         """Neighbouring units in ``count`` parts, without a copy."""
         sizes = _sizes(self.mask.shape[self.axis], count)
-        leaves, tree = optree.tree_flatten(self)
+        nest: Any = self
+        leaves, tree = optree.tree_flatten(nest)
         for pieces in zip(*(leaf.split(sizes, self.axis) for leaf in leaves), strict=True):
             yield cast(_Data, optree.tree_unflatten(tree, pieces))
 

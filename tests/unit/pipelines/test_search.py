@@ -141,7 +141,7 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
         ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
-        ("Pendulum-v1", "bc", "", "'bc' imitates what was recorded, and there is no such data"),
+        ("Pendulum-v1", "bc", "", "'bc' imitates recorded steps, and there are none"),
         ("CartPole-v1", "mixed", "", "'mixed' imitates demonstrations, and nothing marks any.*learn without: ppo"),
         ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, and the model's noise does not depend on"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),

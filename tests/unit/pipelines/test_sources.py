@@ -231,7 +231,7 @@ BESIDE = "fields: {obs: observations}"
         ("impala", "", "has no log_prob"),
         ("mappo", "", "has no log_prob"),
         ("ppo", ", demonstration: true", "has no log_prob"),
-        ("mixed", "", "what it is to imitate is marked by `demonstration: true`"),
+        ("mixed", "", "steps to imitate are marked by `demonstration: true`"),
         ("mixed", ", demonstration: true", ""),
         ("bc", "", ""),
         ("sac", "", ""),
