@@ -45,11 +45,10 @@ async def listen() -> tuple[int, Any]:
     from brayx.actor.doors.native import Limits, Listener
     from brayx.actor.doors.tcp import TcpConnection
     from brayx.actor.session import SessionTable
-    from brayx.cluster.prometheus import Exporter
     from brayx.metrics import Recorder
     from deployments.echo import EchoActor
 
-    table = SessionTable(EchoActor, max_sessions=4096, recorder=Exporter(Recorder()))
+    table = SessionTable(EchoActor, max_sessions=4096, recorder=Recorder())
     listener = Listener(table, TcpConnection, Limits())
     await listener.open("127.0.0.1", 0)
     return listener.address[1], (table, listener)

@@ -19,8 +19,8 @@ from brayx.metrics import (
     OTHER,
     WINDOW_GAMES,
     WINDOWED,
+    Drained,
     Kind,
-    Metric,
     Part,
     Recorder,
     XAxis,
@@ -38,7 +38,6 @@ its hub was resumed."""
 
 SECONDS = "seconds"
 """Since the trial began, without what it was interrupted for."""
-Drained = tuple[Part, dict[str, Metric]]
 
 
 class Books:

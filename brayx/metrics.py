@@ -1,7 +1,7 @@
 """Every metric once: its name, unit, kind and labels; and the accumulator that turns samples into numbers.
 
-A process records samples (`Recorder.add`), hands over what it has gathered (`Recorder.drain`), and whoever keeps
-the trial's books merges those parts (`Recorder.merge`) and reads the result (`Recorder.summary`). Merging is exact
+A process records samples (`Recorder.add`); its host hands over what has gathered (`Recorder.drain`) to listeners: the
+trial's books merge those parts (`Recorder.merge`) and read the result (`Recorder.summary`). Merging is exact
 for counts, sums, maxima and histograms: only which samples are the newest depends on the order in which processes
 report. Knows nothing of Ray, MLflow or Prometheus.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 import bisect
 import math
 import re
+import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import repeat
-from typing import Literal, Protocol
+from typing import Literal
 
 from brayx.errors import ConfigError
 
@@ -273,21 +274,15 @@ Part = dict[tuple[str, str], _Cell]
 """What `Recorder.drain` hands over: cells by metric name and label."""
 
 
-class Sink(Protocol):
-    """Where samples go: a `Recorder`, or a client that hands them on."""
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample, as `Recorder.add`."""
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records samples of one of brayx's metrics, as `Recorder.add_all`."""
-
-    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        """Adds what a recorder drained, as `Recorder.merge`."""
+Drained = tuple[Part, dict[str, Metric]]
+"""The samples of a while, and what an application's own metrics among them are."""
 
 
 class Recorder:
-    """Accumulates samples of declared metrics, and of an application's own.
+    """Accumulates samples of declared metrics, and of an application's own. Thread safe.
+
+    A process has one, which everything in it records into. Its host drains it now and then: each part goes to all who
+    `listen`.
 
     Args:
         max_names: bound on distinct (metric, label) pairs; past it samples of a new pair are dropped and counted as
@@ -303,6 +298,13 @@ class Recorder:
         self._labels: Counter[str] = Counter()
         self._max_names = max_names
         self._max_labels = max_labels
+        self._lock = threading.Lock()
+        self._draining = threading.Lock()
+        self._listeners: list[Callable[[Drained], None]] = []
+
+    def listen(self, listener: Callable[[Drained], None]) -> None:
+        """Has ``listener`` get every part that is drained from now on, empty ones too; it must not change it."""
+        self._listeners.append(listener)
 
     def add(
         self,
@@ -324,18 +326,19 @@ class Recorder:
             weight: how many samples this one stands for.
             note: a line for people that explains the sample (an error's message and location); the newest is kept.
         """
-        cell = self._cells.get((name, label))
-        if cell is None:
-            if (place := self._place(name, label, weight)) is None:
-                return
-            if name not in METRICS:
-                self._own.setdefault(name, Metric(name, "", kind_of(kind or Kind.MEAN), "application metric"))
-            cell = self._cells.get(place)
+        with self._lock:
+            cell = self._cells.get((name, label))
             if cell is None:
-                cell = self._cells[place] = _cell(self.metric(name))
-        cell.add(float(value), weight)
-        if note:
-            cell.note = note[:MAX_NOTE]
+                if (place := self._place(name, label, weight)) is None:
+                    return
+                if name not in METRICS:
+                    self._own.setdefault(name, Metric(name, "", kind_of(kind or Kind.MEAN), "application metric"))
+                cell = self._cells.get(place)
+                if cell is None:
+                    cell = self._cells[place] = _cell(self.metric(name))
+            cell.add(float(value), weight)
+            if note:
+                cell.note = note[:MAX_NOTE]
 
     def add_all(self, name: str, values: Sequence[float]) -> None:
         """Records many samples of a metric of `METRICS`, at a small part of what `add` costs for each.
@@ -344,43 +347,56 @@ class Recorder:
             name: the metric; it has no label.
             values: the samples, one at least, in the metric's unit.
         """
-        cell = self._cells.get((name, ""))
-        if cell is None:
-            cell = self._cells[name, ""] = _cell(METRICS[name])
-        cell.add_all(values)
+        with self._lock:
+            cell = self._cells.get((name, ""))
+            if cell is None:
+                cell = self._cells[name, ""] = _cell(METRICS[name])
+            cell.add_all(values)
 
     def metric(self, name: str) -> Metric:
         """The declaration of ``name``; an application's own defaults to a mean."""
         return METRICS.get(name) or self._own.get(name) or Metric(name, "", Kind.MEAN, "application metric")
 
-    def drain(self) -> tuple[Part, dict[str, Metric]]:
-        """What was gathered since the last drain, and forgets it."""
-        cells, self._cells = self._cells, {}
-        own, self._own = self._own, {}
-        self._labels.clear()
-        return cells, own
+    def drain(self) -> Drained:
+        """What was gathered since the last drain, which the listeners get, too; forgets it."""
+        with self._draining:  # so that parts come to a listener one after another
+            with self._lock:
+                part = self._cells, self._own
+                self._cells, self._own = {}, {}
+                self._labels.clear()
+            for listener in self._listeners:
+                listener(part)
+        return part
 
-    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
+    def merge(self, part: Drained) -> None:
         """Adds what another recorder drained."""
         cells, own = part
-        for key, cell in cells.items():
-            name, label = key
-            mine = self._cells.get(key)
-            if mine is None:
-                if (place := self._place(name, label, cell.count)) is None:
-                    continue
-                key, mine = place, self._cells.get(place)
-            if name in own:
-                self._own[name] = own[name]
-            if mine is not None:
-                mine.merge(cell)
-            else:
-                self._cells[key] = cell.copy()
+        with self._lock:
+            for key, cell in cells.items():
+                name, label = key
+                mine = self._cells.get(key)
+                if mine is None:
+                    if (place := self._place(name, label, cell.count)) is None:
+                        continue
+                    key, mine = place, self._cells.get(place)
+                if name in own:
+                    self._own[name] = own[name]
+                if mine is not None:
+                    mine.merge(cell)
+                else:
+                    self._cells[key] = cell.copy()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was gathered since the last drain."""
+        return not self._cells
 
     def summary(self) -> dict[str, float]:
         """Numbers by name: ``name`` or ``name.label``; percentiles and histograms have several, after a dot."""
         numbers: dict[str, float] = {}
-        for (name, label), cell in self._cells.items():
+        with self._lock:
+            cells = {place: cell.copy() for place, cell in self._cells.items()}
+        for (name, label), cell in cells.items():
             key = f"{name}.{label}" if label else name
             match self.metric(name).kind:
                 case Kind.MEAN:

@@ -131,14 +131,14 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             actor_name,
             namespace=NAMESPACE,
             max_pending=int(spec.config[name]["max_pending"]),
-            on_dropped=lambda reason, count: runtime.add("replay_dropped", float(count), label=reason),
+            on_dropped=lambda reason, count: runtime.recorder.add("replay_dropped", float(count), label=reason),
         )
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
     runtime.make_actor = AgentActorFactory(
         agents=agents_of(spec.agents, spec.folder),
         config=spec.config,
-        services=Services(models=models, buffers=buffers, recorder=runtime),
+        services=Services(models=models, buffers=buffers, recorder=runtime.recorder),
         codec=codec_of(spec.actor, spec.folder),
         episode_length=spec.actor.episode_length,
         keeper=_keeper(spec),
@@ -202,7 +202,7 @@ async def _following(
 
 async def _remote_model(config: ModelConfig, handle: Any, runtime: ActorRuntime) -> ModelClient:
     model = await ModelClient.connect(
-        handle, max_calls=config.num_workers, **batching(config, runtime, "model_call_size", "model_call")
+        handle, max_calls=config.num_workers, **batching(config, runtime.recorder, "model_call_size", "model_call")
     )
 
     async def follow() -> None:
@@ -244,7 +244,7 @@ async def _local_model(name: str, spec: ActorSpec, at: Aliases | None, runtime: 
         buckets=config.buckets,
         max_versions=config.max_versions,
         fetch=fetch,
-        **batching(config, runtime),
+        **batching(config, runtime.recorder),
     )
     if store is not None:
         subscriber = WeightSubscriber(store, model.load)

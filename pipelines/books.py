@@ -27,9 +27,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from brayx.books import Drained
 from brayx.errors import BrayxError, TrackingError, first_line
-from brayx.metrics import BEST_METRIC, Recorder, XAxis
+from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.store import import_mlflow, sqlite_path
 from pipelines.ending import leave
@@ -144,6 +143,8 @@ class Clerk:
 
     def push(self, part: Drained) -> None:
         """Takes what a recorder drained; it is written within a second or two."""
+        if not part[0]:
+            return
         now, opened = time.monotonic(), self._begun()
         with self._lock:
             self._recorder.merge(part)

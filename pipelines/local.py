@@ -129,7 +129,8 @@ class _Training:
             log_interval=log_interval,
         )
         stack.enter_context(self.progress)
-        self.numbers = LocalNumbers(clerk.totals(), clerk.push, config.x_axis)
+        self.numbers = LocalNumbers(clerk.totals(), config.x_axis)
+        self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
         self.acting = ActingModel(model, module, forward_args, self.numbers)

@@ -34,7 +34,7 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.books import Books
 from brayx.engines.base import check_finite
 from brayx.errors import BadFragment, ConfigError, Diverged, EnvironmentFailed
-from brayx.metrics import Kind, Recorder
+from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.nets.recurrent import state_argument
@@ -399,6 +399,7 @@ class _Run:
         self._thread: threading.Thread | None = None
         self._weights: tuple[Weights, int] = ({}, 0)
         self._recorder = Recorder()
+        self.add = self._recorder.add
         self._books = Books()
         self.began = self._ended = time.monotonic()
 
@@ -435,10 +436,6 @@ class _Run:
     def newest_weights(self) -> tuple[Weights, int]:
         """The newest published, and their version."""
         return self._weights
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """As `loop.Numbers.add`."""
-        self._recorder.add(name, value, label=label, kind=kind, weight=weight)
 
     def feedback(self, index: np.ndarray, priorities: np.ndarray) -> None:
         """Tells the table what the learner found of columns that it had sampled."""

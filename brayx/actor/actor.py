@@ -22,7 +22,7 @@ from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError, first_line, raised_at
 from brayx.gamecore.protocol import game_of
 from brayx.logs import limited, one_line
-from brayx.metrics import Recorder, Sink
+from brayx.metrics import Recorder
 
 logger = limited(__name__)
 
@@ -425,7 +425,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _on_tick(agent: Agent, state: State, recorder: Sink) -> None:
+async def _on_tick(agent: Agent, state: State, recorder: Recorder) -> None:
     try:
         await agent.on_tick(state)
     except BrayxError:
@@ -434,18 +434,16 @@ async def _on_tick(agent: Agent, state: State, recorder: Sink) -> None:
         raise _agent_error(recorder, agent.name, "on_tick", error, f" at tick {state.tick}") from error
 
 
-def _agent_error(recorder: Sink, name: str, method: str, error: Exception, when: str = "") -> AgentError:
+def _agent_error(recorder: Recorder, name: str, method: str, error: Exception, when: str = "") -> AgentError:
     _count(recorder, name, method, error)
     return AgentError(f"agent {name!r} raised in {method}{when}", agent=name)
 
 
-def _count(recorder: Sink, name: str, method: str, error: Exception) -> None:
+def _count(recorder: Recorder, name: str, method: str, error: Exception) -> None:
     """Counts an agent's exception, with a note of its message and location, which the training's progress shows."""
-    sample = Recorder()
     # In one line: an agent may quote what its client sent, and no client controls this terminal.
     note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
-    sample.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)
-    recorder.merge(sample.drain())
+    recorder.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:

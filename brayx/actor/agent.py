@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from brayx.errors import ConfigError, DeadlineExceeded
 from brayx.gamecore.protocol import AGENT_MARK
-from brayx.metrics import Kind, Recorder, Sink, kind_of, label_of
+from brayx.metrics import Kind, Recorder, kind_of, label_of
 from brayx.types import Forward, Fragment, NestedArray
 
 
@@ -61,7 +61,7 @@ class Services:
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
     buffers: Mapping[str, BufferHandle] = field(default_factory=dict)
-    recorder: Sink = field(default_factory=Recorder)
+    recorder: Recorder = field(default_factory=Recorder)
     arms: Sequence[str] = ()
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=1))
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from brayx.actor.agent import PinnedHandle, Services
 from brayx.engines.state import Recurrence
 from brayx.errors import BrayxError, DeadlineExceeded
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.types import Forward, NestedArray
 
 
@@ -125,7 +125,7 @@ def _has_state(model: Any) -> bool:
 class _ArmModel:
     """A model at the version of a session's arm."""
 
-    def __init__(self, model: Any, pinned: PinnedHandle, recorder: Sink, label: str) -> None:
+    def __init__(self, model: Any, pinned: PinnedHandle, recorder: Recorder, label: str) -> None:
         self._model = model
         self._pinned = pinned
         self._recorder = recorder

@@ -45,7 +45,7 @@ from brayx.errors import (
 from brayx.faults import report
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limited
-from brayx.metrics import Recorder, Sink
+from brayx.metrics import Recorder
 
 logger = limited(__name__)
 
@@ -120,7 +120,7 @@ class SessionTable(Service):
         max_waiting: int = 16,
         idle_timeout_s: float = 60.0,
         tick_timeout_s: float = 10.0,
-        recorder: Sink | None = None,
+        recorder: Recorder | None = None,
         claim: Callable[[str], Awaitable[None]] = _take,
         release: Callable[[str, str], Awaitable[None]] = _free,
         reconnect_timeout_s: float = 10.0,
@@ -134,7 +134,7 @@ class SessionTable(Service):
         tell: Callable[[str, str], None] = _tell_nobody,
         show_errors: bool = False,
     ) -> None:
-        self.recorder: Sink = recorder if recorder is not None else Recorder()
+        self.recorder: Recorder = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting

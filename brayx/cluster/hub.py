@@ -12,14 +12,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from brayx.books import Books, Drained
+from brayx.books import Books
 from brayx.charts import NUMBERS_FILE, charted, sums_of
 from brayx.errors import TrackingError
 from brayx.inbox import Inbox
-from brayx.metrics import Kind, Recorder, XAxis
+from brayx.metrics import Drained, Recorder, XAxis
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -182,60 +182,46 @@ def get_hub(name: str, namespace: str) -> ActorHandle[Hub]:
         raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running") from error
 
 
-class HubClient:
-    """Where a process records its samples. Thread safe; a call costs a dictionary look-up and never waits on Ray.
+class HubClient(Recorder):
+    """The recorder of a process on a cluster. A call costs a dictionary look-up and never waits on Ray.
 
-    A thread hands over what was gathered every ``interval_s``, with at most one call in flight; while the hub is
-    slow or being restarted, samples merge where they are and take no more room.
+    A thread drains it every ``interval_s``, if anything listens. The hub gets the parts with at most one call in
+    flight; while it is slow or being restarted, they merge here and take no more room.
 
     Args:
-        handle: the hub's; None gathers without anybody to tell (a server without a trial): read it with `summary`.
+        handle: the hub's; None: there is none, as in a server without a trial.
         interval_s: seconds between hand-overs.
     """
 
     def __init__(self, handle: ActorHandle[Hub] | None, *, interval_s: float = 0.5) -> None:
+        super().__init__()
         self._handle = handle
-        self._recorder = Recorder()
-        self._lock = threading.Lock()
+        self._pending = Recorder()
         self._sending = threading.Lock()
         self._in_flight: tuple[Any, Drained] | None = None
+        self._interval_s = interval_s
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         if handle is not None:
-            self._thread = threading.Thread(
-                target=self._send_until_stopped, args=(interval_s,), name="brayx-hub-client", daemon=True
-            )
+            self.listen(self._pending.merge)
+
+    def listen(self, listener: Callable[[Drained], None]) -> None:
+        """As `Recorder.listen`; starts the thread."""
+        super().listen(listener)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_until_stopped, name="brayx-hub-client", daemon=True)
             self._thread.start()
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample, as `Recorder.add`."""
-        with self._lock:
-            self._recorder.add(name, value, label=label, kind=kind, weight=weight)
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records many samples, as `Recorder.add_all`."""
-        with self._lock:
-            self._recorder.add_all(name, values)
-
-    def merge(self, part: Drained) -> None:
-        """Adds what another recorder drained."""
-        with self._lock:
-            self._recorder.merge(part)
-
-    def summary(self) -> dict[str, float]:
-        """Numbers of what was gathered and not handed over yet."""
-        with self._lock:
-            return self._recorder.summary()
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Hands over everything and waits until the hub has it; False if that took longer, or there is none, and
         nothing is lost."""
         if self._handle is None:
+            self._send(0.0)
             return False
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
-            if self._send(left_s) and not self._has_samples() and self._in_flight is None:
+            if self._send(left_s) and self.empty and self._pending.empty and self._in_flight is None:
                 return True
             if left_s == 0.0:
                 return False
@@ -245,28 +231,24 @@ class HubClient:
         """Hands over what is left and ends the thread; a hub too slow to say so gets it all the same."""
         deadline = time.monotonic() + timeout_s
         self._stopped.set()
-        if self._thread is None or self._handle is None:
+        if self._thread is None:
             return
         self._thread.join(timeout=timeout_s)
-        # Whatever Ray raises here, there is nobody left to tell and nothing left to try.
+        # Whatever Ray raises here, nothing is left to try.
         with contextlib.suppress(Exception):
-            if not self.flush(max(0.0, deadline - time.monotonic())):
-                with self._lock:
-                    part = self._recorder.drain()
+            if not self.flush(max(0.0, deadline - time.monotonic())) and self._handle is not None:
+                part = self._pending.drain()
                 if part[0]:
                     self._handle.push.remote(part)
 
-    def _has_samples(self) -> bool:
-        with self._lock:
-            return bool(self._recorder.summary())
-
     def _send(self, wait_s: float) -> bool:
-        """One turn: settles the call in flight, waiting for it at most ``wait_s``, then starts the next if needed."""
-        import ray
-
-        if self._handle is None:
-            return False
+        """Drains; settles the call in flight, waiting for it at most ``wait_s``; then starts the next if needed."""
         with self._sending:
+            self.drain()
+            if self._handle is None:
+                return False
+            import ray
+
             if self._in_flight is not None:
                 call, part = self._in_flight
                 ready, _ = ray.wait([call], timeout=wait_s)
@@ -277,16 +259,15 @@ class HubClient:
                     ray.get(call)
                 except ray.exceptions.RayError:
                     # The hub died with the call: its samples join the next one.
-                    self.merge(part)
+                    self._pending.merge(part)
                     return False
-            with self._lock:
-                part = self._recorder.drain()
+            part = self._pending.drain()
             if part[0]:
                 self._in_flight = (self._handle.push.remote(part), part)
             return True
 
-    def _send_until_stopped(self, interval_s: float) -> None:
-        while not self._stopped.wait(interval_s):
+    def _send_until_stopped(self) -> None:
+        while not self._stopped.wait(self._interval_s):
             try:
                 self._send(0.0)
             except Exception:

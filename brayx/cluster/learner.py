@@ -23,7 +23,7 @@ from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.cluster.weights import WeightPublisher, get_weight_store
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
-from brayx.metrics import BEST_METRIC, Kind
+from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch
 from brayx.tracking import Trial
 from brayx.trainer.checkpoint import Normaliser
@@ -79,20 +79,16 @@ class LearnerSpec:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-class TrialNumbers:
+class TrialNumbers(HubClient):
     """`loop.Numbers` over a trial's hub. `newest` is at most half a second old, when the hub answers."""
 
     def __init__(self, hub: Any, every_s: float = 0.5) -> None:
+        super().__init__(hub)
         self._hub = hub
-        self._client = HubClient(hub)
         self._every_s = every_s
         self._newest: Mapping[str, float] = {}
         self._asked: Any = None
         self._asked_at = 0.0
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample."""
-        self._client.add(name, value, label=label, kind=kind, weight=weight)
 
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
@@ -103,10 +99,6 @@ class TrialNumbers:
         if self._asked is None and time.monotonic() - self._asked_at >= self._every_s:
             self._asked, self._asked_at = self._hub.snapshot.remote(), time.monotonic()
         return self._newest
-
-    def close(self) -> None:
-        """Hands over what is left."""
-        self._client.close()
 
 
 class TrialKeeper:

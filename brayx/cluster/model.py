@@ -24,7 +24,6 @@ from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec
 from brayx.errors import ModelError
 from brayx.logs import limit_others
-from brayx.metrics import Sink
 from brayx.model import http
 from brayx.model.arms import Followed
 from brayx.model.checkpoints import engine_from
@@ -81,8 +80,7 @@ class ModelReplica:
     ) -> None:
         if weight_store is not None:
             refuse_frozen(config.engine)
-        self._books = HubClient(get_hub(*hub) if hub is not None else None)
-        self.recorder: Sink = self._books
+        self.recorder = HubClient(get_hub(*hub) if hub is not None else None)
         module, example_args = build()
         engine, version = engine_from(config, module, example_args, checkpoint, tracking, version, preferred)
         self._store: StoreHandle | None = None
@@ -174,7 +172,7 @@ class ModelReplica:
         if self._subscriber is not None:
             await self._subscriber.stop()
         await self.model.close()
-        await asyncio.to_thread(self._books.close)
+        await asyncio.to_thread(self.recorder.close)
 
 
 class _ServedModel(ModelReplica, ModelDoor):
@@ -188,15 +186,14 @@ class _ServedModel(ModelReplica, ModelDoor):
             at = await client.look()
             kwargs["preferred"] = await initial_version(client, name, followed.alias, at, kwargs["version"])
         super().__init__(*args, **kwargs)
-        self._export = self.recorder = Exporter(self.recorder, self._levels)
         await self.start(at)
         warn_if_open(logging.getLogger("ray.serve"))
         limit_others()
         here = serve.get_replica_context()
-        self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
+        tags = {"application": here.app_name, "deployment": here.deployment, "replica": here.replica_id.unique_id}
+        self.recorder.listen(Exporter(self._levels, **tags).show)
 
     async def __del__(self) -> None:
-        await asyncio.to_thread(self._export.close)  # first: it hands over to what `close` ends
         await self.close()
 
     def _levels(self) -> list[tuple[str, str, float]]:

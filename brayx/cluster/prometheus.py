@@ -1,7 +1,7 @@
-"""A replica's samples on their way to its recorder, and by the way into Ray's Prometheus export.
+"""A replica's samples in Ray's Prometheus export.
 
-`Fold` turns what was gathered into points of declared Prometheus metrics and needs no cluster; `Exporter` gathers,
-and gives the points to `ray.util.metrics` from a thread of its own. Knows nothing of sessions, models or who reads.
+`Fold` turns what was gathered into points of declared Prometheus metrics and needs no cluster; `Exporter` gives the
+points to `ray.util.metrics`. Knows nothing of sessions, models or who reads.
 
 What is exported is fixed (`EXPORTED`): each of `METRICS` under its own name, and all that applications count
 themselves under one name for each kind, with their own names as a tag. So no name can be a bad one, or one too many.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Kind, Metric, Part, Recorder, Sink
+from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Drained, Kind, Metric, Part, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ ones come through too. The exact number of samples is in the counter ``NAME_samp
 MAX_NAMES = 1024
 """Most pairs of name and label over a replica's life; samples of others count as ``metrics_dropped``."""
 _MAX_LABEL = 100
-_EVERY_S = 0.5
-_CLOSE_S = 1.0
 _SECONDS = tuple(BOUNDS[20:81:2])
 """Buckets from 10 µs to 10 s, five a decade: ends of `Recorder`'s own, so that no sample changes its bucket."""
 _ANY_UNIT = tuple(BOUNDS[::5])
@@ -192,85 +190,25 @@ def _clean(label: str) -> str:
 
 
 class Exporter:
-    """The recorder of a replica: what it is given goes to another recorder, and to Prometheus. Thread safe.
-
-    A sample costs one lock and one dictionary look-up, as with the recorder behind it, which gets everything in parts:
-    each ``every_s`` by a thread, from `start` to `close`.
+    """Shows in Prometheus what a recorder drains: `show` is for `Recorder.listen`.
 
     Args:
-        onward: the recorder behind it.
-        levels: numbers that are looked at, not counted, as (metric of `METRICS`, label, value); asked by the thread.
-        every_s: seconds between two parts.
+        levels: numbers that are looked at, not counted, as (metric of `METRICS`, label, value); called by the thread
+            that drains.
+        tags: of every series: which replica this is.
     """
 
-    def __init__(
-        self,
-        onward: Sink,
-        levels: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
-        *,
-        every_s: float = _EVERY_S,
-    ) -> None:
-        self._onward = onward
+    def __init__(self, levels: Callable[[], Iterable[tuple[str, str, float]]] = tuple, **tags: str) -> None:
         self._levels = levels
-        self._every_s = every_s
-        self._recorder = Recorder()
-        self._into: Sink = self._recorder
-        self._lock = threading.Lock()
         self._handing = threading.Lock()
         self._fold = Fold()
-        self._tags: dict[str, str] = {}
+        self._tags = {tag: _clean(value) for tag, value in tags.items()}
         self._metrics: dict[str, Any] = {}
         self._gauges: dict[tuple[str, str, str], Point] = {}
         self._failing = False
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample, as `Recorder.add`."""
-        with self._lock:
-            self._into.add(name, value, label=label, kind=kind, weight=weight)
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records many samples, as `Recorder.add_all`."""
-        with self._lock:
-            self._into.add_all(name, values)
-
-    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        """Adds what another recorder drained."""
-        with self._lock:
-            self._into.merge(part)
-
-    def start(self, **tags: str) -> None:
-        """Starts the thread.
-
-        Args:
-            tags: of every series: which replica this is.
-        """
-        self._tags = {tag: _clean(value) for tag, value in tags.items()}
-        self._thread = threading.Thread(target=self._run, name="brayx-export", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Hands over what is left and ends the thread; later samples go straight to the recorder behind this."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=_CLOSE_S)
-        with self._lock:
-            part = self._recorder.drain()
-            self._onward.merge(part)
-            self._into = self._onward
-        self._show(part)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._every_s):
-            with self._lock:
-                part = self._recorder.drain()
-            self._onward.merge(part)
-            self._show(part)
-
-    def _show(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        if self._thread is None:
-            return
+    def show(self, part: Drained) -> None:
+        """Gives one part to Ray's export; what fails is logged once."""
         try:
             with self._handing:
                 self._export(part)
@@ -281,7 +219,7 @@ class Exporter:
                 logger.warning("metrics are not exported for now", exc_info=True)
             self._failing = True
 
-    def _export(self, part: tuple[Part, dict[str, Metric]]) -> None:
+    def _export(self, part: Drained) -> None:
         levels = Recorder()
         for name, label, value in self._levels():
             levels.add(name, value, label=label)

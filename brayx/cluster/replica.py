@@ -17,7 +17,7 @@ import secrets
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,6 +57,7 @@ from brayx.cluster.directory import (
     check_directory,
     create_directory,
 )
+from brayx.cluster.hub import HubClient
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.start import warn_if_open
 from brayx.errors import (
@@ -75,7 +76,6 @@ from brayx.gamecore.protocol import StepKind, StepRequest, game_of
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.logs import limit_others, limited
-from brayx.metrics import Kind, Metric, Part, Recorder, Sink
 from brayx.ports import free_port, is_loopback
 
 logger = limited(__name__)
@@ -106,7 +106,7 @@ class ActorRuntime:
 
     Attributes:
         make_actor: makes the actor of each session.
-        recorder: where the replica counts; the replica puts its export before it.
+        recorder: of the process.
         versions: the policy version of each model.
         describe: JSON facts for the status page (the policy version, say).
         check: raises when something behind the actors is broken for good; called by Serve's health check.
@@ -114,23 +114,11 @@ class ActorRuntime:
     """
 
     make_actor: Callable[[], Actor]
-    recorder: Sink = field(default_factory=Recorder)
+    recorder: HubClient = field(default_factory=lambda: HubClient(None))
     versions: Callable[[], Mapping[str, int]] = dict
     describe: Callable[[], dict[str, Any]] = dict
     check: Callable[[], None] = lambda: None
     close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample with the recorder of the time: what a builder makes may record into the runtime."""
-        self.recorder.add(name, value, label=label, kind=kind, weight=weight)
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records many samples, as `Recorder.add_all`."""
-        self.recorder.add_all(name, values)
-
-    def merge(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        """Adds what another recorder drained."""
-        self.recorder.merge(part)
 
 
 RuntimeBuilder = Callable[[Mapping[str, Any]], Awaitable[ActorRuntime]]
@@ -168,7 +156,6 @@ class ActorReplica(GrpcDoor):
         self._routing: set[asyncio.Task[None]] = set()
         self._known: OrderedDict[str, Location] = OrderedDict()
         self._runtime = await build(handles)
-        self._export = self._runtime.recorder = Exporter(self._runtime.recorder, self._levels)
         self._directory = create_directory(directory)
         await check_directory(directory, self._directory)
         self._lease = Lease(0.0)
@@ -212,7 +199,8 @@ class ActorReplica(GrpcDoor):
         warn_if_open(shown)
         shown.info("ready: acting with %s", self._runtime.versions() or "no model")
         limit_others()
-        self._export.start(application=here.app_name, deployment=here.deployment, replica=here.replica_id.unique_id)
+        tags = {"application": here.app_name, "deployment": here.deployment, "replica": here.replica_id.unique_id}
+        self._runtime.recorder.listen(Exporter(self._levels, **tags).show)
 
     def __serve_build_asgi_app__(self) -> DoorApp:
         """The application that Serve's ingress runs."""
@@ -463,7 +451,7 @@ class ActorReplica(GrpcDoor):
         self._watching.cancel()
         await self._table.close("drained", _LAST_S / 2)
         self._renewal.cancel()
-        await asyncio.to_thread(self._export.close)  # first: it hands over to what the runtime closes
+        await asyncio.to_thread(self._runtime.recorder.drain)
         # Side by side and each on its own: one that hangs or raises keeps no other from what it has to hand over.
         closing: list[Awaitable[Any]] = [self._native.close(), self._peers.close(), self._ask("leave", self._owner)]
         closing += [close() for close in self._runtime.close]

@@ -18,7 +18,7 @@ from brayx.engines.base import Engine
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
 from brayx.errors import BrayxError, first_line
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.model.build import engine_of
 from brayx.model.config import ModelConfig
 from brayx.model.local import LocalModel, batching
@@ -46,7 +46,7 @@ class ActingModel:
         ModelError: the module fails on its example.
     """
 
-    def __init__(self, config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], sink: Sink) -> None:
+    def __init__(self, config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], sink: Recorder) -> None:
         refuse_frozen(config.engine)
         self._config = config
         self._module, self._example = copy.deepcopy(module), example_args

@@ -17,7 +17,7 @@ import numpy as np
 
 from brayx.errors import BadFragment
 from brayx.logs import limited
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.importance import Importance
@@ -43,7 +43,7 @@ class LocalBuffer:
         self,
         config: BufferConfig,
         layout: Layout | None,
-        sink: Sink,
+        sink: Recorder,
         *,
         learned: bool = True,
         changed: Callable[[], None] = lambda: None,

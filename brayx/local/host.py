@@ -26,7 +26,7 @@ from brayx.actor.session import SessionTable
 from brayx.errors import DeadlineExceeded, Unauthorized
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepRequest
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.ports import is_loopback
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LocalService(SessionTable):
         self,
         make_actor: Callable[[], Actor],
         config: ActorConfig,
-        recorder: Sink,
+        recorder: Recorder,
         *,
         name: str,
         describe: Callable[[], dict[str, Any]],
@@ -123,7 +123,7 @@ class LocalHost:
         self,
         config: ActorConfig,
         make_actor: Callable[[], Actor],
-        recorder: Sink,
+        recorder: Recorder,
         *,
         name: str = "actor",
         describe: Callable[[], dict[str, Any]] = dict,

@@ -7,47 +7,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from brayx.books import Books, Drained
-from brayx.metrics import Kind, Recorder, XAxis
+from brayx.books import Books
+from brayx.metrics import Recorder, XAxis
 
 _NEWEST_S = 0.25
 _INTERVAL_S = 1.0
 
 
-class LocalNumbers:
-    """A thread safe `brayx.metrics.Sink` over a trial's `Books`; the learner's `Numbers`.
+class LocalNumbers(Recorder):
+    """The recorder of a process that trains, with the trial's `Books`; the learner's `Numbers`.
 
     Args:
         totals: sums to go on from, those of an interrupted trial.
-        keep: takes each part that was gathered.
         x_axis: as of `Books`.
     """
 
-    def __init__(self, totals: Mapping[str, float], keep: Callable[[Drained], None], x_axis: XAxis) -> None:
+    def __init__(self, totals: Mapping[str, float], x_axis: XAxis) -> None:
+        super().__init__()
         self._books = Books(totals, x_axis=x_axis)
-        self._keep = keep
-        self._recorder = Recorder()
-        self._recording = threading.Lock()
+        self.listen(self._books.merge)
         self._booking = threading.Lock()
         self._newest: dict[str, float] = {}
         self._booked_at = self._interval_at = 0.0
-
-    def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
-        """Records one sample, as `Recorder.add`."""
-        with self._recording:
-            self._recorder.add(name, value, label=label, kind=kind, weight=weight)
-
-    def add_all(self, name: str, values: Sequence[float]) -> None:
-        """Records many samples, as `Recorder.add_all`."""
-        with self._recording:
-            self._recorder.add_all(name, values)
-
-    def merge(self, part: Drained) -> None:
-        """Adds what another recorder drained."""
-        with self._recording:
-            self._recorder.merge(part)
 
     def newest(self) -> Mapping[str, float]:
         """The trial's numbers, as `Books.snapshot`; a quarter of a second old at most."""
@@ -58,11 +41,7 @@ class LocalNumbers:
     def snapshot(self) -> dict[str, float]:
         """The trial's numbers as of now."""
         with self._booking:
-            with self._recording:
-                part = self._recorder.drain()
-            if part[0]:
-                self._books.merge(part)
-                self._keep(part)
+            self.drain()
             now = time.monotonic()
             if now - self._interval_at >= _INTERVAL_S:  # percentiles are of the last of these
                 self._books.take_interval()
@@ -72,6 +51,6 @@ class LocalNumbers:
             return dict(self._newest)
 
     def notes(self) -> dict[str, str]:
-        """The newest note of each metric that has one, by summary name."""
+        """As `Books.notes`."""
         with self._booking:
             return dict(self._books.notes)

@@ -14,7 +14,7 @@ import optree
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec
 from brayx.errors import BodyTooLarge, DeadlineExceeded, ModelError, QueueFull, VersionUnknown
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.model.batcher import Batcher, repeat_last
 from brayx.model.handles import Caller, sooner
 from brayx.model.versions import Versions, WeightSet, version_unknown
@@ -97,7 +97,7 @@ class _Columns:
 
 
 def batching(
-    config: ModelConfig, sink: Sink, size: str = "forward_batch_size", what: str = "forward"
+    config: ModelConfig, sink: Recorder, size: str = "forward_batch_size", what: str = "forward"
 ) -> dict[str, Any]:
     """A model component's options of its batcher, as keyword arguments, and the metrics that each batch goes to.
 

@@ -30,7 +30,7 @@ from brayx.actions import ActionSpec
 from brayx.engines.base import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError
-from brayx.metrics import Sink
+from brayx.metrics import Recorder
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
@@ -55,7 +55,7 @@ class Episode(NamedTuple):
     env: int
 
 
-def record_episodes(sink: Sink, episodes: Collection[Episode]) -> None:
+def record_episodes(sink: Recorder, episodes: Collection[Episode]) -> None:
     """Records returns and lengths, of those episodes whose return is a number: a mean is one, then."""
     whole = [episode for episode in episodes if not math.isnan(episode.ret)]
     if whole:

@@ -44,7 +44,7 @@ class Counting(EchoActor):
     async def tick(self, body: bytes) -> bytes:
         import asyncio
 
-        self._runtime.add(OWN, 0.5, label="gold", kind=Kind.SUM)
+        self._runtime.recorder.add(OWN, 0.5, label="gold", kind=Kind.SUM)
         if body == SLOW:
             await asyncio.sleep(2 * DEADLINE_MS / 1000)
         return body

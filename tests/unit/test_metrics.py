@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -208,3 +209,32 @@ def test_a_kind_by_name_is_the_kind() -> None:
     recorder = Recorder()
     recorder.add("own", 1, kind="sum")  # type: ignore[arg-type]
     assert recorder.drain()[1]["own"].kind is Kind.SUM
+
+
+def test_every_listener_gets_all_samples_of_all_threads_once() -> None:
+    recorder, listeners = Recorder(), [Recorder(), Recorder()]
+    for listener in listeners:
+        recorder.listen(listener.merge)
+
+    def work() -> None:
+        for _ in range(500):
+            recorder.add("ticks", 1.0)
+            recorder.add_all("tick_seconds", [0.001, 0.002])
+            if recorder.drain()[0]:
+                recorder.merge(other)
+
+    extra = Recorder()
+    extra.add("env_steps", 1.0)
+    other = extra.drain()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.drain()
+    assert recorder.empty
+    first, second = (listener.drain() for listener in listeners)
+    assert first == second
+    assert first[0]["ticks", ""].total == 2000
+    assert first[0]["tick_seconds", ""].count == 4000
+    assert first[0]["env_steps", ""].total > 0

@@ -6,15 +6,13 @@ import json
 import math
 import random
 import re
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brayx.cluster.hub import HubClient
-from brayx.cluster.prometheus import EXPORTED, OBSERVATIONS, Declared, Exporter, Fold, Point, Type
+from brayx.cluster.prometheus import EXPORTED, OBSERVATIONS, Declared, Fold, Point, Type
 from brayx.metrics import METRICS, Kind, Recorder
 
 DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana" / "brayx.json"
@@ -165,43 +163,6 @@ def test_labels_and_own_names_are_shown_in_short_ascii(label: str, shown: str) -
     recorder.add(label, 1.0, label=label)
     (point,) = folded(Fold(), recorder)
     assert point.tags == {"metric": shown, "label": shown}
-
-
-def record(sink: Any) -> None:
-    for number in range(100):
-        sink.add("tick_seconds", number / 1000)
-        sink.add("sessions_active", number)
-        sink.add("requests_refused", 1.0, label=f"code {number % 3}")
-        sink.add("own", number, kind=Kind.MAX)
-
-
-@pytest.mark.parametrize("make", [Recorder, lambda: HubClient(None)], ids=["recorder", "hub"])
-def test_the_recorder_behind_gets_all_as_if_nobody_were_before_it(make: Any) -> None:
-    alone, behind = make(), make()
-    record(alone)
-    exporter = Exporter(behind)
-    record(exporter)
-    assert behind.summary() == {}
-    exporter.close()
-    assert behind.summary() == alone.summary()
-    alone.add("ticks", 1.0)
-    exporter.add("ticks", 1.0)
-    assert behind.summary() == alone.summary(), "after its end it passes samples on at once"
-
-
-def test_no_sample_is_lost_between_threads() -> None:
-    behind = HubClient(None)
-    exporter = Exporter(behind)
-    threads = [threading.Thread(target=lambda: [exporter.add("ticks", 1.0) for _ in range(2000)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    other = Recorder()
-    other.add("ticks", 1000.0)
-    exporter.merge(other.drain())
-    exporter.close()
-    for thread in threads:
-        thread.join()
-    assert behind.summary()["ticks"] == 4 * 2000 + 1000
 
 
 def dashboard() -> dict[str, Any]:

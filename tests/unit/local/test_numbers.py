@@ -10,8 +10,9 @@ from tests.waiting import until
 
 
 def test_samples_of_all_threads_are_in_the_numbers_and_are_kept_once():
-    kept = Recorder(), threading.Lock()
-    numbers = LocalNumbers({"env_steps": 100.0}, lambda part: kept[0].merge(part), "env_steps")
+    kept = Recorder()
+    numbers = LocalNumbers({"env_steps": 100.0}, "env_steps")
+    numbers.listen(kept.merge)
 
     def work():
         for _ in range(500):
@@ -24,20 +25,18 @@ def test_samples_of_all_threads_are_in_the_numbers_and_are_kept_once():
     for thread in threads:
         thread.join()
     assert numbers.snapshot()["env_steps"] == 2100.0, "an interrupted trial's go on"
-    assert kept[0].summary()["env_steps"] == 2000.0
+    assert kept.summary()["env_steps"] == 2000.0
 
 
 def test_the_newest_numbers_are_a_moment_old_at_most():
-    numbers = LocalNumbers({}, lambda part: None, "env_steps")
+    numbers = LocalNumbers({}, "env_steps")
     assert "games" in numbers.newest()
     numbers.add("episode_return", 3.0)
     until(lambda: numbers.newest().get("episode_return.last100") == 3.0, "it is there")
 
 
 def test_what_agents_raised_is_told_with_its_note():
-    numbers = LocalNumbers({}, lambda part: None, "env_steps")
-    sample = Recorder()
-    sample.add("agent_errors", 1.0, label="on_tick", note="KeyError: 'obs' (game.py:3)")
-    numbers.merge(sample.drain())
+    numbers = LocalNumbers({}, "env_steps")
+    numbers.add("agent_errors", 1.0, label="on_tick", note="KeyError: 'obs' (game.py:3)")
     assert numbers.snapshot()["agent_errors.on_tick"] == 1.0
     assert numbers.notes() == {"agent_errors.on_tick": "KeyError: 'obs' (game.py:3)"}
