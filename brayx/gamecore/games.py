@@ -107,11 +107,11 @@ def play_games(
         BrayxError: what the service answered last, when it is given up, or when another game would get it too.
     """
     results: list[AnyResult] = []
-    seeds = _seeds(seed)
-    patience = _Patience(give_up_after_s)
+    each = seeds(seed)
+    patience = Patience(give_up_after_s)
     while (games is None or len(results) < games) and not should_stop():
         try:
-            result = play(next(seeds))
+            result = play(next(each))
         except RETRIED as error:
             give_up()
             patience.after(error, should_stop)
@@ -161,7 +161,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-class _Patience:
+class Patience:
     """Pauses between failed games: doubling, with jitter, until errors have followed each other for too long.
 
     Of errors that follow each other each kind is told once, and in the end how many there were.
@@ -214,7 +214,7 @@ def _tell(text: str) -> None:
     print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
-def _seeds(seed: int | None) -> Iterator[int | None]:
+def seeds(seed: int | None) -> Iterator[int | None]:
     """A seed for each game: far apart for neighbouring ``seed``, unlike seed + 1, which another gamecore may have."""
     game = 0
     while True:

@@ -29,8 +29,10 @@ import gymnasium
 
 from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
+from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
 from brayx.gamecore.games import Ended, action_reader, encode, jsonable, send
+from brayx.gamecore.protocol import StepKind
 
 Env = gymnasium.Env[Any, Any]
 
@@ -62,37 +64,35 @@ def make_env(env_id: str, **kwargs: Any) -> Env:
         raise ConfigError(f"cannot make the environment {env_id!r}: {error}{hint}", env_id=env_id) from error
 
 
-def play_game(
+def game_of(
     env: Env,
-    client: Client,
     *,
     seed: int | None = None,
     max_ticks: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> GameResult:
-    """Play one game of ``env`` as one session of ``client``.
+) -> Game[GameResult]:
+    """One game of ``env`` as the requests of one session: yields each, takes its reply, and returns the result.
 
     Args:
-        seed: given to the environment's reset and told at start.
+        seed: given to the environment's reset, and part of the start's body.
         max_ticks: cut the game off, as truncated, after so many ticks.
-        should_stop: asked before each tick; true breaks the game off, told as ``stopped``.
+        should_stop: called before each tick; true breaks the game off, and its result is ``stopped``.
 
     Raises:
         BadBody: a reply holds no action of the action space, or an observation is not finite.
-        BrayxError: whatever the service answers; the session is over, or closed with the connection.
     """
     action_of = action_reader(env.action_space)
     obs, info = env.reset(seed=seed)
-    client.start(encode({"env_id": env.spec.id if env.spec else "", "seed": seed}))
-    tick, step = client.tick, env.step
+    yield StepKind.START, encode({"env_id": env.spec.id if env.spec else "", "seed": seed})
+    step = env.step
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False
     while not (terminated or truncated):
         document = {"obs": jsonable(obs), "reward": reward}
         if "action_mask" in info:
             document["action_mask"] = jsonable(info["action_mask"])
-        action = action_of(send(tick, encode(document)))
-        obs, given, terminated, truncated, info = step(action)
+        reply = yield StepKind.TICK, encode(document)
+        obs, given, terminated, truncated, info = step(action_of(reply))
         reward = float(given)
         total += reward
         length += 1
@@ -102,8 +102,35 @@ def play_game(
     # A game that was broken off ended in neither way, and its return says nothing about the agent.
     cut = bool(truncated) and not stopped
     last = {"obs": jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
-    send(client.stop, encode(last))
+    yield StepKind.STOP, encode(last)
     return GameResult(total, length, "stopped" if stopped else "terminated" if terminated else "truncated")
+
+
+def play_game(
+    env: Env,
+    client: Client,
+    *,
+    seed: int | None = None,
+    max_ticks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> GameResult:
+    """Play one game of ``env`` as one session of ``client``; arguments as of `game_of`.
+
+    Raises:
+        BadBody: a reply holds no action of the action space, or an observation is not finite.
+        BrayxError: whatever the service answers; the session is over, or closed with the connection.
+    """
+    game = game_of(env, seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+    try:
+        kind, body = next(game)
+        while True:
+            if kind is StepKind.TICK:
+                kind, body = game.send(send(client.tick, body))
+            else:
+                kind, body = game.send(client.start(body) if kind is StepKind.START else send(client.stop, body))
+    except StopIteration as end:
+        result: GameResult = end.value
+        return result
 
 
 def run_games(
@@ -122,6 +149,7 @@ def run_games(
     should_stop: Callable[[], bool] = lambda: False,
     key: str = "",
     secret: bytes = b"",
+    at_once: int = 1,
 ) -> list[GameResult]:
     """Play ``games`` games (None: until ``should_stop``) and give their results.
 
@@ -133,13 +161,41 @@ def run_games(
         timeout_s: of one request.
         give_up_after_s: for how long errors may follow each other without one whole game between them.
         reconnect_s, key, secret: as of `Client`.
+        at_once: games that this process plays side by side, their sessions over one TCP connection. With a ``seed``
+            each plays what a gamecore of its own would with ``seed``, ``seed + 1``, ...
 
     With ``games`` None nothing is kept, as there may be millions: the list is empty, and `on_game` tells them all.
 
     Raises:
-        ConfigError: no such environment, or a URL that cannot be used.
+        ConfigError: no such environment, or a URL that cannot be used: several games at once need ``tcp://``, and their
+            ticks have no numbers (``reconnect_s``).
         BrayxError: what the service answered last, when it is given up, or when another game would get it too.
     """
+    if at_once > 1:
+        if reconnect_s is not None:
+            raise ConfigError("several games at once do not reconnect: leave out one of the two")
+        envs = [make_env(env_id, **(env_kwargs or {})) for _ in range(at_once)]
+
+        def begin(index: int, seed: int | None) -> Game[GameResult]:
+            return game_of(envs[index], seed=seed, max_ticks=max_ticks, should_stop=should_stop)
+
+        try:
+            return play_at_once(
+                begin,
+                playing.door_url(url, door),
+                at_once=at_once,
+                games=games,
+                seed=seed,
+                on_game=on_game,
+                timeout_s=timeout_s,
+                give_up_after_s=give_up_after_s,
+                should_stop=should_stop,
+                key=key,
+                secret=secret,
+            )
+        finally:
+            for env in envs:
+                env.close()
     env = make_env(env_id, **(env_kwargs or {}))
     try:
         url = playing.door_url(url, door)
@@ -163,6 +219,10 @@ def main(argv: list[str] | None = None) -> int:
         prog="brayx gamecore gym", description="Play a Gymnasium environment as a gamecore."
     )
     parser.add_argument("env_id", help="a registered id (CartPole-v1), or module:id of your own")
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="GAMES",
+        help="games played side by side over one tcp:// connection (default: 1)",
+    )  # fmt: skip
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a module:id of one's own lies where the game is started
 
@@ -174,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
             options.url,
             on_game=on_game,
             should_stop=should_stop,
+            at_once=options.at_once,
             **playing.wishes(options),
         )
 

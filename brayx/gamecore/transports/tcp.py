@@ -6,10 +6,15 @@ request is sent after the reply to the one before, so a reply of another time is
 
 from __future__ import annotations
 
-from brayx.errors import ProtocolError, TransportError, from_wire
+import time as clock
+from types import TracebackType
+from typing import Self
+
+from brayx.errors import BrayxError, ProtocolError, TransportError, from_wire
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, ReplyReader, encode_request, parse_time
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES, Endpoint
+from brayx.gamecore.transports.connection import Connection
 from brayx.gamecore.transports.stream import AsyncStreamTransport, StreamTransport
 
 
@@ -25,6 +30,79 @@ class AsyncTcpTransport(AsyncStreamTransport):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, _Tcp(endpoint))
+
+
+class TcpSessions:
+    """Many sessions on one blocking connection, each with one request under way. A context; for one thread.
+
+    Args:
+        endpoint: of a TCP door.
+        timeout_s: to connect, to send, and for the first of the replies that are waited for.
+        key, secret: credentials that sign each request; empty for none.
+
+    Raises:
+        ConnectFailed, DeadlineExceeded: no connection could be made.
+    """
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float, key: str = "", secret: bytes = b"") -> None:
+        self._endpoint, self._timeout_s = endpoint, timeout_s
+        self._key, self._secret = key, secret
+        self._connection = Connection(endpoint, timeout_s)
+        self._reader = ReplyReader(MAX_REPLY_BYTES)
+        self._unsent: list[bytes] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.close()
+
+    def submit(self, request: StepRequest) -> None:
+        """Takes a request; the next `exchange` sends it with the others."""
+        now = 1  # an error's time is the complement, and that of 0 is `NO_REQUEST`
+        if self._secret:
+            from brayx.gamecore.auth import sign
+
+            now = int(clock.time())
+            token = sign(self._secret, self._key, request.session, str(now))
+            request = request._replace(key=self._key, time=str(now), token=token)
+        self._unsent.append(encode_request(request, now))
+
+    def exchange(self) -> list[tuple[str, bytes | BrayxError]]:
+        """Sends what was taken, and waits for replies: the session of each, and its body or error; one at least.
+
+        Raises:
+            BrayxError: what the service says of the connection, which it closes then.
+            ConnectionLost: the connection broke; requests under way may have been applied.
+            DeadlineExceeded: no reply came in time.
+            TransportError: what came is not the framing.
+        """
+        found: list[tuple[str, bytes | BrayxError]] = []
+        broken = False
+        try:
+            if self._unsent:
+                data = b"".join(self._unsent)
+                self._unsent.clear()
+                self._connection.send(data, self._timeout_s)
+            deadline = clock.monotonic() + self._timeout_s
+            while not found:
+                received = self._connection.recv(deadline)
+                if not received:
+                    raise ConnectionResetError("closed by the service")
+                for session, body, time in self._reader.feed(received):
+                    found.append((session.decode("latin-1"), from_wire(body) if time < 0 else body))
+                    broken = time == NO_REQUEST
+        except TimeoutError:
+            raise self._endpoint.deadline_exceeded("reply", self._timeout_s, layer="tcp") from None
+        except OSError as error:
+            raise self._endpoint.connection_lost("requests under way", error, started=False) from error
+        except ProtocolError as error:
+            message = f"{self._endpoint.url}: {error.message}; is this a brayx TCP door?"
+            raise TransportError(message, url=self._endpoint.url) from None
+        last = found[-1][1]
+        if broken and isinstance(last, BrayxError):
+            raise last  # of the connection, which ends with it
+        return found
 
 
 class _Tcp:

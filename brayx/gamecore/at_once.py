@@ -1,0 +1,163 @@
+"""Several games in one process, their sessions on one TCP connection: the ticks that are ready are sent together.
+
+A game is a generator: it yields the requests of its session one by one and takes their replies. One process with eight
+such games takes a third of the CPU of eight processes, and the service reads and answers eight ticks at a time. Knows
+nothing of what the games are.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from brayx.errors import BrayxError, ConfigError
+from brayx.gamecore.games import MOST_RESUMED, RESUMED, RETRIED, Patience, Result, seeds
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.transports.tcp import TcpSessions
+
+AnyResult = TypeVar("AnyResult", bound=Result)
+Game = Generator[tuple[StepKind, bytes], bytes, AnyResult]
+"""Yields kind and body of each request, is sent the reply's body, and returns the result."""
+
+_LOOK_S = 1.0
+
+
+@dataclass
+class _Running:
+    """A game under way: its place among those at once, its last request, when that was sent and how often it was sent
+    again."""
+
+    index: int
+    game: Game[Result]
+    session: str
+    request: tuple[StepKind, bytes]
+    sent_at: float
+    repeats: int = 0
+
+
+def play_at_once(
+    begin: Callable[[int, int | None], Game[AnyResult]],
+    url: str,
+    *,
+    at_once: int,
+    games: int | None,
+    seed: int | None,
+    on_game: Callable[[AnyResult], None],
+    timeout_s: float,
+    give_up_after_s: float,
+    should_stop: Callable[[], bool],
+    key: str = "",
+    secret: bytes = b"",
+) -> list[AnyResult]:
+    """Play ``at_once`` games side by side until there are ``games`` results, or until ``should_stop``.
+
+    Args:
+        begin: makes a game, given its place (0 to ``at_once - 1``) and its seed. It has to end soon once
+            ``should_stop`` is true, with ``stopped``.
+        url: ``tcp://host:port``.
+        seed: each place plays the games of `brayx.gamecore.games.play_games` with ``seed`` plus its number.
+        timeout_s: of one request; past it the connection is given up, and the games on it.
+        games, on_game, give_up_after_s, should_stop: as of `brayx.gamecore.games.play_games`.
+        key, secret: as of `brayx.gamecore.client.Client`.
+
+    Raises:
+        ConfigError: the URL is not of a TCP door.
+        BrayxError: what the service answered last, when it is given up, or when another game would get it too.
+    """
+    endpoint = Endpoint.parse(url)
+    if endpoint.scheme != "tcp":
+        raise ConfigError(f"several games at once share a TCP connection: {url} is none, expected tcp://host:port")
+    table = _Table(begin, [seeds(None if seed is None else seed + index) for index in range(at_once)])
+    patience = Patience(give_up_after_s)
+    results: list[AnyResult] = []
+    done = 0
+
+    def wanted() -> bool:
+        return not should_stop() and (games is None or done + len(table.running) < games)
+
+    while wanted():
+        try:
+            with TcpSessions(endpoint, timeout_s, key, secret) as sessions:
+                for index in range(at_once):
+                    if wanted():
+                        table.start(sessions, index)
+                while table.running:
+                    for session, reply in sessions.exchange():
+                        running = table.running.get(session)
+                        if running is None:
+                            continue
+                        try:
+                            table.reply(sessions, running, reply)
+                            continue
+                        except StopIteration as end:
+                            result: AnyResult = end.value
+                            patience.reset()
+                            if result.ended != "stopped":
+                                done += 1
+                                on_game(result)
+                                if games is not None:
+                                    results.append(result)
+                        except RETRIED as error:
+                            patience.after(error, should_stop)
+                        if wanted():
+                            table.start(sessions, running.index)
+                    table.check_late(endpoint, timeout_s)
+        except RETRIED as error:  # the connection's: all of its games are given up
+            table.running.clear()
+            patience.after(error, should_stop)
+    return results
+
+
+class _Table:
+    """The running games by session."""
+
+    def __init__(self, begin: Callable[[int, int | None], Game], each: list[Iterator[int | None]]) -> None:  # type: ignore[type-arg]
+        self.running: dict[str, _Running] = {}
+        self._begin = begin
+        self._seeds = each
+        self._looked_at = 0.0
+
+    def start(self, sessions: TcpSessions, index: int) -> None:
+        """Begins a new game at a place."""
+        game, session = self._begin(index, next(self._seeds[index])), uuid.uuid4().hex
+        running = self.running[session] = _Running(index, game, session, next(game), 0.0)
+        self._send(sessions, running)
+
+    def reply(self, sessions: TcpSessions, running: _Running, reply: bytes | BrayxError) -> None:
+        """Hands a reply to its game, and sends what the game wants next.
+
+        Raises:
+            StopIteration: the game is over, with its result as the value.
+            BrayxError: the reply, where it ends the game.
+        """
+        try:
+            if isinstance(reply, BrayxError):
+                if not isinstance(reply, RESUMED) or running.repeats == MOST_RESUMED:
+                    raise reply
+                running.repeats += 1
+            else:
+                running.request, running.repeats = running.game.send(reply), 0
+        except (StopIteration, BrayxError):
+            del self.running[running.session]
+            raise
+        self._send(sessions, running)
+
+    def check_late(self, endpoint: Endpoint, timeout_s: float) -> None:
+        """Raises `DeadlineExceeded` for a request that waits too long while others are answered."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        for running in self.running.values():
+            if now - running.sent_at > timeout_s:
+                awaited = f"reply to {running.request[0].value} of session {running.session}"
+                raise endpoint.deadline_exceeded(awaited, timeout_s, layer="tcp")
+
+    def _send(self, sessions: TcpSessions, running: _Running) -> None:
+        kind, body = running.request
+        running.sent_at = time.monotonic()
+        sessions.submit(StepRequest(kind, running.session, body))
