@@ -47,7 +47,7 @@ from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.render import EpisodeRenderer, drawing_in_ray
 from deployments.serve_run import check_door
-from deployments.weights import WeightSource, pooled
+from deployments.weights import WeightSource, pooled, registered
 
 _VERSION_EVERY_S = 1.0
 
@@ -149,20 +149,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.describe = lambda: {
         "mode": spec.config["mode"],
         "policy_versions": runtime.versions(),
-        "registered": _registered(spec, following),
+        "registered": registered(spec.weights, following.versions() if following is not None else {}),
     }
     return runtime
-
-
-def _registered(spec: ActorSpec, following: AliasFollower | None) -> dict[str, list[str]]:
-    """The registered versions that a session which begins now may act with, by model; of one as built or one that
-    learns there are none."""
-    followed = following.versions() if following is not None else {}
-    versions = {name: followed.get(name, {source.version or 0}) for name, source in spec.weights.items()}
-    return {
-        name: [f"models:/{spec.weights[name].name}/{version}" for version in sorted(of) if version]
-        for name, of in versions.items()
-    }
 
 
 def _normalising(config: Mapping[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from brayx.engines import FROZEN
@@ -56,6 +57,20 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
             raise
         logger.warning("serving model %r untrained: %s", model, error)
         return WeightSource(followed=followed, name=pool_name(job, model))
+
+
+def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Collection[int]]) -> dict[str, list[str]]:
+    """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: it is as built.
+
+    Args:
+        sources: of every model.
+        followed: the versions of those that are served by an alias.
+    """
+    versions = {name: followed.get(name, [source.version or 0]) for name, source in sources.items()}
+    return {
+        name: [f"models:/{sources[name].name}/{version}" for version in sorted(of) if version]
+        for name, of in versions.items()
+    }
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:

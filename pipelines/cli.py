@@ -23,6 +23,7 @@ from pipelines.new import KINDS
 TEMPLATES = Path(__file__).parent / "templates"
 
 _AGAIN_S = 0.05
+_SET = "override an option: --set trainer.learning_rate=1e-3"
 
 GAMECORES = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
 
@@ -116,6 +117,17 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", help="the job's YAML")
     _training_options(train)
     train.set_defaults(run=_train)
+
+    serve = commands.add_parser("serve", help="serve a job's champion in this process; `serve run` does it on Ray")
+    serve.add_argument("config", help="the job's YAML")
+    serve.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=_SET)
+    serve.add_argument("--actor", default="", help="which of its actors (default: the only one)")
+    serve.add_argument(
+        "--model", dest="models", action="append", default=[], metavar="[NAME=]MODEL",
+        help="what a model serves: models:/NAME@ALIAS, which is followed, or models:/NAME/3 (default: the champion)",
+    )  # fmt: skip
+    serve.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    serve.set_defaults(run=_serve)
 
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
     evaluate.add_argument("env_id", help="Gymnasium id")
@@ -222,7 +234,7 @@ def _count(text: str) -> int:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
-        help="override an option: --set trainer.learning_rate=1e-3",
+        help=_SET,
     )  # fmt: skip
     parser.add_argument("--trial", help="name of the MLflow run; an interrupted one of that name is resumed")
     parser.add_argument("--new", action="store_true", help="start a new run even if there is one to resume")
@@ -276,6 +288,21 @@ def _demo(arguments: argparse.Namespace) -> int:
         from pipelines.demo import demo
 
         return demo(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    with _announced(arguments.config, "before it was served"):
+        from brayx.tracking import tracking_uri
+        from deployments.job import JobConfig, only
+        from pipelines.serving import serve
+
+        job = JobConfig.load(arguments.config, arguments.overrides)
+        models = {}
+        for reference in arguments.models:
+            name, named, version = reference.partition("=models:/")
+            models[only("model", job.models, name if named else "")] = f"models:/{version}" if named else reference
+        serve(job, tracking_uri(arguments.tracking or job.tracking), actor=arguments.actor, models=models)
+    return 0
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -48,7 +48,7 @@ def demo(arguments: argparse.Namespace) -> int:
     books = {"trial_name": arguments.trial, "resume": not arguments.new}
     with contextlib.ExitStack() as stack:
         if cluster is None:
-            result, serve = _in_process(job, actor, uri, books)
+            result, serve = _in_process(job, uri, books)
         else:
             result, serve = stack.enter_context(_on_ray(job, uri, cluster, arguments.ingress, books))
         print(result.summary())
@@ -70,23 +70,25 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"the mean return {played.mean:.1f} is below {PASSING_RETURN:g}")
         return 1
     print("next:")
-    print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1")
-    print(f"  {_command('serve')} run {_served(arguments.config, uri)}   # serves the champion on Ray Serve")
+    print(f"  {_command('mlflow')} ui --backend-store-uri {uri} --workers 1  # the trial, its curves and checkpoints")
     if cluster is None:
-        print("  make demo ARGS=--cluster   # the same training on Ray")
+        print("  make demo ARGS=--cluster  # the same on Ray")
+    print(f"  {_command('brayx')} serve {shlex.quote(arguments.config)} --tracking {uri}  # serves the champion")
+    print(f"  {_command('serve')} run {_served(arguments.config, uri)}  # serves it on Ray")
     return 0
 
 
-def _in_process(job: JobConfig, actor: str, uri: str, books: dict[str, Any]) -> tuple[TrainResult, Serve]:
+def _in_process(job: JobConfig, uri: str, books: dict[str, Any]) -> tuple[TrainResult, Serve]:
     """Trains here, and gives how what was trained is served here."""
     from pipelines.local import train_in_process
-    from pipelines.serving import serving
 
     @contextlib.contextmanager
     def serve(result: TrainResult) -> Iterator[str]:
+        from pipelines.serving import Serving
+
         (model,) = job.models
-        with serving(job, actor, uri, {model: f"models:/{result.pool_name}/{result.version}"}) as host:
-            yield host.url
+        with Serving(job, uri, models={model: f"models:/{result.pool_name}/{result.version}"}) as serving:
+            yield serving.url
 
     return train_in_process(job, tracking=uri, **books), serve
 

@@ -1,77 +1,211 @@
-"""A job's actor served in this process: its agents act with registered versions, behind the job's doors.
+"""A job's actor served by this process: registered versions act behind the job's doors, and aliases are followed.
 
-Ray is never imported. Knows nothing of training.
+The same pool, arms and doors as under ``serve run``, without Ray. Knows nothing of training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Any, Self
 
+from brayx.actor.actor import AgentActorFactory
+from brayx.actor.agent import Services
+from brayx.actor.games import Games
+from brayx.actor.parts import agents_of, codec_of
+from brayx.gamecore.auth import Keys
+from brayx.local.host import LocalHost, on_loopback
+from brayx.metrics import Recorder
+from brayx.model.build import acting_model
+from brayx.model.checkpoints import engine_from
+from brayx.model.following import AliasFollower
+from brayx.model.local import LocalModel, batching
+from brayx.model.pool import Pool
 from brayx.ports import check_ports
-from deployments.job import JobConfig
+from deployments.code import check_code
+from deployments.job import JobConfig, only
+from deployments.weights import pooled, registered
 from pipelines.checks import ports_of
 
-if TYPE_CHECKING:
-    from brayx.local.host import LocalHost
+_FOLLOWED_VERSIONS = 4
+"""Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
+_START_S = 30.0
+_CLOSE_S = 5.0
+_RECORD_S = 1.0
 
 
-@contextlib.contextmanager
-def serving(job: JobConfig, actor: str, uri: str, models: Mapping[str, str]) -> Iterator[LocalHost]:
-    """A context in which an actor of a job is served by this process.
+class Serving:
+    """An actor of a job, served from its construction to `close`; a context.
 
     Args:
         job: that was trained.
-        actor: name of the component.
         uri: tracking URI of the registry.
-        models: the version that each model acts with, ``models:/NAME/VERSION``.
+        actor: name of the component; it may stay empty when there is one.
+        models: which version each model serves, as `deployments.actor.ServeArgs.models`.
+
+    Attributes:
+        actor: name of the actor.
+        config: its options.
+        urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
 
     Raises:
-        ConfigError: a port is taken.
-        TrackingError: the registry cannot be read or has no such version.
+        ConfigError: the job's code is not there.
+        StartupError: a port is taken.
+        TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
-    from brayx.actor.actor import AgentActorFactory
-    from brayx.actor.agent import Services
-    from brayx.actor.games import Games
-    from brayx.actor.parts import agents_of, codec_of
-    from brayx.engines.base import load_weights
-    from brayx.local.acting import ActingModel
-    from brayx.local.host import LocalHost
-    from brayx.metrics import Recorder
-    from brayx.model.build import build_model
-    from brayx.tracking import files_of, find
 
-    config, as_dict, recorder = job.actors[actor], job.in_mode("serve").as_dict(), Recorder()
-    check_ports(ports_of(job, actor))
-    acting = {}
-    for name, reference in models.items():
-        module, example = build_model(job.folder, job.models[name].module, name, as_dict)
-        acting[name] = ActingModel(job.models[name], module, example, recorder)
-        with files_of(reference, uri) as folder:
-            acting[name].load(find(reference, uri).version, load_weights(folder / "weights.npz"))
-    make_actor = AgentActorFactory(
-        agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
-        config=as_dict,
-        services=Services({name: each.model for name, each in acting.items()}, {}, recorder),
-        codec=codec_of(config, job.folder),
-        episode_length=config.episode_length,
-        games=Games() if config.share == "game" else None,
-    )
-    host = LocalHost(
-        config,
-        make_actor,
-        recorder,
-        name=actor,
-        describe=lambda: {
-            "mode": "serve",
-            "policy_versions": {name: each.model.version for name, each in acting.items()},
-            "registered": {name: [reference] for name, reference in models.items()},
-        },
-        close=[each.model.close for each in acting.values()],
-    )
+    def __init__(self, job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None) -> None:
+        self.actor = actor = only("actor", job.actors, actor)
+        self.config = config = job.actors[actor]
+        check_code(job, [actor], mode="serve")
+        check_ports(ports_of(job, actor))
+        as_dict = job.in_mode("serve").as_dict()
+        self._sources = {name: pooled(job, name, uri, (models or {}).get(name, "")) for name in job.models}
+        followed = {name: source.followed for name, source in self._sources.items() if source.followed is not None}
+        project = job.project if any(of.canary for of in followed.values()) else ""
+        self._pool = pool = Pool(uri, project, followed)
+        self._recorder = recorder = Recorder()
+        recorder.listen(pool.add)
+        self._models: dict[str, LocalModel] = {}
+        for name, source in self._sources.items():
+            model = job.models[name]
+            module, example = acting_model(job.folder, model.module, name, as_dict)
+            engine, version = engine_from(model, module, example, source.checkpoint or None, uri, source.version)
+            self._models[name] = LocalModel(
+                engine,
+                version=version,
+                buckets=model.buckets,
+                max_versions=max(model.max_versions, _FOLLOWED_VERSIONS) if name in followed else model.max_versions,
+                fetch=functools.partial(pool.weights, name) if name in followed else None,
+                **batching(model, recorder),
+            )
+        self._follower = AliasFollower(pool, followed, self._models) if followed else None
+        self._work: list[asyncio.Task[None]] = []
+        keys = Keys.configured(config.keys_file, config.key_window_s)
+        self.is_open = keys is None and not on_loopback(config)
+        """Whether any machine that reaches a door may play."""
+        self._host = LocalHost(
+            config,
+            AgentActorFactory(
+                agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
+                config=as_dict,
+                services=Services(self._models, {}, recorder),
+                codec=codec_of(config, job.folder),
+                episode_length=config.episode_length,
+                games=Games() if config.share == "game" else None,
+                arms=self._follower,
+            ),
+            recorder,
+            name=actor,
+            describe=self._facts,
+            close=[self._end_work, *(model.close for model in self._models.values())],
+            keys=keys,
+        )
+        self._host.open()
+        self._host.run(self._start_work(), _START_S)
+        self.urls = self._host.urls
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Base URL of the main HTTP door."""
+        return self._host.url
+
+    @property
+    def registered(self) -> dict[str, list[str]]:
+        """The registered versions that a new session may get, by model: ``models:/NAME/VERSION``; none: as built."""
+        return registered(self._sources, self._follower.versions() if self._follower is not None else {})
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
+        return self._host.drain(timeout_s)
+
+    def close(self) -> None:
+        """Ends every session and the doors, and writes the last results. May be called again."""
+        self._host.close(_CLOSE_S)
+
+    def _facts(self) -> dict[str, Any]:
+        versions = {name: model.version for name, model in self._models.items()}
+        return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
+
+    async def _start_work(self) -> None:
+        if self._follower is not None:
+            await self._follower.start()
+            self._work.append(asyncio.create_task(self._pool.run()))
+        self._work.append(asyncio.create_task(self._record()))
+
+    async def _end_work(self) -> None:
+        if self._follower is not None:
+            await self._follower.stop()
+        for task in self._work:
+            task.cancel()
+        self._recorder.drain()
+        await asyncio.to_thread(self._pool.finish)
+
+    async def _record(self) -> None:
+        """Hands what was counted to the pool."""
+        while True:
+            await asyncio.sleep(_RECORD_S)
+            self._recorder.drain()
+
+
+def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str] | None = None) -> None:
+    """Serves an actor of a job until SIGINT or SIGTERM; then sessions have ``drain_timeout_s`` to finish.
+
+    Arguments and errors are those of `Serving`.
+    """
+    with Serving(job, uri, actor=actor, models=models) as serving, _signals() as ending:
+        _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
+        for door, url in serving.urls.items():
+            _say(f"  {door:<4}  {url}")
+        if serving.is_open:
+            _say("any machine that reaches these doors may play: `brayx keys new` makes keys to ask for")
+        if serving.config.num_workers > 1:
+            _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
+        shown: dict[str, list[str]] = {}
+        while not ending.wait(_RECORD_S):
+            if shown != (shown := serving.registered):
+                acting = {name: " or ".join(of) or "weights as built" for name, of in shown.items()}
+                _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
+        _say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
+        if not serving.drain(serving.config.drain_timeout_s):
+            _say("some sessions had not finished")
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """The event that the first SIGINT or SIGTERM sets; the next one acts as it did before."""
+    ending = threading.Event()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def end(number: int, frame: Any) -> None:
+        restore()
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, end)
     try:
-        host.open()
-        yield host
+        yield ending
     finally:
-        host.close()
+        restore()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -64,7 +64,7 @@ def build_engine(
     if kind == "onnx":
         from brayx.engines.onnx import OnnxEngine
 
-        return OnnxEngine(module, example_args, threads=threads)
+        return OnnxEngine(module, example_args, threads=threads, traced=True)
     if kind == "onnx-frozen":
         from brayx.engines.frozen import FrozenOnnxEngine
 

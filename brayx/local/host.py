@@ -22,10 +22,10 @@ from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.service import Reply
-from brayx.actor.session import SessionTable
+from brayx.actor.session import SessionTable, ending
 from brayx.errors import DeadlineExceeded, Unauthorized
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
 from brayx.ports import is_loopback
 
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _OPEN_S = 30.0
 _LOOP_END_S = 2.0
+_DRAIN_CHECK_S = 0.05
 _IDLE_S = 300.0
 """A connection without a request is kept for so long at least."""
 
@@ -73,11 +74,12 @@ class LocalService(SessionTable):
             tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
             fallback=config.fallback,
             default=config.fallback_body.encode(),
-            show_errors=_on_loopback(config) if config.show_errors is None else config.show_errors,
+            show_errors=on_loopback(config) if config.show_errors is None else config.show_errors,
         )
         self._name = name
         self._describe = describe
         self._keys = keys
+        self._draining = False
         self.urls: dict[str, str] = {}
         """URL of each door that is open beside the main one."""
 
@@ -89,7 +91,14 @@ class LocalService(SessionTable):
             except Unauthorized as error:
                 self._refuse(reply, error)
                 return
+        if self._draining and request.kind is StepKind.START and request.session not in self:
+            self._refuse(reply, ending())
+            return
         super().submit(request, reply, forwarded=forwarded, let_in=let_in)
+
+    def drain(self) -> None:
+        """Refuses new sessions from now on."""
+        self._draining = True
 
     def status(self) -> dict[str, Any]:
         """Facts for the status page, as a replica has them."""
@@ -97,7 +106,7 @@ class LocalService(SessionTable):
             "service": "brayx",
             "application": self._name,
             "sessions": len(self),
-            "draining": self._closed,
+            "draining": self._draining or self._closed,
             "doors": self.urls,
             **self._describe(),
         }
@@ -179,6 +188,17 @@ class LocalHost:
             future.cancel()
             raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
 
+    def drain(self, timeout_s: float) -> bool:
+        """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
+        service, until = self._service, time.monotonic() + timeout_s
+        assert service is not None
+        self._loop.call_soon_threadsafe(service.drain)
+        while len(service):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_DRAIN_CHECK_S)
+        return True
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends every session, the doors and the loop; what is late after ``timeout_s`` is left. May be called again."""
         if not self._thread.is_alive():
@@ -247,7 +267,7 @@ class LocalHost:
             self._loop.close()
 
 
-def _on_loopback(config: ActorConfig) -> bool:
+def on_loopback(config: ActorConfig) -> bool:
     """Whether no other machine can reach a door."""
     native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
     return is_loopback(config.host) and (not native or is_loopback(config.native_host))

@@ -34,6 +34,12 @@ BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
 FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
 """Overrides of a job, so that it takes no port that somebody else may have."""
+NO_RAY = """
+import os, traceback
+with open(os.environ["RAY_IMPORTED"], "a") as imported:
+    imported.write("".join(traceback.format_stack()))
+raise ImportError("Ray must not be imported here")
+"""
 START_S = 240.0
 """For a whole stack to come up, on a machine that does other things too."""
 
@@ -184,6 +190,14 @@ def setting(*options: str) -> list[str]:
 def brayx(folder: Path, *words: str, environment: dict[str, str | None] | None = None) -> Command:
     """``brayx WORDS`` running in ``folder``."""
     return Command(["brayx", *words], folder, environment)
+
+
+def without_ray(folder: Path) -> dict[str, str | None]:
+    """Variables of a command where importing Ray fails, and is noted in ``imported.txt`` of ``folder``."""
+    (folder / "without" / "ray").mkdir(parents=True, exist_ok=True)
+    (folder / "without" / "ray" / "__init__.py").write_text(NO_RAY)
+    path = os.pathsep.join(filter(None, [str(folder / "without"), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "RAY_IMPORTED": str(folder / "imported.txt")}
 
 
 def serves(url: str, model: str) -> bool:

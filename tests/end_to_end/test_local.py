@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import urllib.request
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.end_to_end.jobs import (
     said_on_failure,
     setting,
     trials,
+    without_ray,
     written,
 )
 
@@ -33,28 +33,18 @@ OPTIONS = (
     "trainer.target_games=5",
     "trainer.target_return=null",
 )
-NO_RAY = """
-import os, traceback
-with open(os.environ["RAY_IMPORTED"], "a") as told:
-    told.write("".join(traceback.format_stack()))
-raise ImportError("Ray must not be imported here")
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The CartPole job, and a Ray that tells who imports it."""
-    (tmp_path / "without" / "ray").mkdir(parents=True)
-    (tmp_path / "without" / "ray" / "__init__.py").write_text(NO_RAY)
+    """The CartPole job."""
     job_folder(tmp_path)
     return tmp_path
 
 
 def train(folder: Path, num_steps: int) -> Command:
-    path = os.pathsep.join(filter(None, [str(folder / "without"), os.environ.get("PYTHONPATH")]))
-    environment: dict[str, str | None] = {"PYTHONPATH": path, "RAY_IMPORTED": str(folder / "imported.txt")}
     options = setting(*FREE_PORTS, *OPTIONS, f"trainer.num_steps={num_steps}")
-    return brayx(folder, "train", "cartpole.yaml", *options, environment=environment)
+    return brayx(folder, "train", "cartpole.yaml", *options, environment=without_ray(folder))
 
 
 def door(command: Command) -> str:

@@ -25,13 +25,12 @@ from brayx.types import Weights
 from deployments.actor import (
     _normalising,
     _Refused,
-    _registered,
     actor_spec,
     application,
     build_runtime,
 )
 from deployments.job import JobConfig
-from deployments.weights import WeightSource, pooled
+from deployments.weights import WeightSource, pooled, registered
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,12 +133,13 @@ async def test_the_status_page_names_the_registered_version(tmp_path: Path, trac
     model = LocalModel(engine, version=1, max_versions=4, fetch=fetch)
     following = AliasFollower(client, {"model": followed}, {"model": model})
     source = pooled(job, "model", tracking_db, "models:/cartpole@champion")
-    spec = actor_spec(job, "actor", mode="serve", weights={"model": source})
-    assert _registered(spec, following) == {"model": ["models:/cartpole/1"]}
+    assert registered({"model": source}, following.versions()) == {"model": ["models:/cartpole/1"]}
     await following.move({"model": {"champion": 1, "candidate": 4}})
-    assert _registered(spec, following) == {"model": ["models:/cartpole/1", "models:/cartpole/4"]}
+    assert registered({"model": source}, following.versions()) == {
+        "model": ["models:/cartpole/1", "models:/cartpole/4"]
+    }
     await following.move({"model": {"champion": 1}})
-    assert _registered(spec, following) == {"model": ["models:/cartpole/1"]}
+    assert registered({"model": source}, following.versions()) == {"model": ["models:/cartpole/1"]}
     await model.close()
 
 

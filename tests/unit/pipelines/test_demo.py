@@ -30,15 +30,21 @@ trainer: {kind: trainer, model: model, buffers: [buffer]}
 """
 
 
-def test_code_that_is_not_there_is_told_before_ray_starts(tmp_path, tracking_db, monkeypatch):
+def test_code_that_is_not_there_is_named_before_ray_starts(tmp_path, tracking_db, monkeypatch):
     def start(*_):
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(demo_module, "cluster_for", start)
+    monkeypatch.setattr("pipelines.train.cluster_for", start)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "my_agent.py").write_text("class Other:\n    pass\n")
     arguments = argparse.Namespace(
-        config=str(tmp_path / "job.yaml"), overrides=[], tracking=tracking_db, ingress="serve", address=""
+        config=str(tmp_path / "job.yaml"),
+        overrides=[],
+        tracking=tracking_db,
+        ingress="serve",
+        cluster="",
+        trial=None,
+        new=False,
     )
     with pytest.raises(ConfigError, match="Mine"):
         demo_module.demo(arguments)
@@ -54,11 +60,8 @@ def played(tmp_path, monkeypatch):
         return Evaluation([500.0])
 
     result = SimpleNamespace(finished=True, version=1, pool_name="cartpole", curve=[(1, 500.0)], summary=str)
-    cluster = contextlib.nullcontext(SimpleNamespace(url="http://127.0.0.1:1"))
-    monkeypatch.setattr(demo_module, "cluster_for", lambda *_: cluster)
-    monkeypatch.setattr(demo_module, "train_on", lambda *_, **__: result)
-    monkeypatch.setattr(demo_module, "serving_application", lambda *_, **__: None)
-    monkeypatch.setattr(demo_module, "deploy", lambda *_: None)
+    served = contextlib.nullcontext("http://127.0.0.1:1")
+    monkeypatch.setattr(demo_module, "_in_process", lambda *_: (result, lambda _: served))
     monkeypatch.setattr(demo_module, "evaluate", evaluate)
     monkeypatch.setattr(demo_module, "rate", lambda *_: None)
     monkeypatch.chdir(tmp_path)
@@ -69,7 +72,7 @@ def played(tmp_path, monkeypatch):
             overrides=overrides,
             tracking=tracking,
             ingress="serve",
-            address="",
+            cluster=None,
             trial=None,
             new=False,
             games=20,
@@ -82,7 +85,7 @@ def played(tmp_path, monkeypatch):
 
 def test_the_demo_says_what_its_seconds_are_of(played, tracking_db, capsys):
     played(tracking_db)
-    assert re.search(r"^  \d+ s in all, from Ray's start to the last game$", capsys.readouterr().out, re.M)
+    assert re.search(r"^  \d+ s in all, from the start to the last game$", capsys.readouterr().out, re.M)
 
 
 def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):
@@ -101,7 +104,7 @@ def test_the_final_games_carry_the_jobs_keys(played, tracking_db):
 
 def serves(capsys):
     """Words of the last line, from ``serve run`` on."""
-    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1], comments=True)
     assert words[0].endswith("serve")
     assert words[1] == "run"
     return words[2:]
