@@ -169,10 +169,10 @@ def test_a_canary_and_its_promotion(serving: Serving, registry: Registry) -> Non
     found = logged.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")
     runs = {run.info.run_name: run.data.metrics for run in found}
     assert len(runs) == 3, "champion 1, candidate 2, champion 2"
-    assert sum(metrics["sessions"] for metrics in runs.values()) == players.count
+    assert sum(metrics["session/sessions"] for metrics in runs.values()) == players.count
     for name, metrics in runs.items():
-        assert metrics["episode_return"] == pytest.approx(10.0 * int(name.split()[2]))
-        assert metrics["games"] == metrics["sessions"] <= metrics["ticks"]
+        assert metrics["return/mean"] == pytest.approx(10.0 * int(name.split()[2]))
+        assert metrics["session/games"] == metrics["session/sessions"] <= metrics["tick/count"]
 
 
 def test_draining_refuses_starts_and_waits_for_running_sessions(serving: Serving) -> None:
