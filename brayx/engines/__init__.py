@@ -1,6 +1,6 @@
-"""Executors of models. `build_engine` picks one by name; each lives in its own file and is imported when asked for.
+"""Executors of models. `build_engine` picks one by name; each has its own file, imported on first use.
 
-Knows nothing of Ray, batching or where weights come from.
+Knows nothing of Ray, batching or the source of weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("onnx", "onnx-frozen", "int8", "tensorrt", "torch")
 FROZEN = ("onnx-frozen", "int8")
-"""Those that take no weights but the ones they were built with."""
+"""Engines that run only the weights they were built with."""
 
 
 def build_engine(
@@ -39,24 +39,24 @@ def build_engine(
     Args:
         kind: one of `ENGINES`.
         module: takes and returns nested arrays ``[B, ...]``.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        threads: threads of one run of an ONNX engine; torch uses the process's setting.
-        max_batch_size: of one run, negative for exactly so many: what a TensorRT plan is made for. Others take any.
-        device: ``cuda`` puts the torch engine on a GPU; TensorRT is always there.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        threads: threads per run of an ONNX engine; torch uses the process's setting.
+        max_batch_size: largest batch of a TensorRT plan; negative for a fixed batch size. Other engines take any size.
+        device: ``cuda`` runs the torch engine on a GPU. TensorRT always runs on one.
         compiled: the torch engine runs through ``torch.compile``.
-        weights: instead of the module's own; a frozen engine needs them here.
-        samples: input leaves ``[N, ...]`` like those to come, for the kinds that are calibrated.
+        weights: replace the module's own; a frozen engine takes its weights here.
+        samples: representative input leaves ``[N, ...]``, for engines that need calibration.
 
     Raises:
-        ConfigError: no such kind or device, a kind that cannot do what is asked for, or one that is not installed.
-        BadWeights: the weights are not of this module.
+        ConfigError: unknown kind or device, an option the kind does not support, or an engine that is not installed.
+        BadWeights: the weights do not fit this module.
         ModelError: the module does not fit its example or cannot be exported.
         EngineMismatch: the engine does not compute what torch computes.
     """
     if kind not in ENGINES:
         raise ConfigError(f"engine {kind!r} is not one of {', '.join(ENGINES)}", engine=kind)
     if kind != "torch" and (device != "cpu" or compiled):
-        raise ConfigError(f"engine {kind!r} has its own place: device and compile are for torch", engine=kind)
+        raise ConfigError(f"device and compile are options of engine 'torch', not of {kind!r}", engine=kind)
     if weights is not None:
         from brayx.engines.torch import with_weights
 
@@ -81,13 +81,13 @@ def build_engine(
     from brayx.engines.torch import TorchEngine
 
     engine = TorchEngine(module, example_args, device=device, compiled=compiled)
-    if compiled or device != "cpu":  # else it is the reference itself
+    if compiled or device != "cpu":  # the uncompiled CPU engine is the reference itself
         verify(engine, module, example_args)
     return engine
 
 
 def refuse_frozen(kind: str) -> None:
-    """Raises `ConfigError` for a kind that takes no new weights: asked for where new ones are to be followed."""
+    """Raises `ConfigError` for a frozen kind; call it where the engine must follow a trainer's weights."""
     if kind in FROZEN:
         raise ConfigError(f"engine {kind!r} is frozen and takes no new weights: train with engine 'onnx'", engine=kind)
 

@@ -1,9 +1,10 @@
-"""What an engine is: an executor of one model graph for any number of weight sets; and the model's signature.
+"""The engine interface, and `ModelSpec`, a model's signature.
 
-An engine is built once from a torch module and example inputs. `Engine.bind` makes a set of weights ready to run
-and any number of them may be alive; `Engine.run` executes one batch with one of them. Arrays at this level are
-leaves in a fixed order, batch-major ``[B, ...]``; `ModelSpec` turns nested arguments of *one* observation (no batch
-axis) into leaves and back. Knows nothing of batching, versions, threads' owners or Ray; NumPy and optree only.
+An engine executes one model graph with any number of weight sets. It is built once, from a torch module and example
+inputs. `Engine.bind` prepares a weight set, and several can be bound at the same time; `Engine.run` executes one batch
+with one of them. Engines take and return lists of leaves in a fixed order, batch-major ``[B, ...]``. `ModelSpec`
+converts the nested arguments of *one* observation (no batch axis) to leaves and back. Knows nothing of batching,
+versions or Ray; NumPy and optree only.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class StateSpec:
 
     Attributes:
         argument: position of the argument ``state``.
-        inputs: its leaves among ``ModelSpec.inputs``.
-        outputs: the same leaves among ``ModelSpec.outputs``.
-        initial: what a session begins with, without batch axis: the first row of the example's.
+        inputs: indices of its leaves in ``ModelSpec.inputs``.
+        outputs: indices of the same leaves in ``ModelSpec.outputs``.
+        initial: the state at the start of a session, without batch axis: the first row of the example's state.
     """
 
     argument: int
@@ -53,15 +54,15 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The signature of a model: leaves and nesting of its arguments and of what it returns. Pickles.
+    """The signature of a model: leaves and nesting of its arguments and its result. Can be pickled.
 
     Attributes:
         inputs: leaves of the positional arguments, in the order engines take them.
         outputs: leaves of the result.
         input_tree: optree structure of the tuple of arguments.
         output_tree: optree structure of the result.
-        state: of a model that declares a memory (`brayx.nets.recurrent`). To an engine it is an input and an output
-            like others; `Recurrence` carries it.
+        state: set for a recurrent model (`brayx.nets.recurrent`). Engines treat the state as an ordinary input and
+            output; `Recurrence` carries it from step to step.
     """
 
     inputs: tuple[LeafSpec, ...]
@@ -71,14 +72,14 @@ class ModelSpec:
     state: StateSpec | None = None
 
     def check(self, args: tuple[NestedArray, ...]) -> None:
-        """Raises `ShapeMismatch`, which shows expected and got for each leaf, unless ``args`` fit."""
+        """Raises `ShapeMismatch`, which lists each leaf as expected and as received, unless ``args`` fit."""
         self.flatten_inputs(args)
 
     def flatten_inputs(self, args: tuple[NestedArray, ...]) -> list[np.ndarray]:
         """Leaves of one observation's arguments, C-contiguous and of the expected dtypes.
 
-        Lists and scalars where an array belongs, and values of a dtype that loses no meaning (integers to floats,
-        float64 to float32, integers that fit a smaller integer type) are converted.
+        Lists and scalars become arrays. Dtypes are converted where values keep their meaning: integers to floats,
+        float64 to float32, integers that fit a smaller integer type.
 
         Args:
             args: positional arguments of the model, without batch axis.
@@ -102,11 +103,11 @@ class ModelSpec:
         return leaves
 
     def unflatten_outputs(self, leaves: Sequence[np.ndarray]) -> NestedArray:
-        """The model's result from its leaves, whatever their leading axes."""
+        """The nested result from its leaves, with any leading axes."""
         return self.output_tree.unflatten(leaves)
 
     def room(self, batch_size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Arrays ``[B, ...]`` for the inputs and the outputs of a batch; what is in them means nothing."""
+        """Allocates arrays ``[B, ...]`` for the inputs and outputs of a batch; their values are arbitrary."""
         inputs, outputs = (
             [np.zeros((batch_size, *leaf.shape), leaf.dtype) for leaf in leaves]
             for leaves in (self.inputs, self.outputs)
@@ -116,7 +117,7 @@ class ModelSpec:
     def _mismatch(self, args: NestedArray) -> ShapeMismatch:
         expected = [str(leaf) for leaf in self.inputs]
         try:
-            # Lists stay leaves where the structure allows it, so that the message shows arrays and not numbers.
+            # Keep lists as leaves where the structure allows it: the message then shows arrays, not single numbers.
             leaves: list[Any] = self.input_tree.flatten_up_to(args)
             got = [_describe(spec.path, leaf) for spec, leaf in zip(self.inputs, leaves, strict=True)]
         except (ValueError, TypeError):
@@ -141,7 +142,7 @@ def _describe(path: str, leaf: Any) -> str:
 
 
 def _convert(leaf: Any, spec: LeafSpec) -> np.ndarray | None:
-    """``leaf`` as ``spec`` wants it, or None when it would not mean the same."""
+    """``leaf`` with the shape and dtype of ``spec``; None where a conversion would change its values."""
     try:
         array = np.asarray(leaf)
     except ValueError:
@@ -149,18 +150,18 @@ def _convert(leaf: Any, spec: LeafSpec) -> np.ndarray | None:
     if array.shape != spec.shape:
         return None
     converted = as_dtype(array, spec.dtype)
-    # ascontiguousarray makes [] a [1]
+    # reshape, because ascontiguousarray turns shape [] into [1]
     return None if converted is None else np.ascontiguousarray(converted).reshape(spec.shape)
 
 
 def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """``array`` in a dtype that loses no meaning of it, see `ModelSpec.flatten_inputs`; None when it would not fit."""
+    """``array`` converted by the rules of `ModelSpec.flatten_inputs`; None where its values do not fit ``dtype``."""
     if array.dtype == dtype:
         return array
     integers = array.dtype.kind in "iu" and dtype.kind in "iu"
     if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, dtype, "same_kind")):
         return None
-    with np.errstate(over="ignore"):  # what is too large becomes an infinity, which is for others to judge
+    with np.errstate(over="ignore"):  # too large a float becomes infinite; callers check that
         converted = array.astype(dtype, order="C")
     if dtype.kind in "iu" and not np.array_equal(converted, array):
         return None
@@ -171,15 +172,15 @@ def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 class Tolerance:
     """How far outputs may be from torch's: ``|got - want| <= atol + rtol * max(1, |want|) + of_peak * peak``.
 
-    Outputs that are not floats, an action chosen say, are no further from one value than from another: of those
-    the rows are counted that are not equal.
+    Outputs that are not floats, such as a chosen action, have no distance: the share of rows that differ is limited
+    instead.
 
     Attributes:
-        rtol: share of the value, if that is above 1.
-        atol: absolute.
-        of_peak: share of the output's peak, its largest magnitude over many inputs: by this quantisation is measured.
-        differing: share of the rows in which an output that is not floats may be another; a quantised model decides
-            otherwise where it is a near thing.
+        rtol: relative error, for values above 1.
+        atol: absolute error.
+        of_peak: error as a share of the output's peak, its largest magnitude over many inputs; for quantised engines.
+        differing: share of rows in which a non-float output may differ. A quantised model may choose another action
+            where two are almost equal.
     """
 
     rtol: float = 1e-4
@@ -190,13 +191,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Seat:
-    """Room for batches of one size, which one caller fills, runs and reads again and again.
+    """Reusable buffers for batches of one size: one caller writes the inputs, runs, and reads the outputs.
 
     Attributes:
         inputs: leaves ``[B, ...]`` in the order of ``spec.inputs``, to be written.
         outputs: leaves ``[B, ...]`` in the order of ``spec.outputs``; every run overwrites them.
-        run: runs the batch that the inputs hold; raises `ModelError` as `Engine.run` does.
-        keeps: what has to live as long as this does, weights say.
+        run: runs the batch in ``inputs``; raises `ModelError` as `Engine.run` does.
+        keeps: references that keep memory alive, the weights for example.
     """
 
     inputs: list[np.ndarray]
@@ -209,8 +210,8 @@ class Engine(ABC):
     """Executes one model graph.
 
     Attributes:
-        frozen: takes no weights but those it was built with.
-        tolerance: within which it computes what torch computes.
+        frozen: runs only the weights it was built with.
+        tolerance: how far its outputs may be from torch's.
         spec: signature of the model.
         layout: name, shape and dtype of every array a weight set must hold.
         initial: the weights the module was built with.
@@ -224,36 +225,36 @@ class Engine(ABC):
 
     @abstractmethod
     def bind(self, weights: Weights) -> Any:
-        """Makes a weight set ready to run; drop the result to free it.
+        """Prepares a weight set to run; drop the result to free it.
 
-        Read-only arrays may be used in place for as long as the result lives; writeable ones are copied.
+        Read-only arrays may be used in place while the result lives; writeable ones are copied.
 
         Raises:
             BadWeights: names, shapes or dtypes are not those of `layout`.
-            WeightsFrozen: the engine is frozen, and these are other weights than its own.
+            WeightsFrozen: the engine is frozen and these are not its own weights.
         """
 
     @abstractmethod
     def run(self, bound: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Runs one batch. May be called from any thread, also at the same time.
+        """Runs one batch. Safe to call from several threads at once.
 
         Args:
-            bound: what `bind` gave.
+            bound: a result of `bind`.
             inputs: leaves ``[B, ...]`` in the order of ``spec.inputs``, C-contiguous and of the spec's dtypes.
 
         Returns:
-            Fresh leaves ``[B, ...]`` in the order of ``spec.outputs``.
+            New leaves ``[B, ...]`` in the order of ``spec.outputs``.
 
         Raises:
             ModelError: the engine failed on this batch.
         """
 
     def seat(self, bound: Any, batch_size: int) -> Seat:
-        """Room for who runs many batches of one size, and would pay at each for arrays made and bound anew.
+        """Buffers for many runs at one batch size; saves allocating and binding arrays for each run.
 
         Args:
-            bound: what `bind` gave.
-            batch_size: of every batch.
+            bound: a result of `bind`.
+            batch_size: size of every batch.
         """
         inputs, outputs = self.spec.room(batch_size)
 

@@ -1,12 +1,13 @@
-"""A model to take along: its files for other runtimes, samples of what goes in and comes out, and a report.
+"""A bundle: a model exported for other runtimes, with sample inputs and outputs and a report.
 
-    bundle.json          inputs, outputs and state with their names in the graph; files; where the samples are
+    bundle.json          inputs, outputs and state with their names in the graph; files; index of the samples
     report.json          each file against torch: errors, latencies, bytes
-    model.onnx           float32; model.int8.onnx: quantised; model.plan: TensorRT's, for one kind of GPU
+    model.onnx           float32; model.int8.onnx: quantised; model.plan: TensorRT, for one kind of GPU
     samples/*.bin        little-endian, in C order
 
-Every language can read that; numbers that JSON has not are the strings ``Infinity``, ``-Infinity`` and ``NaN``, which
-`float` takes, as JavaScript's `Number` does. Knows nothing of MLflow or of where a model comes from.
+Any language can read these files. JSON has no infinity and no NaN: they are written as the strings ``Infinity``,
+``-Infinity`` and ``NaN``, which Python's `float` and JavaScript's `Number` parse. Knows nothing of MLflow or of where
+a model comes from.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ _FILES = {"onnx": "model.onnx", "int8": "model.int8.onnx", "tensorrt": "model.pl
 _DOCUMENTS = ("bundle.json", "report.json")
 _SAMPLE_FILE = re.compile(r"samples/(in|out)-[0-9]+-[A-Za-z0-9-]*[.]bin")
 _SAMPLES = 16
-"""Rows that a bundle shows."""
+"""Rows of samples in a bundle."""
 _ROWS = 256
-"""Rows of noise, when nothing was recorded."""
+"""Rows of noise, where no samples were recorded."""
 _PLANNED = 64
-"""Rows that a TensorRT plan takes at least; more where larger batches are compared."""
+"""Least `max_batch_size` of a TensorRT plan; larger where larger batches are compared."""
 _LATENCY_RUNS = 1000
 _LATENCY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs to calibrate on, to compare with and to show.
+    """Inputs for calibration, for comparison, and for the bundle's samples.
 
     Attributes:
         leaves: input leaves ``[N, ...]``, N at least 1.
-        source: where they are from, for the report.
+        source: their origin, for the report.
     """
 
     leaves: Sequence[np.ndarray]
@@ -60,11 +61,11 @@ class Samples:
 
     @staticmethod
     def of_example(example_args: tuple[NestedArray, ...]) -> Samples:
-        """The example's rows, floats with noise, for a model of which nothing was recorded."""
+        """The example's rows, with noise added to floats, for a model without recorded inputs."""
         return Samples(noisy_leaves(example_args, _ROWS), "the model's example arguments with noise")
 
     def half(self, which: int) -> list[np.ndarray]:
-        """Every second row, from the first or the second on; all of them when there is one only."""
+        """Every second row, from row ``which`` (0 or 1); the only row where there is just one."""
         start = which if len(self.leaves[0]) > 1 else 0
         return [np.ascontiguousarray(leaf[start::2]) for leaf in self.leaves]
 
@@ -80,31 +81,31 @@ def write_bundle(
     batch_sizes: Sequence[int] = (1, 8, 64),
     tolerances: Mapping[str, Tolerance] | None = None,
 ) -> dict[str, Any]:
-    """Writes a bundle, and gives its report: what ``report.json`` holds.
+    """Writes a bundle and returns the contents of its ``report.json``.
 
-    What is reported is of the files, read back. Half of the samples give int8 its ranges, the others are compared. A
-    runtime that fails has an ``error`` in the report instead of its numbers, and no file, as long as another does not.
+    Files are read back before they are measured. Half of the samples calibrate int8, the other half are compared with
+    torch. A runtime that fails has no file, and an ``error`` in the report instead of numbers; the export goes on
+    unless every runtime fails.
 
     Args:
-        folder: made if it is not there; a bundle in it is replaced as a whole, once the new one is made, and what else
-            is there stays.
+        folder: created if absent. A bundle in it is replaced as a whole once the new one is complete; other files stay.
         module: the model with its weights.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        runtimes: of `RUNTIMES`.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        runtimes: names from `RUNTIMES`.
         samples: inputs.
         about: JSON values for both documents.
-        batch_sizes: to compare and to time at.
-        tolerances: by runtime, instead of the engines' own.
+        batch_sizes: sizes to compare and to time.
+        tolerances: by runtime; they replace the engines' own.
 
     Raises:
-        ConfigError: no such runtime, or one that is not installed; or the folder cannot be written.
-        ModelError: every runtime failed; the first one's.
+        ConfigError: unknown runtime, one that is not installed, or a folder that cannot be written.
+        ModelError: every runtime failed; this is the first runtime's error.
     """
     if unknown := [runtime for runtime in runtimes if runtime not in RUNTIMES]:
-        raise ConfigError(f"there is no export to {unknown[0]!r}, expected one of {', '.join(RUNTIMES)}")
+        raise ConfigError(f"runtime: expected one of {', '.join(RUNTIMES)}, got {unknown[0]!r}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Inside, where it is on the same disk: what fails on its way leaves the bundle that was there as it was.
+        # Build inside the folder, so on the same disk: a failed export leaves the old bundle untouched.
         with tempfile.TemporaryDirectory(prefix=".bundle-", dir=folder) as name:
             made = Path(name)
             report = _make(made, module, example_args, runtimes, samples, about or {}, batch_sizes, tolerances or {})
@@ -115,7 +116,7 @@ def write_bundle(
 
 
 def check_writeable(folder: Path) -> None:
-    """Raises `ConfigError` where `write_bundle` could not write, and makes nothing."""
+    """Raises `ConfigError` where `write_bundle` could not write; creates nothing."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -125,17 +126,17 @@ def check_writeable(folder: Path) -> None:
 
 
 def _unwriteable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"no bundle can be written into {folder}: {error.strerror or first_line(error)}")
+    return ConfigError(f"cannot write a bundle into {folder}: {error.strerror or first_line(error)}")
 
 
 def bundle_files(folder: Path) -> list[str]:
-    """The files of the bundle in ``folder``, by their paths in it, ``bundle.json`` last; none where there is none."""
+    """Relative paths of the bundle's files in ``folder``, ``bundle.json`` last; empty where there is no bundle."""
     try:
         about = json.loads((folder / _DOCUMENTS[0]).read_text())
         named = {*about["files"].values(), *(leaf["samples"] for leaf in (*about["inputs"], *about["outputs"]))}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []
-    # What the document says may be anybody's: only names that a bundle has are its files.
+    # The document may be another program's: only files with names that a bundle uses count.
     ours = (name for name in named if name in _FILES.values() or _SAMPLE_FILE.fullmatch(str(name)))
     there = {name for name in (*_DOCUMENTS, *ours) if (folder / name).is_file()}
     return sorted(there, key=lambda name: (name == _DOCUMENTS[0], name))
@@ -151,12 +152,12 @@ def _make(
     batch_sizes: Sequence[int],
     tolerances: Mapping[str, Tolerance],
 ) -> dict[str, Any]:
-    """`write_bundle` into an empty folder."""
+    """Writes a bundle into an empty folder."""
     reference = TorchEngine(module, example_args)
     bound = reference.bind(reference.initial)
     inputs = samples.half(1)
     spec = reference.spec
-    # Each row goes on with the next one's observation.
+    # In step n, each row continues with the observation n rows further on.
     steps = [[np.roll(leaf, -step, axis=0) for leaf in inputs] for step in range(1 if spec.state is None else STEPS)]
     wanted = list(carried(lambda leaves: reference.run(bound, leaves), spec.state, steps))
     timed = {"torch": _latencies(lambda leaves: reference.run(bound, leaves), inputs, batch_sizes)}
@@ -197,14 +198,14 @@ def _make(
         "runtimes": reports,
         "latency_us": timed,
     }
-    told: dict[str, Any] = _as_json(report)
-    for name, document in zip(_DOCUMENTS, (_as_json(described), told), strict=True):
+    as_json: dict[str, Any] = _as_json(report)
+    for name, document in zip(_DOCUMENTS, (_as_json(described), as_json), strict=True):
         (folder / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    return told
+    return as_json
 
 
 def _replace(folder: Path, made: Path) -> None:
-    """Moves the bundle in ``made`` to where another may be; while there is a ``bundle.json``, its files are whole."""
+    """Replaces the bundle in ``folder`` by ``made``. While ``bundle.json`` exists, its files are complete."""
     (folder / "samples").mkdir(exist_ok=True)
     for name in reversed(bundle_files(folder)):
         (folder / name).unlink(missing_ok=True)
@@ -213,7 +214,7 @@ def _replace(folder: Path, made: Path) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """With strings for the numbers that JSON has not."""
+    """``value`` with strings for infinities and NaN."""
     if isinstance(value, Mapping):
         return {key: _as_json(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -231,8 +232,8 @@ def _write(
     calibrate: Sequence[np.ndarray],
     largest: int,
 ) -> tuple[Tolerance, tuple[Sequence[str], Sequence[str]], Run]:
-    """Writes a runtime's file; its tolerance, the graph's names of inputs and outputs, and what runs that file."""
-    # None is verified here: what it is off is to be in the report, however much it is.
+    """Writes a runtime's file; returns its tolerance, the graph's input and output names, and how to run it."""
+    # No verification here: a file that misses the tolerance still belongs in the report.
     if runtime == "tensorrt":
         from brayx.engines.tensorrt import TensorRTEngine
 
@@ -258,8 +259,8 @@ def _errors(
     size: int,
     tolerance: Tolerance,
 ) -> list[LeafError]:
-    """The worst error of each output over all rows and steps, run in batches of ``size``; the first rows again fill the
-    last one."""
+    """The worst error of each output over all rows and steps, in batches of ``size``; rows from the start fill up the
+    last batch."""
     count = len(wanted[0][0])
     rows = np.arange(-(-count // size) * size) % count
     batches = [
@@ -275,7 +276,7 @@ def _errors(
 
 
 def _latencies(run: Run, inputs: Sequence[np.ndarray], batch_sizes: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Microseconds of a run by batch size: the median and the 99th percentile."""
+    """Latency of a run in microseconds, by batch size: median and 99th percentile."""
     found = {}
     for size in batch_sizes:
         batch = [np.ascontiguousarray(leaf[np.arange(size) % len(leaf)]) for leaf in inputs]
@@ -300,23 +301,23 @@ def _write_samples(
     outputs: Sequence[np.ndarray],
     source: str,
 ) -> dict[str, Any]:
-    """Writes the samples; what ``bundle.json`` says of the model's signature and of them."""
+    """Writes the samples; returns the part of ``bundle.json`` about the signature and the samples."""
     (folder / "samples").mkdir(exist_ok=True)
 
-    def tell(
+    def write(
         way: str, specs: Sequence[LeafSpec], graph_names: Sequence[str], leaves: Sequence[np.ndarray]
     ) -> list[dict[str, Any]]:
-        told = []
+        entries = []
         for index, (leaf, name, array) in enumerate(zip(specs, graph_names, leaves, strict=True)):
             file = f"samples/{way}-{index}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}.bin"
             shown = array[:_SAMPLES]
             (folder / file).write_bytes(shown.astype(shown.dtype.newbyteorder("<")).tobytes())
-            told.append({"name": name, "shape": list(leaf.shape), "dtype": leaf.dtype.name, "samples": file})
-        return told
+            entries.append({"name": name, "shape": list(leaf.shape), "dtype": leaf.dtype.name, "samples": file})
+        return entries
 
     described: dict[str, Any] = {
-        "inputs": tell("in", spec.inputs, names[0], inputs),
-        "outputs": tell("out", spec.outputs, names[1], outputs),
+        "inputs": write("in", spec.inputs, names[0], inputs),
+        "outputs": write("out", spec.outputs, names[1], outputs),
         "samples": {"rows": min(_SAMPLES, len(inputs[0])), "source": source},
     }
     if spec.state is not None:

@@ -1,8 +1,8 @@
-"""A small MLP in NumPy, for who steps environments between its runs.
+"""A small MLP in NumPy, for callers that step environments between runs.
 
-ONNX Runtime computes one as quickly. But in turns with NumPy each finds the processor's caches full of the other's
-code: with a policy of 64x64, collecting from 16 or 64 CartPoles takes a tenth less time when both are NumPy. Knows
-nothing of sessions; `onnx.py` asks for it.
+ONNX Runtime is as fast alone. Where it alternates with NumPy environments, the two evict each other's code from the
+CPU caches: with a 64x64 policy, collecting from 16 or 64 CartPoles takes 10% less time when both are NumPy. Used by
+`onnx.py`; knows nothing of sessions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 
 _LARGEST = 64**3
-"""Multiplications of a layer. OpenBLAS computes no more than so many in the thread that calls; and from there on it is
-them that take the time."""
+"""Most multiplications of a layer. Above this OpenBLAS starts threads, and the arithmetic dominates the run anyway."""
 
 Activation = Callable[[np.ndarray], object]
 
@@ -26,7 +25,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class Layer(NamedTuple):
-    """A linear layer, by the names of its weight ``[out, in]`` and bias ``[out]``, and what follows it in place."""
+    """A linear layer: names of its weight ``[out, in]`` and bias ``[out]``, and the in-place activation after it."""
 
     weight: str
     bias: str
@@ -36,7 +35,7 @@ class Layer(NamedTuple):
 def chain_of(
     proto: bytes, inputs: Sequence[str], outputs: Sequence[str], weights: Collection[str]
 ) -> tuple[Layer, ...]:
-    """The layers of a serialised model that is nothing but these, one after the other; none of any other model.
+    """The layers of a serialised model that is a plain chain of linear layers; empty for any other model.
 
     Args:
         inputs, outputs, weights: names in the graph.
@@ -61,7 +60,8 @@ def chain_of(
 def chained(
     layers: Sequence[Layer], weights: Mapping[str, np.ndarray], given: np.ndarray, result: np.ndarray
 ) -> Callable[[], None] | None:
-    """What computes ``result`` ``[B, out]`` from ``given`` ``[B, in]``; None: a layer is not small, or not float32."""
+    """A function that computes ``result`` ``[B, out]`` from ``given`` ``[B, in]``; None if a layer is too large or not
+    float32."""
     steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Activation | None]] = []
     at = given
     for index, layer in enumerate(layers):
@@ -69,7 +69,7 @@ def chained(
         if len(given) * weight.size > _LARGEST or any(array.dtype != np.float32 for array in (weight, bias, at)):
             return None
         room = result if index == len(layers) - 1 else np.empty((len(given), len(weight)), np.float32)
-        # Turned round once: BLAS takes it as it is, but more slowly each time.
+        # Transpose once: BLAS also takes the weight as stored, but is slower on each run.
         steps.append((at, np.ascontiguousarray(weight.T), bias, room, layer.activation))
         at = room
 

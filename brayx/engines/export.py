@@ -1,10 +1,9 @@
-"""Export of a torch module to ONNX, and the proof that an engine computes what torch computes.
+"""Exports a torch module to ONNX, and verifies that an engine computes what torch computes.
 
 The graph takes its weights as inputs, or holds them as constants. Weights become inputs *before* the graph is
-optimised: torch's exporter, left to optimise by itself, folds what depends on weights alone (``1 + w``, a batch
-norm into its convolution) into constants, and such a graph would go on answering with the weights of its export
-whatever is bound. `verify` guards against this with a second set of weights, and against a batch size frozen into
-the graph with several sizes. Knows nothing of ONNX Runtime.
+optimised. Otherwise torch's exporter folds expressions of weights alone (``1 + w``, a batch norm into its convolution)
+into constants, and the graph keeps using the weights of its export whatever is bound. `verify` detects this with a
+second set of weights, and a batch size frozen into the graph by trying several sizes. Knows nothing of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from brayx.errors import EngineMismatch, ModelError
 from brayx.types import NestedArray, Weights
 
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-"""Output leaves ``[B, ...]`` of input leaves."""
+"""Maps input leaves to output leaves, both ``[B, ...]``."""
 
 _PREFIX = "module."
-"""Where weights live inside `_Flat`; no input or output path can begin so."""
+"""Prefix of weight names inside `_Flat`; no input or output path starts with it."""
 _ROWS = 64
 """Rows of noise that `verify` draws from."""
 STEPS = 5
-"""For which a recurrent model's state is carried where it is compared."""
+"""Steps over which a recurrent model carries its state in a comparison."""
 _AGES = 16
-"""Of the states that `with_states` makes."""
+"""Number of different ages, in steps, of the states from `with_states`."""
 _COUNTED_ROWS = 256
-"""Of a batch over which `verify` counts the rows that may differ: a share of few rows says nothing."""
+"""Batch size at which `verify` measures the share of differing rows: a share of few rows means little."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,11 @@ class OnnxGraph:
 
     Attributes:
         proto: the serialised ONNX model.
-        inputs: graph names of the observation leaves, in the order of ``spec.inputs``.
-        outputs: graph names of the result's leaves, in the order of ``spec.outputs``.
-        weights: graph input name by `state_dict` name, for the weights the graph uses; empty when they are constants.
+        inputs: graph names of the input leaves, in the order of ``spec.inputs``.
+        outputs: graph names of the output leaves, in the order of ``spec.outputs``.
+        weights: graph input name by `state_dict` name, for the weights the graph uses; empty if they are constants.
         spec: signature of the model.
-        traced: made by torch's older exporter, which traces.
+        traced: made by torch's older, tracing exporter.
     """
 
     proto: bytes
@@ -65,7 +64,7 @@ class OnnxGraph:
 
 
 class _Flat(torch.nn.Module):
-    """Leaves in, leaves out: the exporter need not understand the nesting."""
+    """The module with flat leaves as arguments and result, since the exporter does not handle nesting."""
 
     def __init__(self, module: torch.nn.Module, input_tree: optree.PyTreeSpec) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class _Flat(torch.nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.module(*self._input_tree.unflatten(leaves))
-        # A clone keeps every output a value of its own, also one that is an input or is returned twice.
+        # Clone, so that outputs stay distinct values even if one is an input or is returned twice.
         return tuple(leaf.clone() for leaf in optree.tree_leaves(outputs))
 
 
@@ -88,12 +87,12 @@ def to_onnx(
     """Exports ``module`` with a dynamic batch axis; takes seconds, prints nothing.
 
     Args:
-        module: the model; it is copied, the copy goes to eval mode.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        weights_as_inputs: False makes the weights constants: a file that runs anywhere by itself.
-        traced: by torch's older exporter, which records one run and takes a tenth of a second. What depends on the
-            batch size is recorded as it was in that run, so the graph must be verified. Where that exporter fails,
-            warns of what depends on values, or would fold weights into constants, the other one is taken.
+        module: the model; a copy in eval mode is exported.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        weights_as_inputs: False makes the weights constants, for a self-contained file.
+        traced: try torch's older exporter first. It records one run, in a tenth of a second, with everything that
+            depends on the batch size fixed as in that run: verify the graph. The newer exporter takes over where the
+            older one fails, warns of control flow that depends on values, or would fold weights into constants.
 
     Raises:
         ModelError: the module fails on the example, or torch cannot export it with a dynamic batch axis.
@@ -126,13 +125,13 @@ def to_onnx(
 
 
 def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> OnnxGraph | None:
-    """The graph that one run records, its weights as inputs; None where that cannot be had."""
+    """A graph recorded from one run, with its weights as inputs; None if tracing cannot export this module."""
     inputs = [leaf.path for leaf in spec.inputs]
     outputs = [leaf.path if leaf.path not in inputs else f"{leaf.path}_out" for leaf in spec.outputs]
     file = io.BytesIO()
     try:
         with _quiet():
-            # What depends on a value is recorded as one branch, which the values of a comparison may not tell.
+            # Tracing records only one branch of a condition on values, and `verify` may not try values of the other.
             warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
             torch.onnx.export(
                 flat,
@@ -149,7 +148,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
         import onnx
 
         proto = onnx.load_model_from_string(file.getvalue())
-    except Exception:  # the other exporter may not fail, or have a better message
+    except Exception:  # the other exporter may succeed, or has a better message
         return None
     names = [value.name for value in proto.graph.input]
     weights = {name.removeprefix(_PREFIX): name for name in names if name.startswith(_PREFIX)}
@@ -161,7 +160,7 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
 def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:
     """The ONNX model of ``graph``, whose weights are inputs, with ``weights`` as its initializers.
 
-    Its nodes are the same whatever the weights are: nothing was folded that depends on them.
+    Its nodes do not depend on the values of the weights: none were folded.
     """
     import onnx
     from onnx import numpy_helper
@@ -199,7 +198,7 @@ def _weights_to_inputs(graph: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's chatter (missing torchvision, deprecations of its own) off stdout and stderr."""
+    """Keeps the exporter's messages (missing torchvision, internal deprecations) off stdout and stderr."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -213,11 +212,11 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an engine was from torch at worst, over everything `verify` tried.
+    """Largest differences between an engine and torch in all of `verify`.
 
     Attributes:
-        worst_abs: absolute error by the path of an output of floats.
-        batch_sizes: that were tried.
+        worst_abs: largest absolute error of each float output, by its path.
+        batch_sizes: the sizes tried.
     """
 
     worst_abs: dict[str, float]
@@ -234,20 +233,22 @@ def verify(
     samples: Sequence[np.ndarray] | None = None,
     seed: int = 0,
 ) -> Agreement:
-    """Compares ``engine`` with torch, with the module's weights and with others unless it is frozen, at several batch
-    sizes; a recurrent one over several steps, each side carrying its own state.
+    """Compares ``engine`` with torch at several batch sizes.
+
+    An engine that is not frozen is also compared with a second, different set of weights. A recurrent model runs over
+    several steps, and each side carries its own state.
 
     Args:
-        engine: built of ``module``.
+        engine: built from ``module``.
         module: the model.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        batch_sizes: to try, at least two.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        batch_sizes: sizes to try, at least two.
         tolerance: the engine's own if absent.
-        samples: input leaves ``[N, ...]`` to draw from; if absent, the example's rows, floats with noise.
-        seed: of what is drawn.
+        samples: input leaves ``[N, ...]`` to draw from; if absent, the example's rows with noise added to floats.
+        seed: seed of the random draws.
 
     Raises:
-        EngineMismatch: names the worst output leaf, its error and where it was seen.
+        EngineMismatch: names the worst output leaf, its error, batch size, weights and step.
     """
     tolerance = tolerance or engine.tolerance
     reference = TorchEngine(module, example_args)
@@ -277,7 +278,7 @@ def verify(
                     path = engine.spec.outputs[worst].path
                     raise EngineMismatch(
                         f"{type(engine).__name__} differs from torch: worst leaf {path!r}, shape "
-                        f"{list(got[worst].shape)} for {list(want[worst].shape)}, {errors[worst]} "
+                        f"{list(got[worst].shape)}, expected {list(want[worst].shape)}, {errors[worst]} "
                         f"at batch size {batch_size}, {label} weights" + (f", step {step}" if step else ""),
                         leaf=path,
                         **errors[worst].measured(),
@@ -290,13 +291,13 @@ def verify(
 
 @dataclass(frozen=True)
 class LeafError:
-    """How far one output is from what was wanted, at worst.
+    """Largest error of one output.
 
     Attributes:
-        excess: by how much it is beyond the tolerance; at most 0 when it is not.
-        absolute: largest difference of floats; infinite for unlike arrays and where only one is NaN.
-        relative: that as a share of the output's peak.
-        differing: share of the rows that are not equal, of what is not floats; None for floats.
+        excess: how far it exceeds the tolerance; at most 0 if it is within.
+        absolute: largest difference of floats; infinite if shapes or dtypes differ, or only one side is NaN.
+        relative: the absolute error as a share of the output's peak.
+        differing: share of rows that are not equal, for outputs that are not floats; None for floats.
     """
 
     excess: float
@@ -305,7 +306,7 @@ class LeafError:
     differing: float | None = None
 
     def measured(self) -> dict[str, float]:
-        """The numbers that mean something for this output, by name."""
+        """The errors that apply to this kind of output, by name."""
         if self.differing is not None:
             return {"differing": self.differing}
         return {"absolute": self.absolute, "relative": self.relative}
@@ -320,16 +321,16 @@ def compare(
     """The error of each output leaf.
 
     Args:
-        got: leaves of an engine.
-        want: torch's.
-        tolerance: to measure the excess by.
-        peaks: of each leaf, as `peak` gives it of many rows.
+        got: the engine's leaves.
+        want: torch's leaves.
+        tolerance: the allowed error.
+        peaks: `peak` of each leaf over many rows.
     """
     return [_error(*each, tolerance) for each in zip(got, want, peaks, strict=True)]
 
 
 def worst_of(errors: Sequence[LeafError]) -> LeafError:
-    """The worst there is in several errors of one output."""
+    """The maximum of each field over several errors of one output."""
     return LeafError(
         max(error.excess for error in errors),
         max(error.absolute for error in errors),
@@ -339,7 +340,7 @@ def worst_of(errors: Sequence[LeafError]) -> LeafError:
 
 
 def peak(leaf: np.ndarray) -> float:
-    """The largest magnitude of what is finite in an output, 0 for what has none."""
+    """The largest finite magnitude in an output; 0 if there is none."""
     finite = leaf[np.isfinite(leaf)] if leaf.dtype.kind == "f" else leaf
     return float(np.abs(finite.astype(np.float64)).max(initial=0.0))
 
@@ -363,7 +364,7 @@ def _error(got: np.ndarray, want: np.ndarray, peak: float, tolerance: Tolerance)
 
 
 def noisy_leaves(example_args: tuple[NestedArray, ...], rows: int, seed: int = 0) -> list[np.ndarray]:
-    """Input leaves ``[rows, ...]``: the example's rows again and again, floats with noise of deviation 1 added."""
+    """Input leaves ``[rows, ...]``: the example's rows repeated, with noise of standard deviation 1 added to floats."""
     rng = np.random.default_rng(seed)
     return [_noisy(leaf, rng) for leaf in example_leaves(example_args, rows)]
 
@@ -374,12 +375,12 @@ def _rows(leaves: Sequence[np.ndarray], count: int, rng: np.random.Generator) ->
 
 
 def carried(run: Run, state: StateSpec | None, batches: Iterable[Sequence[np.ndarray]]) -> Iterator[list[np.ndarray]]:
-    """Outputs of one batch after the other, a recurrent model's state going from each into the next.
+    """Outputs of consecutive batches; a recurrent model's state is carried from each batch to the next.
 
     Args:
-        run: of input leaves.
-        state: the model's; None: it has none.
-        batches: input leaves; the states among them count in the first only.
+        run: computes output leaves from input leaves.
+        state: where the model's state is; None for a model without one.
+        batches: input leaves of each batch; state leaves are used in the first batch only.
     """
     outputs: list[np.ndarray] | None = None
     for batch in batches:
@@ -394,13 +395,13 @@ def carried(run: Run, state: StateSpec | None, batches: Iterable[Sequence[np.nda
 def with_states(
     module: torch.nn.Module, example_args: tuple[NestedArray, ...], observed: Sequence[np.ndarray], seed: int = 0
 ) -> list[np.ndarray]:
-    """Input leaves of a recurrent model, with the states that it comes to over such observations.
+    """Input leaves of a recurrent model, with the states that it reaches on such observations.
 
     Args:
         module: the model, with the weights it acts with.
-        example_args: tuple of arguments it runs on.
-        observed: input leaves ``[N, ...]`` but those of the state.
-        seed: of the order in which they are seen; a row's state is of 0 to 15 of them.
+        example_args: a tuple of example arguments.
+        observed: input leaves ``[N, ...]`` without those of the state.
+        seed: seed of the order of observations; each row's state has seen 0 to 15 of them.
     """
     engine, rng = TorchEngine(module, example_args), np.random.default_rng(seed)
     state, bound, rows = engine.spec.state, engine.bind(engine.initial), len(observed[0])
@@ -422,7 +423,7 @@ def with_states(
 
 
 def _perturbed(module: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """A copy with every weight moved; done in place so that tied weights stay tied and variances positive."""
+    """A copy with noise on every weight, added in place: tied weights stay tied, and variances stay positive."""
     module = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""ONNX Runtime with weights as constants: one set of weights for ever, and whatever can be computed of them is.
+"""ONNX Runtime with one set of weights as constants of the graph, so that it can fold them.
 
-Somewhat faster than bound weights, and what `brayx export` ships. Knows nothing of quantisation.
+Somewhat faster than bound weights, and the format that `brayx export` writes. Knows nothing of quantisation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Session:
         model: serialised model, or path of its file.
         inputs: graph names of the input leaves.
         outputs: graph names of the output leaves.
-        threads: of one run.
+        threads: threads per run.
 
     Raises:
         ModelError: ONNX Runtime cannot load it.
@@ -40,11 +40,11 @@ class Session:
         self._outputs = list(outputs)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """One batch; arguments, result and errors as of `Engine.run`."""
+        """Runs one batch; arguments, result and errors as for `Engine.run`."""
         try:
             outputs: list[np.ndarray] = self._session.run(self._outputs, {name: inputs[i] for i, name in self._fed})
             return outputs
-        except Exception as error:  # ONNX Runtime's own share no other base
+        except Exception as error:  # ONNX Runtime's exceptions have no other common base
             raise ModelError(f"ONNX Runtime failed on a batch of {len(inputs[0])}: {error}") from error
 
 
@@ -52,11 +52,10 @@ class FrozenOnnxEngine(Engine):
     """Exports the module with its weights inside, verifies the result against torch, and runs it.
 
     Args:
-        module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``; it has the
-            weights to act with.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        threads: of one run.
-        samples: input leaves ``[N, ...]`` that are like those to come; if absent, the example's rows with noise.
+        module: takes and returns nested arrays ``[B, ...]``; its weights are the ones to act with.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        threads: threads per run.
+        samples: representative input leaves ``[N, ...]``; if absent, the example's rows with noise.
         verify_outputs: compare with torch before serving.
 
     Raises:
@@ -88,7 +87,7 @@ class FrozenOnnxEngine(Engine):
     def _finish(
         self, proto: bytes, example_args: tuple[NestedArray, ...], samples: Sequence[np.ndarray] | None
     ) -> bytes:
-        """What is run, made of the exported model."""
+        """The serialised model to run, derived from the exported one."""
         return proto
 
     def bind(self, weights: Weights) -> None:
@@ -96,8 +95,8 @@ class FrozenOnnxEngine(Engine):
         other = next((name for name, own in self.initial.items() if own.tobytes() != weights[name].tobytes()), None)
         if other is not None:
             raise WeightsFrozen(
-                f"{type(self).__name__} is frozen: it was built with other weights than these ({other!r} differs); "
-                "engine onnx takes new ones",
+                f"{type(self).__name__} is frozen and was built with different weights ({other!r} differs); "
+                "engine 'onnx' takes new ones",
                 leaf=other,
             )
 

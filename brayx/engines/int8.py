@@ -1,8 +1,8 @@
-"""ONNX Runtime in int8: weights and activations quantised, by ranges seen on sample inputs. Frozen.
+"""ONNX Runtime in int8: weights and activations are quantised, with ranges from sample inputs. Frozen.
 
-A quarter of the file, and faster where matrices are large; a small network is mostly overhead and gains nothing. Its
-outputs are some hundredths of their peak off torch's, so it is measured by that, and a decision that is a near thing
-may fall the other way: of outputs that are decisions it is measured in how many rows they do.
+The file is a quarter of the size, and runs are faster where matrices are large; a small network is mostly overhead and
+gains nothing. Outputs differ from torch's by a few percent of their peak, so the tolerance is a share of the peak. A
+chosen action may differ where two are almost equal, so for actions the tolerance is a share of the rows.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from brayx.errors import ModelError, first_line
 from brayx.types import NestedArray
 
 _ROWS = 256
-"""Rows of noise to calibrate on when there are no samples."""
+"""Rows of noise for calibration without samples."""
 _BATCH = 32
 _MARGIN = 2.0
-"""Floats are calibrated on once more, so much further from their mean: samples are few, and what is beyond their range
-is cut off. From their mean, so that it comes to the same whether a model normalises them itself."""
+"""Calibration also sees every float input this many times further from its mean: samples are few, and values beyond
+their range would be clipped. Relative to the mean, the result is the same whether or not the model normalises."""
 _OPERATORS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
 
 
-class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it is without types
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it has no type annotations
     """Sample inputs in batches."""
 
     def __init__(self, feed: Mapping[str, np.ndarray]) -> None:
@@ -58,7 +58,7 @@ def _wider(leaf: np.ndarray) -> np.ndarray:
 
 
 class Int8Engine(FrozenOnnxEngine):
-    """As `FrozenOnnxEngine`, quantised; ``samples`` are what it is calibrated on.
+    """A quantised `FrozenOnnxEngine`, calibrated on ``samples``.
 
     Raises:
         ModelError: the graph cannot be quantised.
@@ -78,9 +78,8 @@ class Int8Engine(FrozenOnnxEngine):
         with tempfile.TemporaryDirectory(prefix="brayx-int8-") as folder, _quiet():
             path = Path(folder) / "model.onnx"
             try:
-                # Both unsigned: an x86 without VNNI adds products of unsigned and signed bytes in 16 bits, which
-                # saturate. The rest stays float, as it is not where the time goes, and each quantised step costs
-                # exactness.
+                # Both unsigned: an x86 CPU without VNNI sums products of unsigned and signed bytes in 16 bits, which
+                # saturate. Other operators stay float: they take little time, and quantising them costs precision.
                 quantize_static(
                     model,
                     path,
@@ -97,10 +96,10 @@ class Int8Engine(FrozenOnnxEngine):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the quantiser's advice to preprocess the model off the root logger: the exporter has done that.
+    """Drops the quantiser's advice to preprocess the model, which the exporter has already done.
 
-    The quantiser calls ``logging.warning``, which adds a handler to a root logger that has none; this removes it again.
-    Lines that other threads log meanwhile are written as usual.
+    The quantiser calls ``logging.warning``, which adds a handler to a root logger without one; it is removed again.
+    Other threads log as usual meanwhile.
     """
     root = logging.getLogger()
     before = root.handlers[:]

@@ -1,7 +1,7 @@
-"""A module that normalises its observation itself, so that what is served or exported takes what a game gives.
+"""Makes a module normalise its own observation, so that served and exported models take a game's raw values.
 
-Its scalings are buffers, named as in `scaling`: they are bound, swapped and exported as weights are. The module's
-class, signature and other weights stay as they are. Torch only; knows nothing of how moments are gathered.
+The scalings are buffers, named as in `scaling`: they are bound, swapped and exported like weights. The module's class,
+signature and other weights stay unchanged. Torch only; knows nothing of how moments are computed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ATTRIBUTE = PREFIX.removesuffix(".")
 
 
 def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torch.nn.Module:
-    """A copy of ``module`` that sees its observation through ``scalings``.
+    """A copy of ``module`` that applies ``scalings`` to its observation.
 
     Args:
-        module: takes an observation as learner batches name it: all arguments except its memory's, in one nest.
+        module: takes an observation, named as in learner batches: all arguments except the state, in one nest.
         scalings: by path of the leaf.
 
     Raises:
-        ModelError: it has something of that name already.
+        ModelError: the module already has an attribute of the normaliser's name.
     """
     if hasattr(module, _ATTRIBUTE):
-        raise ModelError(f"the model has an attribute {_ATTRIBUTE!r}, which is where brayx puts its normaliser")
+        raise ModelError(f"the model has an attribute {_ATTRIBUTE!r}: brayx reserves this name for its normaliser")
     module = copy.deepcopy(module)
     normaliser = torch.nn.Module()
     for path, scaling in scalings.items():
@@ -48,7 +48,7 @@ def normalised(module: torch.nn.Module, scalings: Mapping[str, Scaling]) -> torc
 
 
 def normalises(module: torch.nn.Module) -> bool:
-    """Whether `normalised` made it."""
+    """Whether the module comes from `normalised`."""
     return hasattr(module, _ATTRIBUTE)
 
 
@@ -63,7 +63,7 @@ def _observation(args: tuple[Any, ...], state_at: int | None) -> Any:
 
 
 def _see(module: torch.nn.Module, args: tuple[Any, ...], *, state_at: int | None) -> tuple[Any, ...]:
-    """Torch's hook before a forward: the arguments with the observation normalised."""
+    """Forward pre-hook: returns the arguments with the observation normalised."""
     parts: dict[str, Any] = dict(getattr(module, _ATTRIBUTE).named_children())
 
     def see(path: tuple[Any, ...], leaf: torch.Tensor) -> torch.Tensor:

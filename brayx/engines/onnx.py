@@ -1,8 +1,8 @@
 """ONNX Runtime with weights as bound inputs: one session serves any number of weight sets without a re-export.
 
-A bound weight set owns an IOBinding with its weights already in it; a run adds the observations and copies the
-results out. Measured for a 64x64 MLP on one thread: 9 us at batch 1, of which 7 us are the graph; torch eager takes
-50 us. Knows nothing of versions or batching.
+A bound weight set has an IOBinding that already holds its weights; a run adds the observations and copies the results
+out. Measured for a 64x64 MLP on one thread at batch 1: 9 us, 7 us of them in the graph; torch eager takes 50 us.
+Knows nothing of versions or batching.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brayx.types import NestedArray, Weights
 
 
 def open_session(model: bytes | Path, threads: int) -> ort.InferenceSession:
-    """A session on the CPU with ``threads`` for one run, of a serialised model or its file.
+    """Opens a serialised model or its file on the CPU, with ``threads`` threads per run.
 
     Raises:
         ModelError: ONNX Runtime cannot load it.
@@ -33,12 +33,12 @@ def open_session(model: bytes | Path, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # What a run fails with is raised, too; ONNX Runtime writes it past Python's log, and clients can cause it.
+    # Run errors are raised. ONNX Runtime would also print them to stderr, and clients can cause many.
     options.log_severity_level = 4
     source = model if isinstance(model, bytes) else str(model)
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own share no other base
+    except Exception as error:  # its exceptions have no other common base
         raise ModelError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
 
@@ -51,23 +51,23 @@ class _Bound:
         self.binding = binding
         self.values = values  # the binding does not keep the arrays alive
         self.batch_size = -1
-        self.lock = threading.Lock()  # a binding holds one run's inputs and outputs; other weight sets run beside it
+        self.lock = threading.Lock()  # a binding holds one run's inputs and outputs
 
 
 _SEATED = (1, 5)
-"""Batch sizes that seats are compared at."""
+"""Batch sizes at which seats are compared with runs."""
 
 
 class OnnxEngine(Engine):
     """Exports the module once, verifies the result against torch, and runs it.
 
     Args:
-        module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        threads: of one run; more than one pays for large convolutions only.
+        module: takes and returns nested arrays ``[B, ...]``.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        threads: threads per run; more than one helps large convolutions only.
         verify_outputs: compare with torch before serving; takes tens of milliseconds.
-        traced: export by tracing, in a tenth of the time, where that is possible, see `to_onnx`. If ONNX Runtime or the
-            comparison then refuses the graph, export it without tracing; so do not leave the comparison out.
+        traced: export by tracing where possible, in a tenth of the time, see `to_onnx`. A traced graph that ONNX
+            Runtime or the comparison rejects is exported again without tracing, so keep the comparison on.
 
     Raises:
         ModelError: the module cannot be exported.
@@ -101,7 +101,7 @@ class OnnxEngine(Engine):
         threads: int,
         verify_outputs: bool,
     ) -> None:
-        """Makes the ONNX Runtime session for ``graph``, and compares it with torch."""
+        """Opens ``graph`` in ONNX Runtime and compares it with torch."""
         self.graph, self.spec = graph, graph.spec
         self._inputs, self._outputs, self._weights = graph.inputs, graph.outputs, graph.weights
         self._session = open_session(graph.proto, threads)
@@ -120,7 +120,7 @@ class OnnxEngine(Engine):
         values = []
         for name, graph_name in self._weights.items():
             array = weights[name]
-            # ONNX Runtime reads the array in place: shared memory stays shared, but nobody may write to it.
+            # ONNX Runtime reads the array in place: shared memory stays shared, but must not be written to.
             array = array.copy() if array.flags.writeable or not array.flags.c_contiguous else array
             value = ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_input(graph_name, value)
@@ -128,7 +128,7 @@ class OnnxEngine(Engine):
         return _Bound(binding, values)
 
     def _verify_seats(self, example_args: tuple[NestedArray, ...]) -> None:
-        """Seats may compute it another way: raises `EngineMismatch` unless they come to what `run` does."""
+        """Raises `EngineMismatch` unless a seat computes the same as `run`: it may use NumPy instead."""
         rows, bound = noisy_leaves(example_args, _SEATED[-1]), self.bind(self.initial)
         for size in _SEATED:
             inputs, seat = [leaf[:size] for leaf in rows], self.seat(bound, size)
@@ -153,7 +153,7 @@ class OnnxEngine(Engine):
             try:
                 for index, name in self._fed:
                     binding.bind_cpu_input(name, inputs[index])
-                if batch_size != bound.batch_size:  # a bound output keeps its buffer, which fits one size only
+                if batch_size != bound.batch_size:  # a bound output buffer fits one batch size only
                     binding.clear_binding_outputs()
                     for name in self._outputs:
                         binding.bind_output(name)
@@ -161,7 +161,7 @@ class OnnxEngine(Engine):
                 self._session.run_with_iobinding(binding)
                 outputs: list[np.ndarray] = binding.copy_outputs_to_cpu()
                 return outputs
-            except Exception as error:  # ONNX Runtime's own share no other base
+            except Exception as error:  # ONNX Runtime's exceptions have no other common base
                 bound.batch_size = -1
                 raise _failed(batch_size, error) from error
 
@@ -184,7 +184,7 @@ class OnnxEngine(Engine):
         def run() -> None:
             try:
                 execute(binding)
-            except Exception as error:  # ONNX Runtime's own share no other base
+            except Exception as error:  # ONNX Runtime's exceptions have no other common base
                 raise _failed(batch_size, error) from error
 
         # The binding does not keep the arrays alive.
@@ -192,10 +192,10 @@ class OnnxEngine(Engine):
 
 
 def standalone(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> bytes:
-    """The module as an ONNX model with its weights in it, which runs anywhere by itself; compared with torch.
+    """The module as a self-contained ONNX model with its weights inside, verified against torch.
 
     Raises:
-        ModelError: it cannot be exported.
+        ModelError: the module cannot be exported.
     """
     return with_constants(OnnxEngine(module, example_args, traced=True).graph, module_weights(module))
 

@@ -1,7 +1,7 @@
-"""How a model's observations are normalised: a mean, a scale and a limit for each leaf, carried among its weights.
+"""Normalisation of observations: a mean, a scale and a limit for each leaf, stored among the model's weights.
 
-So each policy version acts with the moments that it was trained with. The names begin with `PREFIX`; `normalised` makes
-a module that uses them. NumPy only; knows nothing of how moments are gathered.
+So each policy version acts with the moments it was trained with. Their names start with `PREFIX`; `normalised` makes a
+module that uses them. NumPy only; knows nothing of how moments are computed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NO_LIMIT = np.finfo(np.float32).max
 
 
 class Scaling(NamedTuple):
-    """A leaf is seen as ``clip((leaf - mean) * scale, -limit, limit)``.
+    """Normalises a leaf to ``clip((leaf - mean) * scale, -limit, limit)``.
 
     Attributes:
         mean, scale: float32, of the leaf's shape.
-        limit: largest magnitude that comes out.
+        limit: largest magnitude of the result.
     """
 
     mean: np.ndarray
@@ -35,12 +35,12 @@ class Scaling(NamedTuple):
 
     @staticmethod
     def none(shape: tuple[int, ...]) -> Scaling:
-        """That changes nothing."""
+        """The identity."""
         return Scaling(np.zeros(shape, np.float32), np.ones(shape, np.float32), float(_NO_LIMIT))
 
 
 def to_weights(scalings: Mapping[str, Scaling], paths: Iterable[str]) -> Weights:
-    """The weights that stand for ``scalings``, of those leaves of the observation that ``paths`` names."""
+    """``scalings`` as weights, for the observation leaves in ``paths``."""
     return {
         f"{PREFIX}{quoted(path)}.{part}": np.array(value, np.float32)
         for path in paths
@@ -61,15 +61,15 @@ def from_weights(weights: Weights) -> dict[str, Scaling]:
 
 
 def learned(weights: Mapping[str, Value]) -> dict[str, Value]:
-    """``weights``, or their layout, without the scalings: the module's as it was trained."""
+    """``weights``, or their layout, without the scalings: the trained parameters alone."""
     return {name: array for name, array in weights.items() if not name.startswith(PREFIX)}
 
 
 def completed(layout: Mapping[str, LeafSpec], weights: Weights) -> Weights:
-    """``weights`` with scalings that change nothing where ``layout`` has one and they have none of it.
+    """``weights``, with identity scalings added where ``layout`` has a scaling and ``weights`` have none.
 
     Raises:
-        BadWeights: they have one of a leaf that ``layout`` has none of.
+        BadWeights: ``weights`` scale a leaf that ``layout`` does not.
     """
     if beyond := [name for name in weights if name.startswith(PREFIX) and name not in layout]:
         raise BadWeights(
@@ -85,12 +85,12 @@ def completed(layout: Mapping[str, LeafSpec], weights: Weights) -> Weights:
 
 
 def unscaled(scaling: Scaling, seen: np.ndarray) -> np.ndarray:
-    """A leaf ``[N, ...]`` that is seen as ``seen``, up to what was clipped."""
+    """The raw leaf ``[N, ...]`` of a normalised one; clipped values cannot be recovered."""
     return np.asarray(seen / scaling.scale + scaling.mean, seen.dtype)
 
 
 def quoted(path: str) -> str:
-    """A leaf's path as one part of a weight's name: a dot would be a module's parts to torch."""
+    """A leaf's path as one part of a weight's name: torch takes a dot for a submodule."""
     return path.replace("%", "%25").replace(".", "%2E")
 
 

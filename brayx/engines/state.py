@@ -1,4 +1,4 @@
-"""What a session of a recurrent model keeps between forwards. Knows no sessions and no engines; NumPy and optree."""
+"""The state of a recurrent model between forwards. Knows nothing of sessions or engines; NumPy and optree only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Recurrence:
         outputs = recurrence.keep((await model.forward(*args)).outputs)
 
     Args:
-        spec: of a model with a state.
+        spec: signature of a recurrent model.
 
     Raises:
-        ModelError: the model has none.
+        ModelError: the model has no state.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -32,16 +32,16 @@ class Recurrence:
         self.state: NestedArray = self._spec.initial
 
     def reset(self) -> None:
-        """Begins anew, as for another episode."""
+        """Returns to the initial state, for a new episode."""
         self.state = self._spec.initial
 
     def args(self, *args: NestedArray) -> tuple[NestedArray, ...]:
-        """The model's arguments: those given, with the state at its place among them."""
+        """The model's arguments: those given, with the state inserted at its position."""
         at = self._spec.argument
         return (*args[:at], self.state, *args[at:])
 
     def keep(self, outputs: Any) -> Any:
-        """Takes the state out of what a forward gave, and gives the rest: a mapping without ``state``."""
-        # A copy, since an output is a row of its batch, which it would keep alive.
+        """Stores the state from a forward's outputs, and returns the outputs without ``state``."""
+        # Copy: an output is a view into its batch and would keep the whole batch alive.
         self.state = optree.tree_map(np.array, outputs["state"])
         return {name: value for name, value in outputs.items() if name != "state"}

@@ -1,10 +1,10 @@
-"""TensorRT on an NVIDIA GPU: a plan built once for a graph and kept on disk, refitted for each set of weights.
+"""TensorRT on an NVIDIA GPU: a plan is built once per graph, cached on disk, and refitted for each set of weights.
 
-Optional: ``pip install 'brayx[tensorrt]'``. A plan is of one graph, one TensorRT and one GPU, and so is its name in the
-cache. Weights are no part of it: it is refitted before it runs, and compared with torch after that each time, since
-TensorRT has had releases whose refittable plans computed something else (11.3, by its own notes, may drop a bias).
-Tensors on the GPU are torch's. Written against the documented Python API of TensorRT 10 and 11; it has not run on a GPU
-yet. Knows nothing of versions or batching.
+Optional: ``pip install 'brayx[tensorrt]'``. A plan depends on the graph, the TensorRT version and the GPU, so its name
+in the cache holds all three. It does not depend on the weights: each refit is compared with torch before it serves,
+because some TensorRT releases refit wrongly (the release notes of 11.3 warn of a dropped bias). GPU tensors are
+torch's. Written against the documented Python API of TensorRT 10 and 11; it has not run on a GPU yet. Knows nothing of
+versions or batching.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from brayx.types import NestedArray, Weights
 _CHECKED_BATCHES = (1, 2)
 _VERIFIED_BATCHES = (1, 2, 5)
 _TYPICAL = 64
-"""What a plan is tuned for where batches may be larger."""
+"""Batch size that a plan is tuned for, where batches may be larger."""
 _ROWS = 64
 
 
 class _Bound:
-    """One weight set: a plan of its own in GPU memory, with its weights in it."""
+    """One weight set: a separate plan in GPU memory, refitted with these weights."""
 
     __slots__ = ("context", "engine", "lock", "stream")
 
@@ -52,15 +52,15 @@ class TensorRTEngine(Engine):
     """Builds or finds the plan of the module's graph, verifies it against torch, and runs it.
 
     Args:
-        module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
-        max_batch_size: of one run, as a model's options have it; negative: every run has exactly so many.
-        verify_outputs: compare with torch whenever weights are bound, and before serving.
-        cache: folder of plans; if absent ``BRAYX_CACHE``, else ``brayx`` in the user's cache folder. Who can write
-            there decides what runs here.
+        module: takes and returns nested arrays ``[B, ...]``.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
+        max_batch_size: a model's option of this name: the largest batch; negative for a fixed batch size.
+        verify_outputs: compare with torch before serving, and at each `bind`.
+        cache: folder of plans; if absent ``BRAYX_CACHE``, else ``brayx`` in the user's cache folder. Plans are
+            executed, so keep the folder private.
 
     Raises:
-        ConfigError: TensorRT or a GPU is not there.
+        ConfigError: TensorRT or a GPU is missing.
         ModelError: the module cannot be exported, or TensorRT cannot build it.
         EngineMismatch: the plan does not compute what torch computes.
     """
@@ -92,7 +92,7 @@ class TensorRTEngine(Engine):
             verify(self, module, example_args, batch_sizes=_VERIFIED_BATCHES)
 
     def bind(self, weights: Weights) -> _Bound:
-        """As `Engine.bind`; slow, and raises `EngineMismatch` unless the plan then computes what torch does."""
+        """Like `Engine.bind`, but slow; raises `EngineMismatch` unless the refitted plan computes what torch does."""
         check_weights(self.layout, weights, finite=False)
         with torch.cuda.device(self._device):
             engine = self._deserialised(self.plan)
@@ -106,7 +106,8 @@ class TensorRTEngine(Engine):
         return bound
 
     def packed(self, bound: _Bound) -> bytes:
-        """A plan with the bound weights in it, for who runs it as it is; `plan` has those of whoever built it."""
+        """A serialised plan with the bound weights, to run without a refit; `plan` holds the weights it was built
+        with."""
         with torch.cuda.device(self._device):
             plan = bound.engine.serialize()
         if plan is None:
@@ -114,7 +115,7 @@ class TensorRTEngine(Engine):
         return bytes(plan)
 
     def unpacked(self, plan: bytes) -> _Bound:
-        """A plan of `packed`, to run with the weights that are in it."""
+        """Loads a plan from `packed`, to run with the weights inside it."""
         with torch.cuda.device(self._device):
             return _Bound(self._deserialised(plan), self._device)
 
@@ -127,14 +128,14 @@ class TensorRTEngine(Engine):
     def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         size = len(inputs[0])
         if not 1 <= size <= self._sizes[-1]:
-            raise ModelError(f"a batch of {size}, and TensorRT's plan is for 1 to {self._sizes[-1]}")
+            raise ModelError(f"batch size: TensorRT's plan takes 1 to {self._sizes[-1]}, got {size}")
         try:
             with bound.lock, torch.cuda.device(self._device), torch.cuda.stream(bound.stream):
-                # In lists until the end: the context has only their addresses.
+                # Keep references until the end: the context holds addresses only.
                 given = [torch.from_numpy(np.array(leaf)).to(self._device, non_blocking=True) for leaf in inputs]
                 outputs = [_empty(leaf, size, self._device) for leaf in self.spec.outputs]
                 for name, tensor in zip(self._graph.inputs, given, strict=True):
-                    # An input that the graph does not use may be gone from the plan.
+                    # The plan may lack an input that the graph does not use.
                     if bound.engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
                         _done(bound.context.set_input_shape(name, tuple(tensor.shape)), "set_input_shape", name)
                         _done(bound.context.set_tensor_address(name, tensor.data_ptr()), "set_tensor_address", name)
@@ -169,13 +170,13 @@ class TensorRTEngine(Engine):
         path = cache / "tensorrt" / f"{cache_key(self._graph.proto, self._trt.__version__, about, self._sizes)}.plan"
         if path.exists():
             plan = path.read_bytes()
-            if self._runtime.deserialize_cuda_engine(plan) is not None:  # None of a file that is not whole
+            if self._runtime.deserialize_cuda_engine(plan) is not None:  # None if the file is incomplete
                 return plan
         plan = self._build()
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(plan)
-        os.replace(file.name, path)  # at once, as other replicas build the same
+        os.replace(file.name, path)  # atomic: other replicas may write the same plan
         return plan
 
     def _build(self) -> bytes:
@@ -188,7 +189,7 @@ class TensorRTEngine(Engine):
             raise ModelError(f"TensorRT cannot take the model: {said or 'it does not say why'}")
         config = builder.create_builder_config()
         config.set_flag(trt.BuilderFlag.REFIT)
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and a thousandth off
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and 0.1 % off
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
@@ -202,17 +203,17 @@ class TensorRTEngine(Engine):
 
 
 def plan_sizes(max_batch_size: int) -> tuple[int, int, int]:
-    """Least, typical and largest batch of a plan, for a model's option `max_batch_size`; room for `verify` included."""
+    """Least, typical and largest batch of a plan for ``max_batch_size``; at least as large as `verify` needs."""
     largest = max(abs(max_batch_size), *_VERIFIED_BATCHES)
     return 1, abs(max_batch_size) if max_batch_size < 0 else min(_TYPICAL, max_batch_size), largest
 
 
 def cache_key(graph: bytes, version: str, device: str, sizes: Sequence[int]) -> str:
-    """Name of a plan: the same for the same graph, TensorRT, GPU and batch sizes, and another for any other.
+    """Name of a plan: a hash of the graph, TensorRT version, GPU and batch sizes.
 
     Args:
-        graph: ONNX model whose weights are inputs, so that it is the same whatever they are.
-        version: of TensorRT.
+        graph: ONNX model with weights as inputs, so that it does not depend on their values.
+        version: TensorRT's version.
         device: name and compute capability of the GPU.
         sizes: least, typical and largest batch.
     """
@@ -221,7 +222,7 @@ def cache_key(graph: bytes, version: str, device: str, sizes: Sequence[int]) -> 
 
 
 def _tensorrt() -> Any:
-    """The module; raises `ConfigError` saying what to install."""
+    """The imported module; raises `ConfigError` that says what to install."""
     try:
         trt = importlib.import_module("tensorrt")
     except ImportError as error:
@@ -230,7 +231,7 @@ def _tensorrt() -> Any:
             engine="tensorrt",
         ) from None
     if not torch.cuda.is_available():
-        raise ConfigError("engine 'tensorrt' needs an NVIDIA GPU, and torch finds none here", engine="tensorrt")
+        raise ConfigError("engine 'tensorrt' needs an NVIDIA GPU, but torch finds none", engine="tensorrt")
     return trt
 
 

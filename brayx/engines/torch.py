@@ -1,6 +1,6 @@
-"""The torch engine, in eval mode: on the CPU and uncompiled, the reference every other engine is verified against.
+"""The torch engine. Uncompiled and on the CPU it is the reference that every other engine is verified against.
 
-Also turns a module into what the rest needs to know of it: its weights and its signature. Knows nothing of ONNX.
+Also extracts a module's weights and signature. Knows nothing of ONNX.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from brayx.nets.recurrent import STATE, check_declared, state_argument
 from brayx.types import NestedArray, Weights
 
 _PINNED_FROM_BYTES = 64 * 1024
-"""CUDA passes smaller copies through a buffer of its own without waiting for them; pinning those would cost more."""
+"""CUDA stages smaller copies in an internal buffer and does not wait for them; pinning those would cost more."""
 
 
 class TorchEngine(Engine):
-    """Runs a copy of the module per bound weight set, so that threads and weight sets never meet.
+    """Runs a copy of the module, in eval mode, for each bound weight set, so that weight sets share no state.
 
-    On a GPU convolutions are computed in full float32 from the first such engine of a process on: with TF32, torch's
-    default, outputs are a thousandth off those of the CPU.
+    The first engine on a GPU turns TF32 convolutions off for the whole process: with them, torch's default, outputs
+    differ from the CPU's by 0.1 %.
 
     Args:
-        module: any module that takes nested arrays ``[B, ...]`` and returns nested arrays ``[B, ...]``.
-        example_args: tuple of arguments it runs on, batch axis of at least 1.
+        module: takes and returns nested arrays ``[B, ...]``.
+        example_args: a tuple of example arguments, each leaf with a batch axis of at least 1.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
-        compiled: through ``torch.compile``: the first runs, of the constructor, take seconds to minutes. Weight sets
-            share what was compiled.
+        compiled: run through ``torch.compile``. The constructor compiles, which takes seconds to minutes; all weight
+            sets share the compiled code.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: torch has no such device.
         ModelError: the module does not fit its example, or does not compile.
     """
 
@@ -64,10 +64,10 @@ class TorchEngine(Engine):
         if compiled:
             from torch._inductor import config as inductor
 
-            inductor.compile_threads = 1  # else compiling leaves a pool of processes beside this one
+            inductor.compile_threads = 1  # otherwise compiling leaves a pool of processes behind
             self._compiled = torch.compile(self._call, dynamic=True)
             bound = self.bind(self.initial)
-            for batch_size in (2, 3, 1):  # one for any size, and one for 1, which torch always compiles apart
+            for batch_size in (2, 3, 1):  # torch compiles batch size 1 separately
                 self.run(bound, example_leaves(example_args, batch_size))
 
     def bind(self, weights: Weights) -> torch.nn.Module:
@@ -81,16 +81,16 @@ class TorchEngine(Engine):
             with torch.inference_mode():
                 if self._device.type == "cuda":
                     return self._run_on_gpu(bound, inputs)
-                # Copies on the way in, since torch warns of read-only arrays, and out, since an output may be an input.
+                # Copy inputs, since torch warns about read-only arrays, and outputs, since one may be an input.
                 leaves = [torch.tensor(array) for array in inputs]
                 return [leaf.numpy().copy() for leaf in self._forward(bound, leaves)]
-        except Exception as error:  # the module is somebody else's, and may assert or look up what it likes
-            told = f"{type(error).__name__}: {error}"
-            raise ModelError(f"the model failed on a batch of {len(inputs[0])}: {told}") from error
+        except Exception as error:  # user code: it may raise anything
+            cause = f"{type(error).__name__}: {error}"
+            raise ModelError(f"the model failed on a batch of {len(inputs[0])}: {cause}") from error
 
     def _run_on_gpu(self, bound: torch.nn.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         leaves = [self._to_gpu(array) for array in inputs]
-        # Into pinned memory, all of them on their way before one wait.
+        # Start all copies to pinned memory, then wait once.
         outputs = [leaf.to("cpu", non_blocking=True) for leaf in self._forward(bound, leaves)]
         torch.cuda.current_stream(self._device).synchronize()
         return [leaf.numpy().copy() for leaf in outputs]
@@ -98,14 +98,14 @@ class TorchEngine(Engine):
     def _to_gpu(self, array: np.ndarray) -> torch.Tensor:
         if array.nbytes < _PINNED_FROM_BYTES:
             return torch.tensor(array).to(self._device, non_blocking=True)
-        # torch keeps freed pinned memory for the next such copy, and frees none that a copy still reads.
+        # torch caches freed pinned memory, and does not reuse it while a copy still reads it.
         pinned = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
         np.copyto(pinned.numpy(), array)
         return pinned.to(self._device, non_blocking=True)
 
     def _forward(self, bound: torch.nn.Module, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._compiled is not None:
-            # Weights as arguments: a compiled graph per weight set would be compiled anew for each.
+            # Weights are arguments: otherwise each weight set would be compiled separately.
             weights = dict(bound.named_parameters(remove_duplicate=False))
             outputs = self._compiled({**weights, **dict(bound.named_buffers(remove_duplicate=False))}, leaves)
         else:
@@ -118,10 +118,10 @@ class TorchEngine(Engine):
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name.
+    """The torch device called ``name``.
 
     Raises:
-        ConfigError: torch has none such here.
+        ConfigError: it is neither cpu nor cuda, or torch does not find it.
     """
     try:
         device = torch.device(name)
@@ -130,20 +130,20 @@ def find_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {name!r}, expected cpu or cuda", device=name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device is {name!r}, and torch finds {torch.cuda.device_count()} GPUs here", device=name)
+        raise ConfigError(f"device is {name!r}, but torch finds {torch.cuda.device_count()} GPUs", device=name)
     return device
 
 
 def frozen_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy on the CPU in eval mode that asks for no gradients: what acts. The original is left alone."""
+    """A copy for acting: on the CPU, in eval mode, without gradients. The original stays unchanged."""
     return copy.deepcopy(module).cpu().eval().requires_grad_(False)
 
 
 def with_weights(module: torch.nn.Module, weights: Weights) -> torch.nn.Module:
-    """A copy of the module that has these weights, and normalises its observation if scalings are among them.
+    """A copy of the module with these weights; it normalises its observation if scalings are among them.
 
     Raises:
-        BadWeights: they are not of this module.
+        BadWeights: the weights do not fit this module.
     """
     scalings = from_weights(weights)
     module = normalised(module, scalings) if scalings and not normalises(module) else copy.deepcopy(module)
@@ -158,16 +158,16 @@ def module_weights(module: torch.nn.Module) -> Weights:
     """Copies of the module's parameters and buffers by `state_dict` name.
 
     Raises:
-        ModelError: one has a dtype that NumPy does not have, bfloat16 say.
+        ModelError: one has a dtype that NumPy lacks, such as bfloat16.
     """
     return {name: _array(f"weight {name!r}", tensor).copy() for name, tensor in module.state_dict().items()}
 
 
 def example_leaves(example_args: tuple[NestedArray, ...], batch_size: int | None = None) -> list[np.ndarray]:
-    """Leaves of the example, its rows repeated to ``batch_size`` if given.
+    """Leaves of the example, with rows repeated up to ``batch_size`` if given.
 
     Raises:
-        ModelError: a leaf has no batch axis, or the leaves differ in it.
+        ModelError: a leaf has no batch axis, or the leaves have different batch sizes.
     """
     nested: NestedArray = example_args
     leaves = [np.asarray(leaf) for leaf in optree.tree_leaves(nested)]
@@ -182,7 +182,7 @@ def example_leaves(example_args: tuple[NestedArray, ...], batch_size: int | None
 
 
 def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> ModelSpec:
-    """The signature of ``module``, found by running it on the example.
+    """The signature of ``module``, determined by running it on the example.
 
     Raises:
         ModelError: the example has no batch axis, the module fails on it, or an output lacks the batch axis.
@@ -221,10 +221,10 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
 def _state(
     module: torch.nn.Module, spec: ModelSpec, outputs: Any, example_args: tuple[NestedArray, ...]
 ) -> StateSpec | None:
-    """Where the state of a recurrent model is; None for a model that has none.
+    """Positions of a recurrent model's state; None for other models.
 
     Raises:
-        ModelError: the model is not what it declares, or the state that comes out is not like the one that goes in.
+        ModelError: the model contradicts its declaration, or its output state has another layout than its input state.
     """
     check_declared(module, sorted(map(str, outputs)) if isinstance(outputs, Mapping) else ())
     argument = state_argument(module)
@@ -237,8 +237,8 @@ def _state(
     ours, theirs = [spec.inputs[i] for i in inputs], [spec.outputs[i] for i in results]
     if ours != theirs:
         raise ModelError(
-            f"the state must come out as it goes in: [{'; '.join(map(str, ours))}] goes in, "
-            f"[{'; '.join(map(str, theirs))}] comes out"
+            f"the output state must have the layout of the input state, [{'; '.join(map(str, ours))}], "
+            f"got [{'; '.join(map(str, theirs))}]"
         )
     initial = optree.tree_map(lambda leaf: np.array(np.asarray(leaf)[0]), example_args[argument])
     return StateSpec(argument, inputs, results, initial)
@@ -248,7 +248,7 @@ def _array(what: str, tensor: torch.Tensor) -> np.ndarray:
     try:
         array: np.ndarray = tensor.detach().cpu().numpy()
     except TypeError:
-        raise ModelError(f"{what} is {tensor.dtype}, which NumPy does not have: use float32 there") from None
+        raise ModelError(f"{what} is {tensor.dtype}, which NumPy lacks: use float32") from None
     return array
 
 

@@ -54,7 +54,7 @@ def test_spec_round_trip():
     "vector",
     [[1, 2, 3, 4], [1.5, 2, 3, 4], np.ones(4), np.ones(4, np.int32), np.ones(8, np.float32)[::2], np.ones(4, bool)],
 )
-def test_inputs_that_mean_the_same_are_converted(vector):
+def test_inputs_are_converted_where_values_keep_their_meaning(vector):
     leaf = SPEC.flatten_inputs((observation(vector=vector), [0, 0, 0]))[1]
     assert leaf.dtype == np.float32
     assert leaf.shape == (4,)
@@ -100,7 +100,7 @@ class Halved(torch.nn.Linear):
         return super().forward(obs.bfloat16())
 
 
-def test_weights_that_numpy_does_not_have_are_named():
+def test_weights_of_a_dtype_that_numpy_lacks_are_named():
     with pytest.raises(ModelError, match="weight 'weight' is torch"):
         module_weights(Halved())
 
@@ -154,7 +154,7 @@ def test_weights_file_round_trip(tmp_path: Path):
         np.testing.assert_array_equal(loaded[name], array)
 
 
-def test_files_that_are_no_weights_are_refused(tmp_path: Path):
+def test_files_without_weights_are_refused(tmp_path: Path):
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "empty.npz").write_bytes(b"")
     np.savez(tmp_path / "pickled.npz", x=np.array([{"a": 1}], dtype=object))

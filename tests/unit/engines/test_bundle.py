@@ -1,4 +1,4 @@
-"""Bundles: what is in the folder, that its samples and its report are true, and that a missed tolerance is told."""
+"""Bundles: what is in the folder, that its samples and its report are true, and that it reports a missed tolerance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bundle(tmp_path_factory):
     return folder, report
 
 
-def test_what_is_in_it(bundle):
+def test_the_bundle_lists_its_files_and_signature(bundle):
     folder, report = bundle
     assert {path.name for path in folder.iterdir()} == {
         *("bundle.json", "report.json", "model.onnx", "model.int8.onnx", "samples"),
@@ -61,7 +61,7 @@ def test_its_samples_are_torchs_and_its_file_runs_by_itself(bundle):
         np.testing.assert_allclose(theirs, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_its_report_tells_errors_latencies_and_bytes(bundle):
+def test_the_report_has_errors_latencies_and_bytes(bundle):
     folder, report = bundle
     assert report["samples"] == {"source": "a test", "compared": 50}
     assert report["within"]
@@ -76,7 +76,7 @@ def test_its_report_tells_errors_latencies_and_bytes(bundle):
         assert all(0 < latency["p50"] <= latency["p99"] for latency in sizes.values())
 
 
-def test_a_missed_tolerance_is_told(tmp_path):
+def test_a_missed_tolerance_is_in_the_report(tmp_path):
     strict = {"int8": Tolerance(rtol=0.0, atol=1e-9)}
     report = write_bundle(
         tmp_path, *cartpole(), ["onnx", "int8"], Samples(observations(8), ""), batch_sizes=(1,), tolerances=strict
@@ -86,7 +86,7 @@ def test_a_missed_tolerance_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(("gap", "within"), [(1.0, True), (1e-4, False)])
-def test_of_actions_the_rows_are_counted_that_differ(tmp_path, gap, within):
+def test_for_actions_the_share_of_differing_rows_is_reported(tmp_path, gap, within):
     example = (np.zeros((1, 4), np.float32),)
     samples = Samples(observations(200), "")
     report = write_bundle(tmp_path, Deciding(gap), example, ["onnx", "int8"], samples, batch_sizes=(1, 8))
@@ -119,7 +119,7 @@ def test_a_runtime_that_fails_is_in_the_report_and_the_others_are_whole(tmp_path
     assert strictly(tmp_path / "report.json") == report, "when nothing was made, the former bundle stays"
 
 
-def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):
+def test_a_recurrent_bundle_names_the_inputs_and_outputs_of_the_state(tmp_path):
     module, example = recurrent()
     write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
     about = json.loads((tmp_path / "bundle.json").read_text())
@@ -130,7 +130,7 @@ def test_a_recurrent_bundle_says_where_the_state_goes(tmp_path):
     assert about["samples"]["source"] == "the model's example arguments with noise"
 
 
-def test_a_recurrent_model_is_compared_over_steps_that_each_side_takes_by_itself(tmp_path):
+def test_a_recurrent_model_is_compared_over_steps_with_each_side_carrying_its_state(tmp_path):
     module, example = recurrent()
     seen = np.random.default_rng(2).standard_normal((64, 3)).astype(np.float32)
     samples = Samples(with_states(module, example, [seen, np.ones(64, np.float32)]), "")
@@ -148,7 +148,7 @@ def test_a_recurrent_model_is_compared_over_steps_that_each_side_takes_by_itself
         off.append(np.abs(logits - got).max())
     errors = report["runtimes"]["int8"]["errors"]
     assert errors["logits"]["32"]["absolute"] == pytest.approx(max(off), rel=1e-3)
-    assert max(off) > off[0], "or one step would have told as much"
+    assert max(off) > off[0], "otherwise one step would be enough"
     assert errors["state/ticks"]["1"] == {"differing": 0.0}
 
 
@@ -173,7 +173,7 @@ def test_an_infinite_error_leaves_the_report_json(tmp_path, monkeypatch):
     assert report["runtimes"]["onnx"]["errors"]["logits"]["1"] == {"absolute": "Infinity", "relative": "Infinity"}
 
 
-def test_a_state_that_begins_infinite_can_be_read(tmp_path):
+def test_an_infinite_initial_state_can_be_read(tmp_path):
     module, (obs, state, scale) = recurrent()
     example = (obs, {**state, "h": np.array([[-np.inf, 0, np.inf, 1]], np.float32)}, scale)
     write_bundle(tmp_path, module, example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
@@ -181,7 +181,7 @@ def test_a_state_that_begins_infinite_can_be_read(tmp_path):
     assert np.array(h["initial"], np.float32).tolist() == [-np.inf, 0, np.inf, 1]
 
 
-def test_a_former_bundle_is_replaced_as_a_whole_and_what_else_is_there_stays(tmp_path):
+def test_an_old_bundle_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
     samples = Samples(observations(8), "")
     (tmp_path / "model.plan").write_text("the user's")
     (tmp_path / "samples").mkdir()
@@ -199,7 +199,7 @@ def test_a_former_bundle_is_replaced_as_a_whole_and_what_else_is_there_stays(tmp
     assert there == {*ours, "model.plan", "samples/mine.bin"}
 
 
-def test_what_fails_on_its_way_leaves_the_former_bundle_as_it_was(tmp_path):
+def test_a_failed_export_leaves_the_old_bundle_untouched(tmp_path):
     def files():
         return {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -221,7 +221,7 @@ def test_what_fails_on_its_way_leaves_the_former_bundle_as_it_was(tmp_path):
         '{"files": {"onnx": "../mine.txt"}, "inputs": [{"samples": "samples/../../mine.txt"}], "outputs": []}',
     ],
 )
-def test_a_bundle_json_of_something_else_costs_nobody_a_file(tmp_path, document):
+def test_another_programs_bundle_json_deletes_no_files(tmp_path, document):
     mine, out = tmp_path / "mine.txt", tmp_path / "out"
     out.mkdir()
     for path in (mine, out / "app.js"):
@@ -233,5 +233,5 @@ def test_a_bundle_json_of_something_else_costs_nobody_a_file(tmp_path, document)
 
 
 def test_an_unknown_runtime_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="'coreml', expected one of onnx, int8, tensorrt"):
+    with pytest.raises(ConfigError, match="runtime: expected one of onnx, int8, tensorrt, got 'coreml'"):
         write_bundle(tmp_path, *cartpole(), ["coreml"], Samples(observations(2), ""))

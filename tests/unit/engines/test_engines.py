@@ -115,10 +115,10 @@ def test_run_from_many_threads(kind, onnx, reference):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_seat_computes_what_a_run_does_each_time_it_is_filled(kind, onnx, reference):
+def test_a_seat_computes_what_a_run_does_each_time(kind, onnx, reference):
     engine = onnx if kind == "onnx" else reference
     versions = [changed(engine, seed) for seed in range(2)]
-    seats = [engine.seat(engine.bind(weights), 6) for weights in versions]  # nobody else keeps the bound weights
+    seats = [engine.seat(engine.bind(weights), 6) for weights in versions]  # only the seats keep the bound weights
     for seed in range(3):
         inputs = observations(6, seed)
         for weights, seat in zip(versions, seats, strict=True):
@@ -251,11 +251,11 @@ class Particular(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"), [(3, "AssertionError: three"), (4, "KeyError: 'four'"), (5, "AttributeError: .*'five'")]
+    ("rows", "cause"), [(3, "AssertionError: three"), (4, "KeyError: 'four'"), (5, "AttributeError: .*'five'")]
 )
-def test_whatever_a_module_raises_is_a_model_error(rows, told):
+def test_any_exception_of_a_module_is_a_model_error(rows, cause):
     engine = TorchEngine(Particular(), (np.zeros((1, 2), np.float32),))
-    with pytest.raises(ModelError, match=f"batch of {rows}: {told}"):
+    with pytest.raises(ModelError, match=f"batch of {rows}: {cause}"):
         engine.run(engine.bind(engine.initial), [np.zeros((rows, 2), np.float32)])
 
 
@@ -402,10 +402,10 @@ def test_a_compiled_engine_agrees_and_compiles_once_for_all_weight_sets(device):
             assert_same(engine.run(engine.bind(weights), inputs), reference.run(reference.bind(weights), inputs))
 
 
-def test_what_an_engine_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match="device and compile are for torch"):
+def test_unsupported_options_are_refused():
+    with pytest.raises(ConfigError, match="device and compile are options of engine 'torch'"):
         build_engine("onnx", *cartpole(), device="cuda")
     with pytest.raises(ConfigError, match="'tpu', expected cpu or cuda"):
         build_engine("torch", *cartpole(), device="tpu")
-    with pytest.raises(ConfigError, match=f"finds {torch.cuda.device_count()} GPUs here"):
+    with pytest.raises(ConfigError, match=f"finds {torch.cuda.device_count()} GPUs"):
         build_engine("torch", *cartpole(), device="cuda:99")

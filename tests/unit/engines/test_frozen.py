@@ -26,7 +26,7 @@ def engine(request):
     return build_engine(request.param, *cartpole())
 
 
-def test_it_is_what_was_asked_for_and_says_that_it_is_frozen(engine):
+def test_build_engine_makes_the_requested_kind_and_it_is_frozen(engine):
     assert type(engine) in CLASSES.values()
     assert engine.frozen
     assert {CLASSES[kind].frozen for kind in FROZEN} == {True}
@@ -38,7 +38,7 @@ def test_it_agrees_with_torch_at_every_batch_size(engine):
     assert set(agreement.worst_abs) == {"logits", "value"}
 
 
-def test_it_takes_its_own_weights_and_refuses_others_by_the_leaf(engine):
+def test_it_takes_its_own_weights_and_names_the_leaf_of_others(engine):
     module, _ = cartpole()
     assert engine.bind(module_weights(module)) is None
     weights = module_weights(module)
@@ -50,7 +50,7 @@ def test_it_takes_its_own_weights_and_refuses_others_by_the_leaf(engine):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_frozen_engine_is_refused_where_weights_are_followed(kind):
+def test_a_frozen_engine_is_refused_where_it_must_follow_weights(kind):
     if kind in FROZEN:
         with pytest.raises(ConfigError, match="takes no new weights"):
             refuse_frozen(kind)
@@ -59,7 +59,7 @@ def test_a_frozen_engine_is_refused_where_weights_are_followed(kind):
 
 
 @pytest.mark.parametrize("kind", ["onnx", *FROZEN])
-def test_weights_given_when_it_is_built_are_those_it_acts_with(kind):
+def test_it_acts_with_the_weights_it_is_built_with(kind):
     module, example = cartpole()
     weights = {name: array + np.float32(0.1) for name, array in module_weights(module).items()}
     built = build_engine(kind, module, example, weights=weights)
@@ -122,18 +122,18 @@ def test_building_int8_leaves_the_logging_of_its_process_unchanged(capfd):
     assert "pre-process" not in capfd.readouterr().err.lower()
 
 
-def test_int8_that_is_too_far_off_is_refused_with_the_leaf():
+def test_int8_beyond_the_tolerance_is_refused_naming_the_leaf():
     with pytest.raises(EngineMismatch, match="worst leaf 'small'"):
         Int8Engine(Unsteady(), (np.zeros((1, 2), np.float32),))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_int8_may_decide_otherwise_where_it_is_a_near_thing(seed):
+def test_int8_may_choose_another_action_where_two_are_almost_equal(seed):
     """Which single rows those are that the small batches draw does not matter."""
     assert Int8Engine(Deciding(1.0), (np.zeros((1, 4), np.float32),), samples=observations(300, seed)).frozen
 
 
-def test_int8_that_decides_otherwise_too_often_is_refused_with_the_leaf():
+def test_int8_that_differs_in_too_many_rows_is_refused_naming_the_leaf():
     with pytest.raises(EngineMismatch, match=r"worst leaf 'action'.* differing error 0\.") as caught:
         Int8Engine(Deciding(1e-4), (np.zeros((1, 4), np.float32),))
     assert caught.value.details["differing"] > 0.1

@@ -54,7 +54,7 @@ def raw_inputs(model, rows):
 
 @pytest.mark.parametrize("model", [cartpole, awkward, recurrent])
 @pytest.mark.parametrize("kind", ["torch", "onnx", "onnx-frozen"])
-def test_an_engine_normalises_as_acting_did(kind, model):
+def test_an_engine_normalises_as_the_normaliser_does(kind, model):
     module, example = model()
     module = module.eval()
     normaliser = normaliser_of(model)
@@ -81,7 +81,7 @@ def test_torch_normalises_to_the_bit():
     assert all(map(np.array_equal, engine.run(engine.bind(engine.initial), inputs), want))
 
 
-def test_int8_gets_ranges_as_of_observations_that_were_normalised_before():
+def test_int8_calibrates_the_same_ranges_as_for_normalised_observations():
     module, example = cartpole()
     normaliser = normaliser_of(cartpole)
     raw = [(RNG.standard_normal((256, 4)) * 30 + 40).astype(np.float32)]
@@ -155,14 +155,14 @@ def test_scalings_among_weights():
     assert from_weights(filled)[path].mean.tolist() == [0, 0]
 
 
-def test_a_name_that_is_taken_is_told():
+def test_an_attribute_of_the_normalisers_name_is_refused():
     module, _ = cartpole()
     module.obs_normaliser = None
     with pytest.raises(ModelError, match="obs_normaliser"):
         normalised(module, {})
 
 
-def test_the_module_that_is_normalised_is_left_alone():
+def test_the_original_module_is_unchanged():
     module, example = cartpole()
     before = module_weights(module)
     wrapped = with_weights(module, before | to_weights(normaliser_of(cartpole).scalings(), ["obs"]))

@@ -40,8 +40,8 @@ class Shrinking(torch.nn.Module):
         return {"state": state[:, :1]}
 
 
-def test_a_state_that_comes_out_otherwise_is_refused():
-    with pytest.raises(ModelError, match=r"\[state: \[2\] float32\] goes in, \[state: \[1\] float32\] comes out"):
+def test_an_output_state_of_another_layout_is_refused():
+    with pytest.raises(ModelError, match=r"input state, \[state: \[2\] float32\], got \[state: \[1\] float32\]"):
         TorchEngine(Shrinking(), (np.zeros((1, 2), np.float32),))
 
 
@@ -55,7 +55,7 @@ class Foreseeing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
-def test_a_state_that_is_no_memory_is_a_normal_input_and_output(kind):
+def test_an_undeclared_state_is_a_normal_input_and_output(kind):
     engine = build_engine(kind, Foreseeing(), (np.ones((1, 2), np.float32),))
     assert engine.spec.state is None
     (after,) = engine.run(engine.bind(engine.initial), [np.ones((3, 2), np.float32)])
@@ -81,7 +81,7 @@ def test_every_engine_carries_the_state(kind):
     assert carried[1].tolist() == [6, 6, 6]
 
 
-def test_what_a_checkpoint_recorded_comes_with_the_states_that_it_comes_to(tmp_path):
+def test_recorded_observations_come_with_the_states_that_the_model_reaches(tmp_path):
     """Observations are kept one by one: a model with a state was calibrated on noise instead."""
     module, example = recurrent()
     rng = np.random.default_rng(0)

@@ -29,7 +29,7 @@ NEEDS = pytest.mark.skipif(not INSTALLED, reason="the extra tensorrt is not inst
 
 
 @pytest.mark.skipif(INSTALLED, reason="the extra tensorrt is installed")
-def test_without_it_the_error_says_what_to_install():
+def test_without_tensorrt_the_error_says_what_to_install():
     with pytest.raises(ConfigError, match=r"pip install 'brayx\[tensorrt\]'"):
         build_engine("tensorrt", *cartpole())
 

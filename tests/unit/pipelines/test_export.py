@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path, monke
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert run("no-checkpoint-either", "--to", "onnx", "--out", out) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"brayx: no bundle can be written into {out}: ")
+    assert line.startswith(f"brayx: cannot write a bundle into {out}: ")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -154,7 +154,7 @@ def test_what_is_in_the_way_inside_the_folder_is_told(tmp_path, capsys):
     out.mkdir()
     (out / "samples").write_text("mine")
     assert run(make_checkpoint(tmp_path / "saved"), "--to", "onnx", "--out", out) == 2
-    assert f"no bundle can be written into {out}: " in capsys.readouterr().err
+    assert f"cannot write a bundle into {out}: " in capsys.readouterr().err
     assert (out / "samples").read_text() == "mine"
 
 
