@@ -42,13 +42,14 @@ SERVE, BARE, UVLOOP = "a Serve replica", "asyncio streams, a task a request", "a
 
 async def listen() -> tuple[int, Any]:
     """Opens the door of an echo, without Serve: its port, and what has to be kept."""
+    from brayx.actor.config import SessionConfig
     from brayx.actor.doors.native import Limits, Listener
     from brayx.actor.doors.tcp import TcpConnection
-    from brayx.actor.session import SessionTable
+    from brayx.actor.table import SessionTable
     from brayx.metrics import Recorder
     from deployments.echo import EchoActor
 
-    table = SessionTable(EchoActor, max_sessions=4096, recorder=Recorder())
+    table = SessionTable(EchoActor, SessionConfig(actors_per_worker=4096), Recorder())
     listener = Listener(table, TcpConnection, Limits())
     await listener.open("127.0.0.1", 0)
     return listener.address[1], (table, listener)

@@ -29,7 +29,7 @@ from benchmarks.tables import Table, machine, median, show
 from brayx import sample_categorical
 from brayx.actor.actor import Codec
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import StepKind, StepRequest
 from deployments.actor import actor_spec, build_runtime
@@ -60,7 +60,7 @@ async def build() -> tuple[SessionTable, Any]:
     (actor,) = job.actors
     spec = actor_spec(job, actor, mode="serve", weights=dict.fromkeys(job.models, WeightSource()))
     runtime = await build_runtime(spec, {})
-    table = SessionTable(runtime.make_actor, recorder=runtime.recorder)
+    table = SessionTable(runtime.make_actor, job.actors[actor], runtime.recorder)
     return table, runtime.make_actor.services.models["model"]  # type: ignore[attr-defined]
 
 

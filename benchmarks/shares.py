@@ -30,7 +30,12 @@ LAYERS = {
     "metrics": ("brayx/metrics.py", "brayx/cluster/prometheus.py", "brayx/cluster/hub.py"),
     "JSON": ("(json/",),
     "actor, agent, sampling": ("brayx/actor/actor.py", "brayx/actor/agent.py", "gym_agent.py", "brayx/actor/decode.py"),
-    "session table": ("brayx/actor/session.py", "brayx/actor/eager.py", "brayx/cluster/replica.py"),
+    "session table": (
+        "brayx/actor/session.py",
+        "brayx/actor/table.py",
+        "brayx/actor/tick_times.py",
+        "brayx/cluster/replica.py",
+    ),
 }
 """Parts of a frame's text by layer; the first layer that fits a frame has it."""
 _DOORS = ("kernel and uvloop: sending", "door: frames, HTTP")

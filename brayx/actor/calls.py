@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Callable
 
 from brayx.actor.actor import Actor
+from brayx.actor.config import SessionConfig
 from brayx.actor.service import Reply
-from brayx.errors import BrayxError, DeadlineExceeded, QueueFull
+from brayx.errors import DeadlineExceeded, QueueFull
 from brayx.faults import report
 
 
@@ -20,36 +21,24 @@ class Calls:
 
     Args:
         make_actor: makes the actor that answers the calls, at the first call.
-        most: calls that may run at once; further ones get `QueueFull`.
-        timeout_s: deadline of each.
-        refuse: counts a refusal and replies with it.
-        show_errors: clients get the text of the actor's exceptions.
+        config: the actor's options: as many calls run at once as sessions may; further ones get `QueueFull`.
 
     Attributes:
         tasks: the running calls.
     """
 
-    def __init__(
-        self,
-        make_actor: Callable[[], Actor],
-        most: int,
-        timeout_s: float,
-        refuse: Callable[[Reply, BrayxError], None],
-        show_errors: bool,
-    ) -> None:
+    def __init__(self, make_actor: Callable[[], Actor], config: SessionConfig) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._make_actor = make_actor
-        self._most = most
-        self._timeout_s = timeout_s
-        self._refuse = refuse
-        self._show_errors = show_errors
+        self._most = config.actors_per_worker
+        self._timeout_s = config.tick_timeout_s
+        self._show_errors = bool(config.show_errors)
         self._actor: Actor | None = None
 
     def submit(self, body: bytes, reply: Reply) -> None:
         """Starts a call; ``reply`` gets its result or error."""
         if len(self.tasks) >= self._most:
-            told = f"this replica answers {len(self.tasks)} stateless calls, at most {self._most} at once"
-            self._refuse(reply, QueueFull(told))
+            reply(QueueFull(f"this replica answers {len(self.tasks)} stateless calls, at most {self._most} at once"))
             return
         task = asyncio.get_running_loop().create_task(self._answer(body, reply))
         self.tasks.add(task)
@@ -62,11 +51,10 @@ class Calls:
             async with asyncio.timeout(self._timeout_s):
                 reply(await self._actor.call(body))
         except TimeoutError:
-            told = f"the actor took longer than {self._timeout_s} s for a stateless call"
-            self._refuse(reply, DeadlineExceeded(told, layer="actor"))
+            message = f"the actor took longer than {self._timeout_s} s for a stateless call"
+            reply(DeadlineExceeded(message, layer="actor"))
         except Exception as error:
-            what = "the actor raised in call"
-            self._refuse(reply, report(error, what, "stateless call", show_text=self._show_errors))
+            reply(report(error, "the actor raised in call", "stateless call", show_text=self._show_errors))
 
     async def close(self, reason: str, timeout_s: float) -> None:
         """Tells the actor, after the last call."""

@@ -48,10 +48,34 @@ class GamecoreConfig(BaseModel):
     """Which URL ``{url}`` becomes: Serve's ingress for ``http`` and ``ws``, the replicas' own port for ``tcp``."""
 
 
-class ActorConfig(BaseModel):
-    """What answers sessions: a Serve deployment whose replicas run the agents."""
+class SessionConfig(BaseModel):
+    """How an actor's sessions are kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    actors_per_worker: Annotated[int, Field(ge=1)] = 256
+    """Sessions a replica takes; further starts are refused."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A session without a request for this long is ended, with reason ``idle``. A connection to a native port without
+    one is closed after as long, after 300 s at least."""
+    tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Deadline of one tick inside the actor; past it the session ends."""
+    tick_deadline_ms: Annotated[float, Field(gt=0)] | None = None
+    """A tick without an answer this long after it came gets the fallback's, and the session goes on; null: it waits."""
+    fallback: Literal["last", "default", "agent"] = "last"
+    """What a late tick is answered with: the session's last reply, ``fallback_body``, or the agents' `on_deadline`."""
+    fallback_body: str = ""
+    """The answer of ``fallback: default``."""
+    reconnect_timeout_s: Annotated[float, Field(ge=0)] = 10.0
+    """How long a session with numbered ticks waits for its client after its connection broke; 0: it ends at once."""
+    snapshot_every: Annotated[int, Field(ge=0)] = 0
+    """Ticks between two snapshots of a session whose agents can give one; 0: none is taken."""
+    show_errors: bool | None = None
+    """Clients get the text of an agent's exception; null: only while all doors listen on loopback."""
+
+
+class ActorConfig(SessionConfig):
+    """What answers sessions: a Serve deployment whose replicas run the agents."""
 
     kind: Literal["actor"] = "actor"
     agents: Annotated[list[str], Field(min_length=1)]
@@ -64,8 +88,6 @@ class ActorConfig(BaseModel):
     """Port of the door when a training job starts Serve; 0 takes a free one, or that of a Serve that runs already."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Replicas of the deployment."""
-    actors_per_worker: Annotated[int, Field(ge=1)] = 256
-    """Sessions a replica takes; further starts are refused."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
     """CPUs that Ray reserves for a replica."""
     memory_per_worker: Annotated[int, Field(ge=0)] = 0
@@ -80,17 +102,6 @@ class ActorConfig(BaseModel):
     """Message class of a tick's body, with ``serialize: proto``."""
     tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's reply, with ``serialize: proto``."""
-    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A session without a request for this long is ended, with reason ``idle``. A connection to a native port without
-    one is closed after as long, after 300 s at least."""
-    tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Deadline of one tick inside the actor; past it the session ends."""
-    tick_deadline_ms: Annotated[float, Field(gt=0)] | None = None
-    """A tick without an answer this long after it came gets the fallback's, and the session goes on; null: it waits."""
-    fallback: Literal["last", "default", "agent"] = "last"
-    """What a late tick is answered with: the session's last reply, ``fallback_body``, or the agents' `on_deadline`."""
-    fallback_body: str = ""
-    """The answer of ``fallback: default``."""
     native_host: str = "127.0.0.1"
     """Address of the replicas' own ports; ``0.0.0.0`` lets other machines in."""
     native_port: Annotated[int, Field(ge=0, le=65535)] | None = 8100
@@ -102,10 +113,6 @@ class ActorConfig(BaseModel):
     ``grpc_options`` name it."""
     max_connections: Annotated[int, Field(ge=1)] = 8192
     """Connections that a native port of a replica holds; further ones are told and closed."""
-    reconnect_timeout_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long a session with numbered ticks waits for its client after its connection broke; 0: it ends at once."""
-    snapshot_every: Annotated[int, Field(ge=0)] = 0
-    """Ticks between two snapshots of a session whose agents can give one; 0: none is taken."""
     drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
     """How long a replica that ends lets sessions finish that cannot be moved to another; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
@@ -113,8 +120,6 @@ class ActorConfig(BaseModel):
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. Not asked for while a job trains."""
-    show_errors: bool | None = None
-    """Clients get the text of an agent's exception; null: only while all doors listen on loopback."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []

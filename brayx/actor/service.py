@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BadBody, BrayxError, OutOfSequence
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited
 
+if TYPE_CHECKING:
+    from brayx.actor.holders import Holder
+
 logger = limited(__name__)
 
 Reply = Callable[[bytes | BrayxError], None]
 """Called once with a request's result or error, in the loop's thread. Must not raise."""
-
-
-class Holder:
-    """A connection that holds a session, at a door where one connection is one session.
-
-    Attributes:
-        name: unique among the connections of all replicas.
-        attached: this connection has held the session; its door sets it.
-        ended: why it no longer holds the session; empty: it does, as far as this replica knows.
-    """
-
-    def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
-        self.name = name
-        self.attached = False
-        self.ended = ""
-        self._on_end = on_end
-
-    def end(self, reason: str) -> None:
-        """Tells the connection that it no longer holds the session: that has ended, or another has ``taken`` it."""
-        self.ended = reason
-        self._on_end(reason)
 
 
 class Service:
@@ -61,7 +43,12 @@ class Service:
         """
         waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.submit(request, into(waiter), forwarded=forwarded, let_in=let_in)
-        return await waiter
+        try:
+            return await waiter
+        except BrayxError as error:
+            if not forwarded:
+                self.refused(error)
+            raise
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
         """Registers a connection that is going to hold a session; its requests carry the holder's name.
@@ -80,7 +67,10 @@ class Service:
         raise NotImplementedError
 
     def refused(self, error: BrayxError) -> None:
-        """Counts an error that a door gave by itself; the service counts what `submit` refuses."""
+        """Counts an error that a client gets. Whoever gives it to the client calls this: a door, and `step`.
+
+        An error that a peer gets for one of its clients is counted there.
+        """
 
     def status(self) -> dict[str, Any]:
         """JSON facts about the replica."""

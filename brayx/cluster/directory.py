@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from brayx.actor.entry import Snapshot
+from brayx.actor.moving import Snapshot
 from brayx.cluster.directory_memory import ClusterMemory, Memory, NoMemory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 from brayx.gamecore.protocol import game_of

@@ -43,10 +43,13 @@ from brayx.actor.doors.http1 import (
 )
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
-from brayx.actor.entry import Snapshot
+from brayx.actor.ends import BETWEEN, ending, may_be_repeat
+from brayx.actor.holders import HOLDER_MARK, Holder
 from brayx.actor.lease import Lease
-from brayx.actor.service import Holder, Reply
-from brayx.actor.session import BETWEEN, HOLDER_MARK, SessionTable, ending, may_be_repeat
+from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Ownership
+from brayx.actor.service import Reply
+from brayx.actor.table import SessionTable
 from brayx.cluster.directory import (
     LEASE_S,
     MAX_SNAPSHOT_BYTES,
@@ -160,23 +163,7 @@ class ActorReplica(GrpcDoor):
         await check_directory(directory, self._directory)
         self._lease = Lease(0.0)
         self._table = SessionTable(
-            self._runtime.make_actor,
-            max_sessions=config.actors_per_worker,
-            idle_timeout_s=config.idle_timeout_s,
-            tick_timeout_s=config.tick_timeout_s,
-            recorder=self._runtime.recorder,
-            claim=self._claim,
-            release=self._release,
-            reconnect_timeout_s=config.reconnect_timeout_s,
-            tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
-            fallback=config.fallback,
-            default=config.fallback_body.encode(),
-            snapshot_every=config.snapshot_every,
-            keep=self._keep,
-            lease=self._lease,
-            elsewhere=self._hand_on,
-            tell=self._tell,
-            show_errors=config.show_errors if config.show_errors is not None else await _on_loopback(config),
+            self._runtime.make_actor, await _with_errors(config), self._runtime.recorder, Shared(self, self._lease)
         )
         self._app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self._secret = secrets.token_hex(32)
@@ -213,26 +200,19 @@ class ActorReplica(GrpcDoor):
             try:
                 self._keys.check(request, time.time())
             except Unauthorized as error:
-                self._refuse(reply, error)
+                reply(error)
                 return
-        kind = request.kind
-        if (kind is StepKind.TICK or kind is StepKind.STOP) and table.take(request, reply):
-            return
-        if kind is StepKind.CALL or (kind is StepKind.START and request.session in table):
+        if request.session in table or request.kind is StepKind.CALL:
             table.submit(request, reply)
-        elif kind is StepKind.START:
+        elif request.kind is StepKind.START:
             if self._draining:
-                self._refuse(reply, ending())
+                reply(ending())
             elif self._together and game_of(request.session):
                 self._route(self._start_in_game, request, reply, forwarded)
             else:
                 table.submit(request, reply)
         elif forwarded:
-            gone = table.gone(request)
-            if _has_left(gone):
-                reply(gone)  # who passed it on asks again, or counts it
-            else:
-                self._refuse(reply, gone)
+            table.submit(request, reply)
         else:
             self._route(self._elsewhere, request, reply)
 
@@ -241,7 +221,7 @@ class ActorReplica(GrpcDoor):
     ) -> None:
         """Answers a request in a task of its own."""
         if len(self._routing) >= _MAX_ROUTING:
-            self._refuse(reply, QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
+            reply(QueueFull(f"{_MAX_ROUTING} requests wait for other replicas, at most as many may"))
             return
         self._run(how(request, reply, *args))
 
@@ -252,11 +232,7 @@ class ActorReplica(GrpcDoor):
 
     def refused(self, error: BrayxError) -> None:
         """See `Service.refused`."""
-        self._runtime.recorder.add("requests_refused", 1.0, label=error.code)
-
-    def _refuse(self, reply: Reply, error: BrayxError) -> None:
-        self.refused(error)
-        reply(error)
+        self._table.refused(error)
 
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds out who has a session that is not here, and has the request answered."""
@@ -276,17 +252,15 @@ class ActorReplica(GrpcDoor):
                     if request.kind is StepKind.TICK and self._peers.knows(found.address):
                         self._remember(request.session, found)
                     reply(answer)
-                elif not _has_left(answer):
-                    reply(answer)  # who refused it has counted it
-                elif again:
-                    self._refuse(reply, answer)
+                elif again or not _has_left(answer):
+                    reply(answer)
                 else:
                     await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
         except BrayxError as error:
-            self._refuse(reply, error)
+            reply(error)
         except Exception as error:
             logger.exception("session %s: the request could not be passed on", request.session)
-            self._refuse(reply, Overloaded(f"the request could not be passed on: {type(error).__name__}"))
+            reply(Overloaded(f"the request could not be passed on: {type(error).__name__}"))
 
     def _hand_on(self, request: StepRequest, reply: Reply) -> None:
         """Has a request answered that came for a session while this replica still took it for its own."""
@@ -309,25 +283,23 @@ class ActorReplica(GrpcDoor):
             if found is None:
                 await self._start_here(request, reply)
             elif forwarded:
-                reply(self._gone_elsewhere(request.session))  # who passed it on asks again, or counts it
+                reply(self._gone_elsewhere(request.session))
             else:
                 answer = await self._forward(found, request)
-                if not isinstance(answer, BrayxError) or answer.details.get("layer") != BETWEEN:
-                    reply(answer)  # who refused it has counted it
-                elif again:
-                    self._refuse(reply, answer)
+                if again or not isinstance(answer, BrayxError) or answer.details.get("layer") != BETWEEN:
+                    reply(answer)
                 else:
                     await self._start_in_game(request, reply, forwarded, again=True)
         except BrayxError as error:
-            self._refuse(reply, error)
+            reply(error)
         except Exception as error:
             logger.exception("session %s: its start could not be passed on", request.session)
-            self._refuse(reply, Overloaded(f"the start could not be passed on: {type(error).__name__}"))
+            reply(Overloaded(f"the start could not be passed on: {type(error).__name__}"))
 
     async def _start_here(self, request: StepRequest, reply: Reply) -> None:
         """Starts a session whose id, and so whose game, is this replica's already."""
         if self._draining:
-            self._refuse(reply, ending())
+            reply(ending())
         else:
             self._table.submit(request, reply)
         if request.session not in self._table:
@@ -386,7 +358,7 @@ class ActorReplica(GrpcDoor):
 
     async def ended(self, request: StepRequest) -> None:
         """A peer reports why a connection of this replica has lost its session."""
-        self._table.tell(request.holder, request.body.decode())
+        self._table.end_holder(request.holder, request.body.decode())
 
     def secret(self) -> str:
         """The secret by which the application's replicas recognise each other."""
@@ -427,7 +399,7 @@ class ActorReplica(GrpcDoor):
         deadline = time.monotonic() + self._config.drain_timeout_s
         while len(self._table) and time.monotonic() < deadline:
             if not await _is_going(self._serve_name):
-                await self._table.move(self._park)
+                self._table.move(self._park)
             await asyncio.sleep(_DRAIN_CHECK_S)
         await self._table.close("drained")
 
@@ -549,7 +521,7 @@ class ActorReplica(GrpcDoor):
             self._runtime.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")
 
     async def _forward(self, location: Location, request: StepRequest) -> bytes | BrayxError:
-        """What the owner answers. Raises only what went wrong on the way to it, which nobody has counted yet."""
+        """What the owner answers. Raises only what went wrong on the way to it."""
         if self._keys is not None:
             request = self._keys.renewed(request, time.time())
         transport = self._peers.take(location.address)
@@ -614,6 +586,20 @@ class ActorReplica(GrpcDoor):
             else:
                 self._table.resume(request.session, found, request, reply)
         return await answer
+
+
+class Shared(Ownership):
+    """The sessions of a replica, which it shares with others through the directory."""
+
+    shared = True
+
+    def __init__(self, replica: ActorReplica, lease: Lease) -> None:
+        super().__init__(lease)
+        self.claim = replica._claim  # type: ignore[method-assign]
+        self.release = replica._release  # type: ignore[method-assign]
+        self.keep = replica._keep  # type: ignore[method-assign]
+        self.hand_on = replica._hand_on  # type: ignore[method-assign]
+        self.notify = replica._tell  # type: ignore[method-assign]
 
 
 def _has_left(error: BrayxError) -> bool:
@@ -790,6 +776,13 @@ def _is_told_to_end() -> bool:
         if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
             return True
     return False
+
+
+async def _with_errors(config: ActorConfig) -> ActorConfig:
+    """The options with `show_errors` chosen."""
+    return config.model_copy(
+        update={"show_errors": await _on_loopback(config) if config.show_errors is None else config.show_errors}
+    )
 
 
 async def _on_loopback(config: ActorConfig) -> bool:

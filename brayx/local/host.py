@@ -21,8 +21,9 @@ from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.ends import ending
 from brayx.actor.service import Reply
-from brayx.actor.session import SessionTable, ending
+from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded, Unauthorized
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -66,15 +67,10 @@ class LocalService(SessionTable):
     ) -> None:
         super().__init__(
             make_actor,
-            max_sessions=config.actors_per_worker,
-            idle_timeout_s=config.idle_timeout_s,
-            tick_timeout_s=config.tick_timeout_s,
-            recorder=recorder,
-            reconnect_timeout_s=config.reconnect_timeout_s,
-            tick_deadline_s=config.tick_deadline_ms / 1000 if config.tick_deadline_ms is not None else None,
-            fallback=config.fallback,
-            default=config.fallback_body.encode(),
-            show_errors=on_loopback(config) if config.show_errors is None else config.show_errors,
+            config.model_copy(
+                update={"show_errors": on_loopback(config) if config.show_errors is None else config.show_errors}
+            ),
+            recorder,
         )
         self._name = name
         self._describe = describe
@@ -89,10 +85,10 @@ class LocalService(SessionTable):
             try:
                 self._keys.check(request, time.time())
             except Unauthorized as error:
-                self._refuse(reply, error)
+                reply(error)
                 return
         if self._draining and request.kind is StepKind.START and request.session not in self:
-            self._refuse(reply, ending())
+            reply(ending())
             return
         super().submit(request, reply, forwarded=forwarded, let_in=let_in)
 

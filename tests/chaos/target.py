@@ -89,12 +89,13 @@ async def _serve(options: dict[str, Any]) -> None:
     import grpc
     import uvicorn
 
+    from brayx.actor.config import SessionConfig
     from brayx.actor.doors.asgi import DoorApp
     from brayx.actor.doors.grpc import GrpcDoor
     from brayx.actor.doors.http1 import HttpConnection, WebSockets
     from brayx.actor.doors.native import Limits, Listener
     from brayx.actor.doors.tcp import TcpConnection
-    from brayx.actor.session import SessionTable
+    from brayx.actor.table import SessionTable
     from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server
 
     class Replica(GrpcDoor, SessionTable):
@@ -105,7 +106,9 @@ async def _serve(options: dict[str, Any]) -> None:
     faults = Faults()
     loop.set_exception_handler(faults.in_loop)
     table = Replica(
-        Echo, max_sessions=4096, max_waiting=1024, idle_timeout_s=Replica.idle_timeout_s, reconnect_timeout_s=0.5
+        Echo,
+        SessionConfig(actors_per_worker=4096, idle_timeout_s=Replica.idle_timeout_s, reconnect_timeout_s=0.5),
+        max_waiting=1024,
     )
     bounds = Limits(
         max_body_bytes=MAX_BODY_BYTES,

@@ -13,10 +13,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from brayx.actor.actor import Actor
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.ends import BETWEEN
 from brayx.actor.service import Reply, Service
-from brayx.actor.session import BETWEEN, SessionTable
+from brayx.actor.table import SessionTable
 from brayx.errors import BadBody, Overloaded, Unauthorized
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -90,14 +92,14 @@ class Server(Service):
     Args:
         make_actor: what answers a session; a `Ledger` if none is given.
         keys: what requests must be signed with.
-        **table: options of the `SessionTable`.
+        **options: of the `SessionConfig`.
 
     Attributes:
         moving: so many ticks and stops from now are refused, as a replica refuses them while their session moves.
     """
 
     def __init__(
-        self, loop: _Loop, make_actor: Callable[[], Actor] | None = None, *, keys: Keys | None = None, **table: Any
+        self, loop: _Loop, make_actor: Callable[[], Actor] | None = None, *, keys: Keys | None = None, **options: Any
     ) -> None:
         self.applied: dict[str, list[bytes]] = {}
         self.ends: list[tuple[str, str]] = []
@@ -106,7 +108,7 @@ class Server(Service):
         self.port = 0
         self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends))
         self._keys = keys
-        self._options = table
+        self._options = options
         self._loop = loop
         self.start()
 
@@ -123,7 +125,7 @@ class Server(Service):
         self._loop.do(self._shut())
 
     async def _open(self, limits: Limits) -> None:
-        self.table = SessionTable(self._make_actor, **self._options)
+        self.table = SessionTable(self._make_actor, SessionConfig(**self._options))
         self._door = Listener(self, self._accept, limits)
         await self._door.open("127.0.0.1", self.port)
         self.port = self._door.address[1]

@@ -1113,7 +1113,7 @@ def test_load_tells_a_reply_of_another_session(load: Path) -> None:
         assert result["errors"] > 0
 
 
-@pytest.mark.parametrize("service", [{"max_sessions": 2}], indirect=True)
+@pytest.mark.parametrize("service", [{"actors_per_worker": 2}], indirect=True)
 def test_load_counts_errors_of_the_door(load: Path, service: Both) -> None:
     server, _ = service
     done = subprocess.run(

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import http.client
 import importlib
-import inspect
 import io
 import itertools
 import json
@@ -42,7 +41,7 @@ from brayx.actor.agent import Services
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.session import SessionTable
+from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.components import load
 from brayx.engines import build_engine
@@ -568,9 +567,8 @@ def test_limits_table_equals_the_defaults() -> None:
     assert len(rows) == 6
     for name, value, unit in rows:
         assert float(value) * (2**20 if unit else 1) == ActorConfig.model_fields[name].default, name
-    waiting = inspect.signature(SessionTable).parameters["max_waiting"].default
     fixed = re.findall(r"^\| not to be set \| (.*?) \|", section("docs/guide-serve.md", "Limits"), re.M)
-    assert fixed == [f"{MAX_HEADER_BYTES // 1024} KiB", str(waiting)]
+    assert fixed == [f"{MAX_HEADER_BYTES // 1024} KiB", str(MAX_WAITING)]
 
 
 def test_serve_arguments_equal_the_code() -> None:

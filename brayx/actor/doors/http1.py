@@ -401,9 +401,7 @@ class HttpConnection(Connection):
                 if request is None:
                     self._other(url, connection, bodiless)
                 elif isinstance(request, BrayxError):
-                    if (
-                        request.details.get("layer") != PEER
-                    ):  # the peer answers its client with another error, and counts that one
+                    if request.details.get("layer") != PEER:
                         self.service.refused(request)
                     status = request.details.pop("status", request.http_status)
                     self._write(status, request.to_wire(), connection, bodiless=bodiless)
@@ -415,7 +413,9 @@ class HttpConnection(Connection):
                     self.in_flight = 1
                     self.waiting_since = None
                     forwarded = self._peers is not None and url.startswith(_FORWARDED_STEP)
-                    reply = partial(self._reply, connection=connection) if connection else self._reply
+                    reply = self._reply
+                    if connection or forwarded:
+                        reply = partial(self._reply, connection=connection, to_peer=forwarded)
                     self.service.submit(request, reply, forwarded=forwarded)
         finally:
             self._answering = False
@@ -437,7 +437,7 @@ class HttpConnection(Connection):
         await handler(request)
         self._reply(b"")
 
-    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT) -> None:
+    def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
         self.in_flight = 0
         self.waiting_since = time.monotonic()
         if isinstance(result, bytes):
@@ -446,6 +446,8 @@ class HttpConnection(Connection):
             else:
                 self.write(_OK % (len(result), result))
         else:
+            if not to_peer:
+                self.service.refused(result)
             self._write(result.http_status, result.to_wire(), connection, retry=isinstance(result, Overloaded))
         if self._queue:
             self._next()

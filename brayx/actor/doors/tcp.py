@@ -39,7 +39,6 @@ class TcpConnection(Connection):
                 else:
                     assert isinstance(request, ProtocolError)
                     self.in_flight += 1
-                    self.service.refused(request)
                     self._reply(session, sent_at, 1, request)
         except MalformedFrame as error:
             self._fail(error)
@@ -62,6 +61,7 @@ class TcpConnection(Connection):
         if isinstance(result, bytes):
             self.write(encode_reply(session, result, sent_at))
         else:
+            self.service.refused(result)
             self.write(encode_error(session, result, sent_at))
         if not self._reading:
             self.regulate()

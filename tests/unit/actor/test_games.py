@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from brayx.actor.actor import AgentActor, AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.entry import Snapshot
 from brayx.actor.games import Games, Seat, SharedState
-from brayx.actor.session import SessionTable
+from brayx.actor.moving import Snapshot
+from brayx.actor.table import SessionTable
 from brayx.errors import AgentError, DeadlineExceeded
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
@@ -383,7 +383,7 @@ async def test_a_session_that_is_moved_leaves_its_game() -> None:
     async def park(session: str, snapshot: Snapshot) -> None:
         parked.append(snapshot)
 
-    await table.move(park)
+    table.move(park)
     async with asyncio.timeout(LONG_S):
         await gone.wait()
     await table.close()

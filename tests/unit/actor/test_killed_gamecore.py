@@ -20,11 +20,12 @@ import torch
 
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.algorithms import returns
 from brayx.components import load
 from brayx.metrics import Recorder
@@ -93,7 +94,7 @@ class Served:
         self.urls: dict[str, str] = {}
 
     async def open(self) -> None:
-        self.table = SessionTable(self._make_actor, idle_timeout_s=self._idle_timeout_s, recorder=self.recorder)
+        self.table = SessionTable(self._make_actor, SessionConfig(idle_timeout_s=self._idle_timeout_s), self.recorder)
         bounds = Limits()
         websockets = WebSockets(DoorApp(self.table), bounds)
         http = Listener(self.table, lambda listener: HttpConnection(listener, websockets), bounds)

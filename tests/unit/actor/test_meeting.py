@@ -23,16 +23,16 @@ from websockets.typing import Subprotocol
 
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
-from brayx.actor.config import ActorConfig
+from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
-from brayx.actor.entry import Snapshot
 from brayx.actor.games import Games
 from brayx.actor.lease import Lease
-from brayx.actor.session import SessionTable
+from brayx.actor.moving import Snapshot
+from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Directory, DirectoryRecovering, Location
-from brayx.cluster.replica import ActorReplica, ActorRuntime, Peers
+from brayx.cluster.replica import ActorReplica, ActorRuntime, Peers, Shared
 from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
@@ -97,14 +97,7 @@ class Replica(ActorReplica):
         self._directory = asked
         self._lease = Lease()
         self._table = SessionTable(
-            make,
-            max_sessions=max_sessions,
-            claim=self._claim,
-            release=self._release,
-            recorder=self._runtime.recorder,
-            lease=self._lease,
-            elsewhere=self._hand_on,
-            tell=self._tell,
+            make, SessionConfig(actors_per_worker=max_sessions), self._runtime.recorder, Shared(self, self._lease)
         )
         self._secret = "between us"
         self._peers = Peers(self.secret)
@@ -339,7 +332,7 @@ class TestPassedOn:
         self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, b = await replicas("ab", share="none")
-        monkeypatch.setattr(a._table, "_tell_elsewhere", lambda holder, reason: None)  # as if the report were lost
+        monkeypatch.setattr(a._table._ownership, "notify", lambda holder, reason: None)  # as if the report were lost
         old = b.holder(lambda reason: None)
         await a.ask("start", "s")
         await b.step(StepRequest(StepKind.TICK, "s", b"0", seq=0, holder=old.name))
@@ -358,7 +351,7 @@ class TestPassedOn:
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
         await a._table.disconnect("s")
-        await until(lambda: not a._table._tasks)
+        await until(lambda: not a._table._living)
         with pytest.raises(SessionLost) as lost:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "disconnect"
@@ -494,7 +487,7 @@ class TestPassedOn:
 
     async def test_an_owners_own_deadline_is_told_as_it_is(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")
-        a._table._tick_timeout_s = 0.05
+        a._table._shared.config = SessionConfig(tick_timeout_s=0.05)
 
         async def never(body: bytes) -> bytes:
             await asyncio.sleep(30)

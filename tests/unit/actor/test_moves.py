@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from brayx.actor.entry import Snapshot
-from brayx.actor.session import BETWEEN
+from brayx.actor.ends import BETWEEN
+from brayx.actor.moving import Snapshot
 from brayx.errors import BrayxError, Overloaded
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.actor.test_session import Bench
@@ -35,7 +35,7 @@ async def test_a_tick_that_comes_while_its_session_is_moved_is_told_to_come_agai
 
     await bench.ask("start")
     assert await bench.number(0, b"0") == b"s:0"
-    await bench.table.move(park)
+    bench.table.move(park)
     await parking.wait()
     early = asyncio.ensure_future(bench.number(1, b"1"))
     await asyncio.sleep(0)

@@ -4,15 +4,18 @@ import asyncio
 import contextvars
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from brayx.actor.actor import Actor
-from brayx.actor.entry import Snapshot
+from brayx.actor.config import SessionConfig
+from brayx.actor.holders import Holder
 from brayx.actor.lease import Lease
-from brayx.actor.service import Holder, Reply, into
-from brayx.actor.session import SessionTable
+from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Ownership
+from brayx.actor.service import Reply, into
+from brayx.actor.table import MAX_WAITING, SessionTable
 from brayx.errors import (
     AgentError,
     BadBody,
@@ -97,22 +100,76 @@ class Script(Actor):
         self.seen.append(body)
 
 
+class Shared(Ownership):
+    """Sessions that other processes share: keeps what they are given, and claims and frees ids as a test says.
+
+    Attributes:
+        kept: snapshots, each with its session.
+        handed_on: requests for sessions that another process has taken over.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        *,
+        claim: Callable[[str], Awaitable[None]] | None = None,
+        release: Callable[[str, str], Awaitable[None]] | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        super().__init__(lease)
+        self._claim = claim
+        self._release = release
+        self.kept: list[tuple[str, Snapshot]] = []
+        self.handed_on: list[StepRequest] = []
+
+    async def claim(self, session: str) -> None:
+        if self._claim is not None:
+            await self._claim(session)
+
+    async def release(self, session: str, reason: str) -> None:
+        if self._release is not None:
+            await self._release(session, reason)
+
+    def keep(self, session: str, snapshot: Snapshot) -> None:
+        self.kept.append((session, snapshot))
+
+    def hand_on(self, request: StepRequest, reply: Reply) -> None:
+        self.handed_on.append(request)
+        reply(b"from elsewhere")
+
+
 class Bench:
     """A table, the actors it made, and short words for requests."""
 
     from_callback = False
     """Requests come as from a native port, out of a callback of the loop; else as from Serve, out of a task."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(
+        self,
+        *,
+        recorder: Recorder | None = None,
+        ownership: Ownership | None = None,
+        max_waiting: int = MAX_WAITING,
+        **options: object,
+    ) -> None:
         self.actors: list[Script] = []
-        self.table = SessionTable(self._make, **{"show_errors": True, **options})  # type: ignore[arg-type]
+        self.recorder = recorder if recorder is not None else Recorder()
+        config = SessionConfig(**{"show_errors": True, **options})  # type: ignore[arg-type]
+        self.table = SessionTable(self._make, config, self.recorder, ownership, max_waiting)
 
     def step(self, request: StepRequest) -> Awaitable[bytes]:
         if not self.from_callback:
             return self.table.step(request)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
-        loop.call_soon(self.table.submit, request, into(answer))
+
+        def reply(result: bytes | BrayxError) -> None:
+            if isinstance(result, BrayxError):
+                self.table.refused(result)
+            into(answer)(result)
+
+        loop.call_soon(self.table.submit, request, reply)
         return answer
 
     def _make(self) -> Script:
@@ -266,7 +323,7 @@ class _Model(Script):
 async def test_a_models_failure_hides_what_it_quotes_as_an_agents_does(
     kind: str, show: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = SessionTable(_Model, show_errors=show)
+    table = SessionTable(_Model, SessionConfig(show_errors=show))
     if kind:
         await table.step(StepRequest(StepKind.START, "s", b""))
     with pytest.raises(ModelError) as failed:
@@ -295,7 +352,7 @@ async def test_a_start_that_fails_leaves_the_id_free() -> None:
     async def release(session: str, reason: str) -> None:
         claims.append(f"-{session}")
 
-    bench = Bench(claim=claim, release=release)
+    bench = Bench(ownership=Shared(claim=claim, release=release))
     with pytest.raises(AgentError):
         await bench.ask("start", body=b"raise")
     assert claims == ["+s", "-s"]
@@ -308,7 +365,7 @@ async def test_a_claim_refused_elsewhere_refuses_the_start() -> None:
     async def claim(session: str) -> None:
         raise SessionExists(f"{session} runs elsewhere")
 
-    bench = Bench(claim=claim)
+    bench = Bench(ownership=Shared(claim=claim))
     with pytest.raises(SessionExists, match="elsewhere"):
         await bench.ask("start")
     assert not bench.actors
@@ -322,7 +379,7 @@ async def test_two_starts_at_once_make_one_session() -> None:
 
 
 async def test_a_full_replica_refuses_starts_never_ticks() -> None:
-    bench = Bench(max_sessions=1)
+    bench = Bench(actors_per_worker=1)
     await bench.ask("start", "a")
     with pytest.raises(ServiceFull, match="at most 1"):
         await bench.ask("start", "b")
@@ -402,7 +459,7 @@ async def test_the_connection_that_holds_a_session_hears_of_the_end_once() -> No
     entry = bench.table.get("s")
     assert entry is not None
     await bench.ask("stop")
-    bench.table.end(entry, "idle")
+    entry.end("idle")
     await until(lambda: heard == ["stop"])
     assert bench.actors[0].reasons == ["stop"]
 
@@ -458,7 +515,7 @@ async def test_a_tick_that_waited_does_not_run_on_the_old_actor_of_a_restarted_s
     await asyncio.sleep(0.01)
     queued = asyncio.ensure_future(bench.ask("tick", body=b"old"))
     await asyncio.sleep(0)
-    bench.table.end(entry, "idle")
+    entry.end("idle")
     await bench.ask("start")
     bench.actors[0].gate.set()
     assert await running == b"s:wait", "what ran when the session ended is answered"
@@ -476,13 +533,13 @@ async def test_the_end_of_a_session_does_not_free_the_id_of_the_one_started_afte
     async def release(session: str, reason: str) -> None:
         owned.remove(session)
 
-    bench = Bench(claim=claim, release=release)
+    bench = Bench(ownership=Shared(claim=claim, release=release))
     await bench.ask("start")
     entry = bench.table.get("s")
     assert entry is not None
     running = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
     await asyncio.sleep(0.01)
-    bench.table.end(entry, "idle")
+    entry.end("idle")
     owned.clear()
     await bench.ask("start")
     bench.actors[0].gate.set()
@@ -539,9 +596,11 @@ class TestNumberedTicks:
 
 
 class TestSnapshots:
-    def bench(self, **options: object) -> tuple[Bench, list[tuple[str, Snapshot]]]:
-        kept: list[tuple[str, Snapshot]] = []
-        return Bench(keep=lambda *snapshot: kept.append(snapshot), **options), kept
+    def bench(
+        self, release: Callable[[str, str], Awaitable[None]] | None = None, **options: object
+    ) -> tuple[Bench, list[tuple[str, Snapshot]]]:
+        others = Shared(release=release)
+        return Bench(ownership=others, **options), others.kept
 
     async def resumed(self, bench: Bench, snapshot: Snapshot, request: StepRequest) -> bytes:
         answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
@@ -571,10 +630,9 @@ class TestSnapshots:
 
     async def test_a_session_that_was_moved_goes_on_as_if_nothing_were(self) -> None:
         bench, _ = self.bench()
-        bench.table.recorder = Recorder()
         tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
         assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
-        numbers = bench.table.recorder.summary()
+        numbers = bench.recorder.summary()
         assert (numbers["sessions_resumed"], numbers.get("sessions_started", 0)) == (1, 0)
 
     async def test_sessions_are_moved_between_two_requests_and_not_told_that_they_ended(self) -> None:
@@ -590,11 +648,11 @@ class TestSnapshots:
         await bench.number(0, b"0", holder)
         busy = asyncio.ensure_future(bench.number(1, b"wait", holder))
         await asyncio.sleep(0.01)
-        await bench.table.move(park)
+        bench.table.move(park)
         assert not parked, "a session is not moved in the middle of a tick"
         bench.actors[0].gate.set()
         await busy
-        await bench.table.move(park)
+        bench.table.move(park)
         await until(lambda: heard == ["moved"])
         assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True, holder=holder.name)}
         assert bench.actors[0].reasons == []
@@ -602,11 +660,10 @@ class TestSnapshots:
 
     async def test_one_that_cannot_be_restored_is_lost(self) -> None:
         bench, _ = self.bench()
-        bench.table.recorder = Recorder()
         with pytest.raises(SessionLost, match="cannot read"):
             await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
         assert len(bench.table) == 0
-        numbers = bench.table.recorder.summary()
+        numbers = bench.recorder.summary()
         assert numbers["sessions_ended.lost"] == 1
         assert "sessions_started" not in numbers
 
@@ -646,7 +703,7 @@ async def test_a_stop_is_answered_once_the_id_is_free() -> None:
         freeing.set()
         await freed.wait()
 
-    bench = Bench(release=release)
+    bench = Bench(ownership=Shared(release=release))
     await bench.ask("start")
     stop = asyncio.ensure_future(bench.ask("stop"))
     await freeing.wait()
@@ -673,7 +730,7 @@ async def test_why_a_session_ended_is_left_to_tell_only_if_it_has_not_been_told_
     async def release(session: str, reason: str) -> None:
         freed.append(reason)
 
-    bench = Bench(release=release)
+    bench = Bench(ownership=Shared(release=release))
     await bench.ask("start")
     entry = bench.table.get("s")
     assert entry is not None
@@ -695,7 +752,7 @@ async def test_an_id_that_cannot_be_freed_holds_up_neither_the_stop_nor_the_end(
     async def release(session: str, reason: str) -> None:
         raise RuntimeError("the directory's own")
 
-    bench = Bench(release=release)
+    bench = Bench(ownership=Shared(release=release))
     await bench.ask("start")
     async with asyncio.timeout(5):
         assert await bench.ask("stop") == b"stopped"
@@ -708,7 +765,7 @@ async def test_a_release_that_hangs_is_given_up_after_the_ticks_deadline() -> No
     async def release(session: str, reason: str) -> None:
         await asyncio.sleep(60)
 
-    bench = Bench(release=release, tick_timeout_s=0.05)
+    bench = Bench(ownership=Shared(release=release), tick_timeout_s=0.05)
     await bench.ask("start")
     async with asyncio.timeout(5):
         assert await bench.ask("stop") == b"stopped"
@@ -735,7 +792,7 @@ class Noting(Script):
         return _CALLER.get().encode()
 
 
-async def test_a_session_runs_in_nobody_s_context() -> None:
+async def test_a_session_does_not_run_in_the_context_of_the_request_that_started_it() -> None:
     """What it asks of Ray is not the request's that began it: Ray would cancel it with that request."""
     table = SessionTable(Noting)
     _CALLER.set("request")
@@ -743,8 +800,7 @@ async def test_a_session_runs_in_nobody_s_context() -> None:
     assert await table.step(StepRequest(StepKind.TICK, "s", b"")) == b"nobody"
 
 
-async def test_no_session_has_more_ticks_begun_in_one_turn_than_may_wait() -> None:
-    """However many come in one piece: others have their turn."""
+async def test_ticks_that_come_in_one_piece_are_bounded_too() -> None:
     bench = Bench(max_waiting=4)
     await bench.ask("start")
     replies: list[bytes | BrayxError] = []
@@ -756,8 +812,8 @@ async def test_no_session_has_more_ticks_begun_in_one_turn_than_may_wait() -> No
     asyncio.get_running_loop().call_soon(a_chunk)
     await until(lambda: len(replies) == 12)
     answered = [reply for reply in replies if isinstance(reply, bytes)]
-    assert answered == [b"s:%d" % number for number in range(8)], "four at once, four from the inbox"
-    assert [type(reply) for reply in replies if not isinstance(reply, bytes)] == [QueueFull] * 4
+    assert answered == [b"s:%d" % number for number in range(4)]
+    assert [type(reply) for reply in replies if not isinstance(reply, bytes)] == [QueueFull] * 8
     assert await bench.ask("tick", body=b"on") == b"s:on"
 
 
@@ -798,7 +854,7 @@ class TestBrokenConnections:
             async def park(session: str, snapshot: Snapshot) -> None:
                 parked.append(snapshot)
 
-            await bench.table.move(park)
+            bench.table.move(park)
             await until(lambda: parked)
             bench = Bench()
             waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -977,7 +1033,7 @@ class TestTakeovers:
         async def park(session: str, snapshot: Snapshot) -> None:
             parked.append(snapshot)
 
-        await self.bench.table.move(park)
+        self.bench.table.move(park)
         await until(lambda: parked and not len(self.bench.table))
         old.attached = new.attached = True
         return parked[0], old, new
@@ -1016,7 +1072,7 @@ class TestTakeovers:
         async def release(session: str, reason: str) -> None:
             freed.append(reason)
 
-        self.bench = Bench(release=release)
+        self.bench = Bench(ownership=Shared(release=release))
         stranger = self.connect()
         snapshot = Snapshot(1, 1, None, b"rubbish", exact=True, holder="another")
         assert isinstance(await self.resumed(snapshot, stranger), SessionUnknown)
@@ -1040,7 +1096,7 @@ class TestFallback:
         self, fallback: str, expected: bytes
     ) -> None:
         recorder = Recorder()
-        bench = Bench(tick_deadline_s=0.05, fallback=fallback, default=b"wait!", recorder=recorder)
+        bench = Bench(tick_deadline_ms=50, fallback=fallback, fallback_body="wait!", recorder=recorder)
         await bench.ask("start")
         assert await bench.number(0, b"first") == b"s:first"
         assert await bench.number(1, b"wait") == expected
@@ -1058,7 +1114,7 @@ class TestFallback:
     @pytest.mark.parametrize("numbered", [True, False])
     async def test_each_tick_has_its_own_deadline_and_the_agent_runs_them_all_later(self, numbered: bool) -> None:
         recorder = Recorder()
-        bench = Bench(tick_deadline_s=0.02, fallback="agent", recorder=recorder)
+        bench = Bench(tick_deadline_ms=20, fallback="agent", recorder=recorder)
         await bench.ask("start")
 
         def tick(seq: int, body: bytes) -> Awaitable[bytes]:
@@ -1087,15 +1143,15 @@ class TestFallback:
         assert "ticks_skipped" not in numbers
 
     async def test_an_agent_too_far_behind_skips_the_oldest_and_the_game_goes_on(self) -> None:
-        recorder, kept = Recorder(), []
+        recorder, others = Recorder(), Shared()
         bench = Bench(
-            tick_deadline_s=0.01,
+            tick_deadline_ms=10,
             fallback="default",
-            default=b"-",
+            fallback_body="-",
             max_waiting=2,
             recorder=recorder,
             snapshot_every=4,
-            keep=lambda session, snapshot: kept.append(snapshot),
+            ownership=others,
         )
         await bench.ask("start")
         async with asyncio.timeout(5):
@@ -1115,7 +1171,8 @@ class TestFallback:
             b"7",
         ]
         assert recorder.summary()["ticks_skipped"] in (4, 5)
-        await until(lambda: len(kept) == 2)
+        await until(lambda: len(others.kept) == 2)
+        kept = [snapshot for _, snapshot in others.kept]
         assert (kept[0].tick, kept[0].seq, kept[0].kept) in ((5, 5, b"-"), (6, 6, b"-"))
         assert kept[0].actor.endswith(b"skipped %d" % (kept[0].tick - 1))
         assert (kept[1].tick, kept[1].seq, kept[1].kept) == (8, 8, b"s:7")
@@ -1123,22 +1180,18 @@ class TestFallback:
         assert recorder.summary()["ticks"] == 8
 
     async def test_a_snapshot_says_where_the_agent_is_not_where_its_client_is(self) -> None:
-        kept: list[Snapshot] = []
-        bench = Bench(
-            tick_deadline_s=0.01,
-            fallback="agent",
-            snapshot_every=2,
-            keep=lambda session, snapshot: kept.append(snapshot),
-        )
+        others = Shared()
+        bench = Bench(tick_deadline_ms=10, fallback="agent", snapshot_every=2, ownership=others)
         await bench.ask("start")
         for seq, body in enumerate((b"0", b"wait", b"2")):
             await bench.number(seq, body)
         bench.actors[0].gate.set()
-        await until(lambda: bool(kept))
-        assert (kept[0].tick, kept[0].seq, kept[0].kept, kept[0].actor) == (2, 2, b"own", b"|0|wait")
+        await until(lambda: bool(others.kept))
+        kept = others.kept[0][1]
+        assert (kept.tick, kept.seq, kept.kept, kept.actor) == (2, 2, b"own", b"|0|wait")
 
     async def test_a_stop_comes_after_what_was_answered_before_it(self) -> None:
-        bench = Bench(tick_deadline_s=0.01, fallback="default")
+        bench = Bench(tick_deadline_ms=10, fallback="default")
         await bench.ask("start")
         for body in (b"wait", b"1"):
             await bench.ask("tick", body=body)
@@ -1151,7 +1204,7 @@ class TestFallback:
 
     async def test_what_was_answered_is_not_answered_again_when_its_session_ends(self) -> None:
         recorder = Recorder()
-        bench = Bench(tick_deadline_s=0.01, fallback="default", recorder=recorder)
+        bench = Bench(tick_deadline_ms=10, fallback="default", recorder=recorder)
         await bench.ask("start")
         for body in (b"wait and raise", b"1"):
             await bench.ask("tick", body=body)
@@ -1163,7 +1216,7 @@ class TestFallback:
             await bench.ask("tick")
 
     async def test_a_late_body_that_the_agent_refuses_is_a_tick_of_the_game_all_the_same(self) -> None:
-        bench = Bench(tick_deadline_s=0.01, fallback="default")
+        bench = Bench(tick_deadline_ms=10, fallback="default")
         await bench.ask("start")
         for seq, body in enumerate((b"wait", b"bad")):
             assert await bench.number(seq, body) == b""
@@ -1172,7 +1225,7 @@ class TestFallback:
         assert bench.actors[0].seen == [b"", b"wait", b"skipped 1", b"2"]
 
     async def test_nobody_is_answered_before_a_tick_that_has_no_fallback(self) -> None:
-        bench = Bench(tick_deadline_s=0.01, fallback="last")
+        bench = Bench(tick_deadline_ms=10, fallback="last")
         await bench.ask("start")
         order: list[int] = []
 
@@ -1190,7 +1243,7 @@ class TestFallback:
         assert bench.actors[0].seen == [b"", b"wait", b"1", b"2"]
 
     async def test_without_a_last_reply_the_first_tick_is_waited_for(self) -> None:
-        bench = Bench(tick_deadline_s=0.02)
+        bench = Bench(tick_deadline_ms=20)
         await bench.ask("start")
         tick = asyncio.ensure_future(bench.ask("tick", body=b"wait"))
         await asyncio.sleep(0.1)
@@ -1198,7 +1251,7 @@ class TestFallback:
         assert await tick == b"s:wait"
 
     async def test_an_actor_that_raises_after_its_deadline_still_ends_its_session(self) -> None:
-        bench = Bench(tick_deadline_s=0.02, fallback="default", tick_timeout_s=0.1)
+        bench = Bench(tick_deadline_ms=20, fallback="default", tick_timeout_s=0.1)
         await bench.ask("start")
         assert await bench.ask("tick", body=b"wait") == b""
         await until(lambda: bench.actors[0].reasons == ["error"])
@@ -1208,7 +1261,7 @@ async def test_an_actor_that_cannot_be_made_is_told_and_leaves_the_id_free() -> 
     def make() -> Script:
         raise OSError("no memory left")
 
-    table = SessionTable(make, show_errors=True)
+    table = SessionTable(make, SessionConfig(show_errors=True))
     start = StepRequest(StepKind.START, "s", b"")
     for _ in range(2):
         with pytest.raises(AgentError, match="no memory left"):
@@ -1222,11 +1275,11 @@ async def test_a_stateless_call_without_an_actor_is_told() -> None:
 
     with pytest.raises(AgentError, match="no memory left"):
         async with asyncio.timeout(5.0):
-            await SessionTable(make, show_errors=True).step(StepRequest(StepKind.CALL, "", b""))
+            await SessionTable(make, SessionConfig(show_errors=True)).step(StepRequest(StepKind.CALL, "", b""))
 
 
 async def test_sessions_that_are_ending_are_bounded_too() -> None:
-    bench = Bench(max_sessions=2)
+    bench = Bench(actors_per_worker=2)
     for session in "abcd":
         await bench.ask("start", session)
         bench.actors[-1].hold_end = True
@@ -1240,7 +1293,7 @@ async def test_sessions_that_are_ending_are_bounded_too() -> None:
 
 
 async def test_stateless_calls_at_once_are_bounded_and_their_actor_is_told_of_the_end() -> None:
-    bench = Bench(max_sessions=2)
+    bench = Bench(actors_per_worker=2)
     calls = [asyncio.ensure_future(bench.ask("", "", b"wait")) for _ in range(2)]
     await asyncio.sleep(0.01)
     with pytest.raises(QueueFull, match="at most 2"):
@@ -1249,17 +1302,6 @@ async def test_stateless_calls_at_once_are_bounded_and_their_actor_is_told_of_th
     assert await asyncio.gather(*calls) == [b":wait", b":wait"]
     await bench.table.close()
     assert bench.actors[0].reasons == ["drained"]
-
-
-class Elsewhere:
-    """Where a session is that another replica has taken over."""
-
-    def __init__(self) -> None:
-        self.asked: list[StepRequest] = []
-
-    def __call__(self, request: StepRequest, reply: Reply) -> None:
-        self.asked.append(request)
-        reply(b"from elsewhere")
 
 
 class TestLease:
@@ -1271,8 +1313,8 @@ class TestLease:
         self, request_: str, fallback: str | None
     ) -> None:
         lease = Lease()
-        limits: dict[str, object] = {} if fallback is None else {"fallback": fallback, "tick_deadline_s": 0.02}
-        bench = Bench(lease=lease, **limits)
+        limits: dict[str, object] = {} if fallback is None else {"fallback": fallback, "tick_deadline_ms": 20}
+        bench = Bench(ownership=Ownership(lease), **limits)
         await bench.ask("start")
         assert await bench.number(0, b"0") == b"s:0"
         lease.renew(0.0)
@@ -1288,11 +1330,11 @@ class TestLease:
         assert lease.wanted.is_set(), "who renews it is told to hurry"
         lease.renew(math.inf)
         assert await answer == {"repeat": b"s:0", "stop": b"stopped"}.get(request_, b"s:1")
-        assert "ticks_fallen_back" not in str(bench.table.recorder.summary())  # type: ignore[attr-defined]
+        assert "ticks_fallen_back" not in str(bench.recorder.summary())
 
     async def test_a_late_ticks_fallback_does_not_come_before_the_answer_that_waits(self) -> None:
         lease, order = Lease(), list[int]()
-        bench = Bench(lease=lease, fallback="default", default=b"late", tick_deadline_s=0.02)
+        bench = Bench(ownership=Ownership(lease), fallback="default", fallback_body="late", tick_deadline_ms=20)
         await bench.ask("start")
         lease.renew(0.0)
         answers = [asyncio.ensure_future(bench.number(seq, b"")) for seq in (0, 1)]
@@ -1307,7 +1349,7 @@ class TestLease:
 
     async def test_a_start_is_not_answered_either(self) -> None:
         lease = Lease(0.0)
-        bench = Bench(lease=lease)
+        bench = Bench(ownership=Ownership(lease))
         answer = asyncio.ensure_future(bench.ask("start"))
         done, _ = await asyncio.wait([answer], timeout=0.1)
         assert not done
@@ -1316,8 +1358,9 @@ class TestLease:
 
     @pytest.mark.parametrize("kind", ["tick", "stop"])
     async def test_what_waits_for_a_session_that_was_lost_is_answered_where_it_is_now(self, kind: str) -> None:
-        lease, elsewhere, seen = Lease(), Elsewhere(), list[str]()
-        bench = Bench(lease=lease, elsewhere=elsewhere)
+        lease, seen = Lease(), list[str]()
+        elsewhere = Shared(lease=lease)
+        bench = Bench(ownership=elsewhere)
         holder = bench.table.holder(seen.append)
         await bench.step(StepRequest(StepKind.START, "s", b"", holder=holder.name))
         lease.renew(0.0)
@@ -1326,15 +1369,15 @@ class TestLease:
         bench.table.lose(["s"])
         lease.renew(math.inf)
         assert await asyncio.gather(*answers) == [b"from elsewhere"] * 2
-        assert {request.kind.value for request in elsewhere.asked} == {kind, "tick"}
+        assert {request.kind.value for request in elsewhere.handed_on} == {kind, "tick"}
         await until(lambda: bench.actors[0].reasons == ["lost"])
         assert seen == ["moved"], "the doors have their clients ask again"
-        numbers = bench.table.recorder.summary()  # type: ignore[attr-defined]
+        numbers = bench.recorder.summary()
         assert not [name for name in numbers if name.startswith("sessions_ended")], "who has it counts its end"
 
     async def test_a_start_that_was_lost_is_refused(self) -> None:
         lease = Lease(0.0)
-        bench = Bench(lease=lease, elsewhere=Elsewhere())
+        bench = Bench(ownership=Shared(lease=lease))
         answer = asyncio.ensure_future(bench.ask("start"))
         await until(lambda: "s" in bench.table and lease.wanted.is_set())
         bench.table.lose(["s"])
@@ -1345,7 +1388,7 @@ class TestLease:
 
     async def test_a_lease_that_nobody_renews_is_told_and_the_tick_is_kept_for_its_repeat(self) -> None:
         lease = Lease()
-        bench = Bench(lease=lease, tick_timeout_s=0.1)
+        bench = Bench(ownership=Ownership(lease), tick_timeout_s=0.1)
         await bench.ask("start")
         lease.renew(0.0)
         with pytest.raises(Overloaded, match="has not been renewed") as told:
@@ -1357,7 +1400,7 @@ class TestLease:
 
     async def test_a_stop_that_nobody_may_answer_ends_its_session(self) -> None:
         lease = Lease()
-        bench = Bench(lease=lease, tick_timeout_s=0.1)
+        bench = Bench(ownership=Ownership(lease), tick_timeout_s=0.1)
         await bench.ask("start")
         lease.renew(0.0)
         with pytest.raises(Overloaded):
@@ -1366,7 +1409,7 @@ class TestLease:
 
     async def test_a_table_that_closes_meanwhile_says_so(self) -> None:
         lease = Lease()
-        bench = Bench(lease=lease)
+        bench = Bench(ownership=Ownership(lease))
         await bench.ask("start")
         lease.renew(0.0)
         answer = asyncio.ensure_future(bench.ask("tick"))

@@ -135,7 +135,7 @@ def test_a_sample_counts_for_its_innermost_known_frame() -> None:
         f"{loop} 2",
         f"{loop};TcpConnection.data_received (brayx/actor/doors/tcp.py:37) 3",
         f"{loop};Listener._flush (brayx/actor/doors/native.py:9);Connection.flush (brayx/actor/doors/native.py:8) 1",
-        f"{loop};SessionTable._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/actor.py:1);f (lib.py:1) 2",
+        f"{loop};Session._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/actor.py:1);f (lib.py:1) 2",
         "thread (0x8): brayx-export;Exporter._run (brayx/cluster/prometheus.py:1) 50",
     ]
     assert shares.shares(stacks) == {

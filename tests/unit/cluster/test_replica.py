@@ -12,7 +12,7 @@ import pytest
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
-from brayx.actor.entry import Snapshot
+from brayx.actor.moving import Snapshot
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
 from brayx.cluster.replica import ActorReplica, Peers
 from brayx.gamecore.protocol import StepKind, StepRequest

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from brayx.actor.actor import Actor
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.service import Reply
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.errors import BadBody, ConfigError, Unauthorized
 from brayx.gamecore import gym, pettingzoo
 from brayx.gamecore.auth import Keys, new_key
@@ -64,7 +65,7 @@ class Clinic(GrpcDoor, SessionTable):
     idle_timeout_s = 60.0
 
     def __init__(self, keys: Keys | None = None, models: dict[str, int] | None = None, **options: Any) -> None:
-        super().__init__(Patient, **options)
+        super().__init__(Patient, SessionConfig(**options))
         self._keys = keys
         self._models = models
 
@@ -73,7 +74,7 @@ class Clinic(GrpcDoor, SessionTable):
             if self._keys is not None and not let_in:
                 self._keys.check(request, time.time())
         except Unauthorized as error:
-            self._refuse(reply, error)
+            reply(error)
             return
         super().submit(request, reply, forwarded=forwarded, let_in=let_in)
 
@@ -209,7 +210,7 @@ def test_another_door_of_brayx_than_the_url_says(kind: str, other: str) -> None:
 
 @pytest.mark.parametrize("kind", DOORS)
 def test_a_service_that_is_full(kind: str) -> None:
-    with door(kind, Clinic(max_sessions=1)) as url, Client(url) as client:
+    with door(kind, Clinic(actors_per_worker=1)) as url, Client(url) as client:
         client.start()
         failed = broken_layer(list(examine(url)))
     assert failed.layer == "start"

@@ -19,8 +19,9 @@ from pettingzoo.test import api_test, parallel_api_test
 
 from brayx.actor.actor import Actor, AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, SessionResumed
 from brayx.gamecore import AsyncClient, StepKind, pettingzoo
 from brayx.gamecore.protocol import StepRequest
@@ -201,7 +202,7 @@ class Gathering(Agent):
 
 
 def served(agent: type[Agent]) -> DoorApp:
-    return DoorApp(SessionTable(AgentActorFactory({"agent": agent}, {}, Services()), tick_timeout_s=5.0))
+    return DoorApp(SessionTable(AgentActorFactory({"agent": agent}, {}, Services()), SessionConfig(tick_timeout_s=5.0)))
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])

@@ -18,8 +18,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from brayx.actor.actor import Actor
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.errors import BadBody, BrayxError, ServiceFull
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
@@ -62,7 +63,7 @@ class TableService(SessionTable):
 
     def __init__(self, **options: Any) -> None:
         self.ends: list[tuple[str, str]] = []
-        super().__init__(lambda: Echo(self.ends), **options)
+        super().__init__(lambda: Echo(self.ends), SessionConfig(**options))
 
 
 class TestDoors(DoorCompliance):
@@ -111,7 +112,7 @@ def test_an_idle_websocket_is_told_and_closed(service: tuple[TableService, str])
     assert table.ends == [("s", "idle")]
 
 
-@pytest.mark.parametrize("service", [{"max_sessions": 1}], indirect=True)
+@pytest.mark.parametrize("service", [{"actors_per_worker": 1}], indirect=True)
 def test_a_full_service_says_when_to_come_back(service: tuple[TableService, str]) -> None:
     _, address = service
     with Client(f"http://{address}") as first:

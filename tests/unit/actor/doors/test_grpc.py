@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brayx import errors
+from brayx.actor.config import SessionConfig
 from brayx.actor.doors.grpc import GrpcDoor
-from brayx.actor.session import SessionTable
+from brayx.actor.table import SessionTable
 from brayx.errors import BrayxError, ModelError, OutOfSequence, SessionUnknown, from_wire
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
@@ -48,7 +49,7 @@ class TableDoor(GrpcDoor, SessionTable):
 
     def __init__(self, **options: Any) -> None:
         self.ends: list[tuple[str, str]] = []
-        super().__init__(lambda: Echo(self.ends), **options)
+        super().__init__(lambda: Echo(self.ends), SessionConfig(**options))
         self.requests: list[tuple[StepRequest, bool]] = []
         self.failing: dict[StepKind, Exception] = {}
         self.hold = threading.Event()
@@ -376,7 +377,7 @@ def test_a_moved_session_ends_its_stream_without_a_word(door: TableDoor, open_st
     stream.ask(session="s", kind=START)
     entry = door.get("s")
     assert entry is not None
-    entry.task.get_loop().call_soon_threadsafe(door.tell, entry.holder, "moved")
+    entry.task.get_loop().call_soon_threadsafe(door.end_holder, entry.holder, "moved")
     stream.ends()
     assert door.ends == []
 

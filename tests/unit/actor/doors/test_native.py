@@ -26,7 +26,7 @@ import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as websocket
 
-from brayx.actor.config import ActorConfig
+from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
@@ -417,7 +417,7 @@ def test_a_connection_whose_reads_all_end_in_mid_frame_does_not_stall() -> None:
 def test_a_frame_that_is_not_read_because_ticks_run_does_not_stall() -> None:
     large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
     with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
-        service.table._tick_timeout_s = 1.0
+        service.table._shared.config = SessionConfig(tick_timeout_s=1.0)
         session = StepRequest(StepKind.START, "busy", b"")
         busy.sendall(encode_request(session, 1))
         reader, got = ReplyReader(MAX_BODY_BYTES), []
@@ -542,7 +542,7 @@ def test_a_full_replica_that_refuses_starts_keeps_the_latency_of_ticks() -> None
     starts = b"".join(encode_request(StepRequest(StepKind.START, f"late{at}", b""), at) for at in range(100))
     with native() as service, connect(service.tcp) as crowd, Client(service.tcp_url) as client:
         client.start()
-        service.table._max_sessions = 1
+        service.table._shared.config = SessionConfig(actors_per_worker=1)
         refused, over = 0, threading.Event()
 
         def push() -> None:

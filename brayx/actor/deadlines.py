@@ -1,0 +1,265 @@
+"""Deadlines: a late tick is answered by the fallback, a call of the actor that takes too long is cancelled, an idle
+session ends.
+
+A tick that the fallback has answered is done for its client. The actor still runs it when its turn comes, because the
+agents' memory of the game needs the input. Pure asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from brayx.actor.config import SessionConfig
+from brayx.actor.moving import Position
+from brayx.actor.service import Reply
+from brayx.errors import BadBody, BrayxError
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
+
+if TYPE_CHECKING:
+    from brayx.actor.session import Session, Shared, Waiting
+
+logger = limited(__name__)
+
+_LEAST_SWEEP_S = 0.01
+_MOST_SWEEP_S = 0.25
+_LEASE_CHECK_S = 0.05
+_now = time.monotonic
+
+
+class Deadline:
+    """The tick deadline of one session.
+
+    Args:
+        session: whose ticks they are.
+        shared: what it shares with the table's other sessions; its config has a ``tick_deadline_ms``.
+
+    Attributes:
+        skipped: how many ticks made room in the inbox, which the actor has yet to hear of.
+    """
+
+    def __init__(self, session: Session, shared: Shared) -> None:
+        assert shared.config.tick_deadline_ms is not None
+        self.skipped = 0
+        self._session = session
+        self._shared = shared
+        self._deadline_s = shared.config.tick_deadline_ms / 1000
+        self._fallback = shared.config.fallback
+        self._lease = shared.ownership.lease
+        self._skipped_to = Position(0, 0, None)
+        self._last_reply: bytes | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """A request has been put into the inbox: looks at it when its deadline passes."""
+        if self._timer is None:
+            self._look_again(self._deadline_s)
+
+    def stop(self) -> None:
+        """Watches the inbox no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_again(self, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(after_s, self.overdue, context=self._session.context)
+
+    def make_room(self) -> bool:
+        """Drops the oldest waiting tick if the fallback has answered it: the actor skips it. False: it has not."""
+        answered = self._session.inbox[0][-1]
+        if answered is None:  # ticks are answered in their order
+            return False
+        self._session.inbox.popleft()
+        self.skipped += 1
+        self._skipped_to = answered
+        self._shared.recorder.add("ticks_skipped", 1.0)
+        return True
+
+    async def skip(self) -> None:
+        """Tells the actor of the ticks that made room; they were the next ones."""
+        skipped, self.skipped = self.skipped, 0
+        await self._session.guard(self._session.actor.skipped(skipped), "skipped")
+        await self._session.keep_snapshot(self._skipped_to, skipped)
+
+    async def run(self, request: StepRequest, reply: Reply, arrived: float) -> bytes | None:
+        """The actor's answer to a tick; None: there is none to send, it failed or the fallback was faster."""
+        session, loop = self._session, asyncio.get_running_loop()
+        answered: Position | None = None
+        timer: asyncio.TimerHandle
+
+        def fall_back() -> None:
+            nonlocal answered, timer
+            if _now() > self._lease.ends:
+                timer = loop.call_later(_LEASE_CHECK_S, fall_back)
+                return
+            with contextlib.suppress(BadBody):
+                answer = self._choose(request.body)
+                if answer is not None:
+                    answered = self._count(request.seq, arrived, answer)
+                    session.unanswered = False
+                    reply(answer)
+                    self.overdue()
+
+        def reply_once(result: bytes | BrayxError) -> None:
+            if answered is None:
+                reply(result)
+
+        timer = loop.call_later(max(0.0, self._deadline_s - (_now() - arrived)), fall_back)
+        session.unanswered = True
+        try:
+            answer = await session.run(session.actor.tick(request.body), "tick", reply_once)
+        finally:
+            timer.cancel()
+            session.unanswered = False
+        if answered is not None:
+            await self._after(answer, answered)
+            return None
+        if answer is not None:
+            self._last_reply = answer
+        return answer
+
+    async def run_answered(self, request: StepRequest, answered: Position) -> None:
+        """Has the actor run a tick that the fallback answered while the tick waited."""
+        answer = await self._session.run(self._session.actor.tick(request.body), "tick", _drop)
+        await self._after(answer, answered)
+
+    async def _after(self, answer: bytes | None, answered: Position) -> None:
+        """The actor has run a tick that the fallback had answered: it hears that its own answer was not used."""
+        session = self._session
+        if session.ended and answer is None:
+            return
+        if answer is not None:
+            await session.guard(session.actor.missed(), "missed")
+        else:  # it refused the body, but for its client the tick is done
+            await session.guard(session.actor.skipped(1), "skipped")
+        await session.keep_snapshot(answered)
+
+    def overdue(self) -> None:
+        """Answers the waiting ticks whose deadline has passed: in their order, and none before the one under way."""
+        self.stop()
+        session = self._session
+        if session.ended or session.unanswered or not session.inbox:
+            return
+        if _now() > self._lease.ends:
+            self._look_again(_LEASE_CHECK_S)
+            return
+        for entry in list(session.inbox):
+            request, _, arrived, answered = entry
+            if answered is not None:
+                continue
+            if request.kind is not StepKind.TICK:
+                return
+            left_s = arrived + self._deadline_s - _now()
+            if left_s > 0:
+                self._look_again(left_s)
+                return
+            if not self._answer(entry):
+                return
+
+    def _answer(self, entry: Waiting) -> bool:
+        """Answers a tick that waits in the inbox; False: there is no fallback, and it waits on."""
+        session = self._session
+        request, reply, arrived, _ = entry
+        if request.seq is not None and request.seq != session.seq:
+            session.inbox.remove(entry)
+            session.out_of_turn(request.seq, reply)
+            return True
+        try:
+            answer = self._choose(request.body)
+        except BadBody as error:
+            session.inbox.remove(entry)
+            reply(error)
+            return True
+        if answer is None:
+            return False
+        answered = self._count(request.seq, arrived, answer)
+        session.inbox[session.inbox.index(entry)] = (request, reply, arrived, answered)
+        reply(answer)
+        return True
+
+    def _count(self, seq: int | None, arrived: float, answer: bytes) -> Position:
+        """Counts a tick that the fallback answers: for its client it is done, whatever the actor makes of it."""
+        self._session.advance(seq, answer)
+        recorder = self._shared.recorder
+        recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
+        recorder.add("ticks", 1.0)
+        recorder.add("tick_seconds", _now() - arrived)
+        return self._session.position
+
+    def _choose(self, body: bytes) -> bytes | None:
+        """The fallback's answer to the next tick; None: there is none, and the tick waits.
+
+        Raises:
+            BadBody: the actor cannot read the body.
+        """
+        session = self._session
+        if self._fallback == "default":
+            return self._shared.config.fallback_body.encode()
+        if self._fallback == "last":
+            return self._last_reply
+        try:
+            return session.actor.fallback(session.ticks, body)
+        except BadBody:
+            raise
+        except Exception:
+            logger.exception("session %s: the actor's fallback raised", session.id)
+            return None
+
+
+def _drop(result: bytes | BrayxError) -> None:
+    """The reply to a tick that is answered already."""
+
+
+class Sweeper:
+    """Looks for calls of actors that take too long, idle sessions, and sessions whose clients left.
+
+    Args:
+        sessions: those whose task runs; changes as they come and go.
+        shared: what they share.
+    """
+
+    def __init__(self, sessions: Collection[Session], shared: Shared) -> None:
+        self._sessions = sessions
+        self._shared = shared
+
+    async def run(self) -> None:
+        """Sweeps until cancelled, often enough to be late by a quarter of the shortest limit at most."""
+        config = self._shared.config
+        shortest_s = min(config.tick_timeout_s, config.idle_timeout_s, config.reconnect_timeout_s or _MOST_SWEEP_S * 4)
+        every_s = min(max(_LEAST_SWEEP_S, shortest_s / 4), _MOST_SWEEP_S)
+        while True:
+            due = _now() + every_s
+            await asyncio.sleep(every_s)
+            self._shared.times.flush()
+            now = _now()
+            if now - due > every_s:
+                self._forgive(now - due, now)
+            self._sweep(now, self._shared.config)
+
+    def _sweep(self, now: float, config: SessionConfig) -> None:
+        for session in list(self._sessions):
+            if session.began:
+                if session.began < now - config.tick_timeout_s and not session.timed_out:
+                    session.timed_out = True
+                    session.task.cancel()
+            elif session.inbox or session.ended:
+                continue
+            elif (
+                session.left_at
+                and session.left_at < now - config.reconnect_timeout_s
+                and session.last_seen <= session.left_at
+            ):
+                session.end("disconnect")
+            elif session.last_seen < now - config.idle_timeout_s:
+                session.end("idle")
+
+    def _forgive(self, away_s: float, now: float) -> None:
+        """While this process had no turn it could not hear its clients, so that is no silence of theirs."""
+        for session in self._sessions:
+            session.last_seen = min(session.last_seen + away_s, now)
+            session.left_at = session.left_at and min(session.left_at + away_s, now)

@@ -1,0 +1,67 @@
+"""Why sessions ended, and the error for a request that comes after the end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from brayx.errors import BrayxError, Overloaded, ServiceFull, SessionLost, SessionUnknown
+from brayx.gamecore.protocol import StepKind, StepRequest
+
+_MOST_KEPT = 4096
+
+BETWEEN = "between"
+"""Layer of the error for a request that came while its session was moved: the request was not applied."""
+
+
+class Ends:
+    """The reasons of the newest ends, by session."""
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._reasons
+
+    def add(self, session: str, reason: str) -> None:
+        """Keeps why a session ended."""
+        self._reasons[session] = reason
+        while len(self._reasons) > _MOST_KEPT:
+            self._reasons.popitem(last=False)
+
+    def forget(self, session: str) -> None:
+        """Drops the reason: the session runs again, or others keep the reason."""
+        self._reasons.pop(session, None)
+
+    def is_ending(self, session: str) -> bool:
+        """Whether a session of that id is ending here, and its id is not free yet."""
+        return self._reasons.get(session, "moved") != "moved"
+
+    def error(self, request: StepRequest) -> BrayxError:
+        """The error for a tick or stop. The reason is given once, but each time to a request that may be a repeat."""
+        reason = self._reasons.get(request.session, "")
+        self.given(request, reason)
+        return over(request.session, request.kind.value, reason)
+
+    def given(self, request: StepRequest, reason: str) -> None:
+        """A request has got the reason, so no other needs it, unless this one may come again."""
+        if reason != "moved" and not may_be_repeat(request):
+            self.forget(request.session)
+
+
+def may_be_repeat(request: StepRequest) -> bool:
+    """Whether it may have been sent before, and its answer lost: clients send numbered ticks again, and stops."""
+    return request.seq is not None or request.kind is StepKind.STOP
+
+
+def over(session: str, kind: str, reason: str) -> BrayxError:
+    """The error for a request whose session ended for ``reason``; empty: no reason is known."""
+    if reason == "moved":
+        return Overloaded(f"session {session!r} is between two replicas; try again", layer=BETWEEN)
+    if reason not in ("", "stop"):
+        return SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
+    return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")
+
+
+def ending() -> ServiceFull:
+    """The error for a start at a replica that is ending."""
+    return ServiceFull("this replica is ending and takes no new sessions; try again")

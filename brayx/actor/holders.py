@@ -1,0 +1,73 @@
+"""The connections that hold sessions, by name, and how each learns that its session has ended or was taken over.
+
+Knows nothing of doors; the connections of other processes are reached through `brayx.actor.ownership`.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Callable
+
+from brayx.actor.ownership import Ownership
+from brayx.logs import limited
+
+logger = limited(__name__)
+
+HOLDER_MARK = "#"
+"""Separates the process's address from the rest of a connection's name."""
+
+
+class Holder:
+    """A connection that holds a session, at a door where one connection is one session.
+
+    Attributes:
+        name: unique among the connections of all processes.
+        attached: this connection has held the session; its door sets it.
+        ended: why it no longer holds the session; empty: it does, as far as this process knows.
+    """
+
+    def __init__(self, name: str, on_end: Callable[[str], None]) -> None:
+        self.name = name
+        self.attached = False
+        self.ended = ""
+        self._on_end = on_end
+
+    def end(self, reason: str) -> None:
+        """Tells the connection why it no longer holds the session: that has ended, or another has ``taken`` it."""
+        self.ended = reason
+        self._on_end(reason)
+
+
+class Holders:
+    """The connections of this process that may hold a session.
+
+    Args:
+        ownership: reaches the connections of other processes.
+    """
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
+        self._here: weakref.WeakValueDictionary[str, Holder] = weakref.WeakValueDictionary()
+
+    def add(self, on_end: Callable[[str], None], at: str = "") -> Holder:
+        """Registers a connection; its name starts with ``at``, the address of this process."""
+        holder = Holder(f"{at}{HOLDER_MARK}{uuid.uuid4().hex}", on_end)
+        self._here[holder.name] = holder
+        return holder
+
+    def end(self, holder: str, reason: str) -> bool:
+        """Tells a connection of this process that it no longer holds its session; False: there is no such one."""
+        connection = self._here.get(holder)
+        if connection is None:
+            return False
+        connection.end(reason)
+        return True
+
+    def notify(self, holder: str | None, reason: str) -> None:
+        """Tells a connection of any process; an empty name is no connection."""
+        try:
+            if holder and not self.end(holder, reason):
+                self._ownership.notify(holder, reason)
+        except Exception:
+            logger.exception("connection %s could not be told that it lost its session: %s", holder, reason)

@@ -1,0 +1,49 @@
+"""Who owns which session: what a session table needs from the processes that share its sessions.
+
+`Ownership` itself stands for a process that owns all its sessions. The cluster's replicas share theirs through a
+session directory. Pure asyncio; knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+from brayx.actor.ends import over
+from brayx.actor.lease import Lease
+from brayx.actor.moving import Snapshot
+from brayx.actor.service import Reply
+from brayx.gamecore.protocol import StepRequest
+
+
+class Ownership:
+    """One process owns every session.
+
+    Args:
+        lease: no request is answered while it is over.
+
+    Attributes:
+        shared: other processes share the sessions; they keep snapshots, and remember why a session ended.
+    """
+
+    shared = False
+
+    def __init__(self, lease: Lease | None = None) -> None:
+        self.lease = lease if lease is not None else Lease()
+
+    async def claim(self, session: str) -> None:
+        """Makes a session's id this process's.
+
+        Raises:
+            BrayxError: another process has it, or the claim could not be made.
+        """
+
+    async def release(self, session: str, reason: str) -> None:
+        """Frees the id of a session that ended for ``reason``, and passes the reason on to whoever sends a request."""
+
+    def keep(self, session: str, snapshot: Snapshot) -> None:
+        """Keeps a snapshot, from which another process can resume the session."""
+
+    def hand_on(self, request: StepRequest, reply: Reply) -> None:
+        """Has a tick or stop answered by the process that has taken the session over."""
+        reply(over(request.session, request.kind.value, "lost"))
+
+    def notify(self, holder: str, reason: str) -> None:
+        """Tells a connection of another process why it no longer holds its session."""

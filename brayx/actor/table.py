@@ -1,0 +1,350 @@
+"""The session table: which sessions run in this process, and how each starts, goes on from a snapshot, and ends.
+
+A door puts a request in and is called back with bytes or a typed error. What happens within a session is
+`brayx.actor.session`. A session ends in exactly one place (`Session.end`), whatever ended it: a stop, an agent that
+raised, a client that went away, idleness, or the process's own end. Pure asyncio: no Ray, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from brayx.actor.actor import Actor
+from brayx.actor.calls import Calls
+from brayx.actor.config import SessionConfig
+from brayx.actor.deadlines import Sweeper
+from brayx.actor.ends import Ends, ending, may_be_repeat, over
+from brayx.actor.holders import Holder, Holders
+from brayx.actor.moving import Park, Snapshot
+from brayx.actor.ownership import Ownership
+from brayx.actor.service import Reply, Service
+from brayx.actor.session import Session, Shared
+from brayx.actor.tick_times import TickTimes
+from brayx.errors import BrayxError, ProtocolError, ServiceFull, SessionExists, SessionLost, SessionResumed
+from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.logs import limited
+from brayx.metrics import Recorder
+
+logger = limited(__name__)
+
+MAX_WAITING = 16
+"""Requests of one session that may wait for their turn."""
+_LAST_WORD_S = 1.5
+_TICK, _STOP, _START = StepKind.TICK, StepKind.STOP, StepKind.START
+
+Opening = Callable[[Session], Awaitable[bool]]
+"""Makes a session's actor and answers the request that opened it; False: that failed, and the client has the error."""
+
+
+class SessionTable(Service):
+    """All sessions of one process.
+
+    Args:
+        make_actor: makes the actor of a new session.
+        config: the actor's options.
+        recorder: where ticks, sessions and refusals are counted.
+        ownership: who owns which session; None: this process owns all.
+        max_waiting: requests of one session that may wait for their turn; further ones get `QueueFull`.
+    """
+
+    def __init__(
+        self,
+        make_actor: Callable[[], Actor],
+        config: SessionConfig | None = None,
+        recorder: Recorder | None = None,
+        ownership: Ownership | None = None,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self.recorder: Recorder = recorder if recorder is not None else Recorder()
+        self._make_actor = make_actor
+        self._ownership = ownership if ownership is not None else Ownership()
+        self._shared = Shared(
+            config=config if config is not None else SessionConfig(),
+            max_waiting=max_waiting,
+            recorder=self.recorder,
+            times=TickTimes(self.recorder),
+            ownership=self._ownership,
+            holders=Holders(self._ownership),
+            on_end=self._on_end,
+            free_id=self._free_id,
+        )
+        self._sessions: dict[str, Session] = {}
+        self._living: set[Session] = set()
+        self._ends = Ends()
+        self._calls = Calls(make_actor, self._shared.config)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._closed = False
+        # No session runs in the context of the request that started it: Ray would take its calls for that request's,
+        # and cancel them when the client leaves.
+        self._context = contextvars.copy_context()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+    def get(self, session: str) -> Session | None:
+        """The running session of that id."""
+        return self._sessions.get(session)
+
+    @property
+    def sessions(self) -> list[str]:
+        """Ids of the running sessions."""
+        return list(self._sessions)
+
+    def status(self) -> dict[str, Any]:
+        """How many sessions run."""
+        return {"sessions": len(self._sessions)}
+
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
+        self.recorder.add("requests_refused", 1.0, label=error.code)
+
+    def holder(self, on_end: Callable[[str], None], at: str = "") -> Holder:
+        """See `Service.holder`; the name starts with ``at``."""
+        return self._shared.holders.add(on_end, at)
+
+    def end_holder(self, holder: str, reason: str) -> None:
+        """Tells a connection of this process why it no longer holds its session, if it is still there."""
+        self._shared.holders.end(holder, reason)
+
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
+        """See `Service.disconnect`."""
+        found = self._sessions.get(session)
+        if found is None or found.holder != holder:
+            return
+        found.holder = ""
+        if found.numbered and not for_good and self._shared.config.reconnect_timeout_s > 0:
+            found.left_at = time.monotonic()
+        else:
+            found.end("disconnect")
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        """See `Service.submit`."""
+        kind = request.kind
+        if kind is _TICK or kind is _STOP:
+            session = self._sessions.get(request.session)
+            if session is not None:
+                session.take(request, reply)
+            else:
+                reply(self._ends.error(request))
+        elif kind is _START:
+            self._start(request, reply)
+        else:
+            self._calls.submit(request.body, reply)
+
+    def is_ending(self, session: str) -> bool:
+        """Whether a session of that id is ending here, and its id is not free yet."""
+        return self._ends.is_ending(session)
+
+    def _start(self, request: StepRequest, reply: Reply) -> None:
+        name, most = request.session, self._shared.config.actors_per_worker
+        if name in self._sessions:
+            reply(SessionExists(f"session {name!r} is already running: stop it first, or use another id"))
+        elif request.seq not in (None, 0):
+            reply(ProtocolError(f"a start has seq {request.seq}, expected 0, or none where ticks are not numbered"))
+        elif self._closed:
+            reply(ending())
+        elif len(self._sessions) >= most:
+            reply(ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {most}"))
+        elif len(self._living) >= 2 * most:
+            late = len(self._living) - len(self._sessions)
+            reply(ServiceFull(f"{late} sessions of this replica are ending, at most {most} may"))
+        else:
+            session = Session(name, self._shared, announced=request.seq is not None, holder=request.holder)
+            self._enter(session, lambda entered: self._open(entered, request, reply))
+
+    def resume(self, name: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+        """Goes on with a session that ran elsewhere, whose id is this process's already.
+
+        Args:
+            name: its id.
+            snapshot: the last one taken of it.
+            request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`. One
+                that may not touch the session brings it back all the same, for its holder.
+            reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
+        """
+        running = self._sessions.get(name)
+        if running is not None:
+            running.take(request, reply)
+            return
+        if self._closed:
+            reply(over(name, request.kind.value, "moved"))
+            return
+        holder = (request.holder or None) if snapshot.holder is None else snapshot.holder
+        session = Session(name, self._shared, announced=snapshot.announced, holder=holder)
+        session.resume_at(snapshot)
+        first: StepRequest | None = request
+        if request.holder != holder and (refusal := session.take_over(request)) is not None:
+            reply(refusal)
+            first = None
+        self._enter(session, lambda entered: self._restore(entered, snapshot, first, reply))
+
+    def _enter(self, session: Session, opening: Opening) -> None:
+        self._sessions[session.id] = session
+        self._living.add(session)
+        session.context = self._context.copy()
+        live = self._live(session, opening)
+        session.task = asyncio.get_running_loop().create_task(live, context=session.context)
+        session.task.add_done_callback(lambda _: self._living.discard(session))
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(Sweeper(self._living, self._shared).run())
+
+    async def _live(self, session: Session, opening: Opening) -> None:
+        """A session's task, from its opening to its last word."""
+        try:
+            if not await opening(session):
+                return
+        except asyncio.CancelledError:
+            return  # ended before it began
+        finally:
+            if not hasattr(session, "actor"):
+                self._forget(session)
+                session.turn_away(self._ends)
+        try:
+            await session.serve()
+        except asyncio.CancelledError:
+            session.end("drained")
+        except Exception:
+            logger.exception("session %s: its task failed", session.id)
+            session.end("error")
+        finally:
+            session.turn_away(self._ends)
+        await self._finish(session)
+
+    async def _open(self, session: Session, request: StepRequest, reply: Reply) -> bool:
+        """Starts a session."""
+        try:
+            await self._ownership.claim(session.id)
+        except BaseException as error:
+            self._forget(session)
+            reply(session.client_error(error, "its id could not be claimed"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        try:
+            actor = self._make_actor()
+            answer = await session.guard(actor.start(session.id, request.body), "start")
+        except BaseException as error:
+            self._forget(session)
+            await self._free_id(session.id, "stop")
+            reply(session.client_error(error, "the actor could not be made"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        self._opened(session, actor)
+        self.recorder.add("sessions_started", 1.0)
+        if time.monotonic() <= self._ownership.lease.ends or await session.may_answer(request, reply):
+            reply(answer)
+        return True
+
+    async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest | None, reply: Reply) -> bool:
+        """Brings a session back; a ``request`` of None has been refused."""
+        try:
+            actor = self._make_actor()
+            await session.guard(actor.restore(session.id, snapshot.actor), "restore")
+        except BaseException as error:
+            self._forget(session)
+            if not session.ended:
+                self.recorder.add("sessions_ended", 1.0, label="lost")
+            await self._free_id(session.id, "owner_died" if request is None or may_be_repeat(request) else "stop")
+            why = session.client_error(error, "the actor could not be restored")
+            if request is not None:
+                reply(SessionLost(f"session {session.id!r} was lost: {why}", reason="owner_died"))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        self._opened(session, actor)
+        self.recorder.add("sessions_resumed", 1.0)
+        if request is None:
+            return True
+        if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
+            # Nothing is lost: at most its client has no reply to the last tick in the snapshot, and sends it again.
+            session.inbox.appendleft((request, reply, time.monotonic(), None))
+        else:
+            following = snapshot.seq or snapshot.tick
+            message = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"
+            reply(SessionResumed(message, tick=following))
+        return True
+
+    def _opened(self, session: Session, actor: Actor) -> None:
+        session.actor = actor
+        session.last_seen = time.monotonic()
+        if not session.ended:
+            self._ends.forget(session.id)
+        self.recorder.add("sessions_active", len(self._sessions))
+
+    def _on_end(self, session: Session) -> None:
+        self._forget(session)
+        self._ends.add(session.id, session.ended)
+        self._shared.times.flush()
+        if session.ended != "lost":  # the process that goes on with it has counted it, or the one that lost it has
+            self.recorder.add("sessions_ended", 1.0, label=session.ended)
+        self.recorder.add("sessions_active", len(self._sessions))
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+
+    async def _finish(self, session: Session) -> None:
+        """Ends a session that had begun: frees its id, tells its connection, then the actor."""
+        moved = session.ended == "moved"
+        if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
+            # The next request gets the reason only if no request has got it yet.
+            await self._free_id(session.id, session.ended if session.id in self._ends else "stop")
+        # A session that another process took over counts as moved for the doors: their clients shall try again.
+        self._shared.holders.notify(session.holder, "moved" if session.ended == "lost" else session.ended)
+        if moved:
+            session.actor.on_moved()
+            return
+        timeout_s = self._shared.config.tick_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await session.actor.on_end(session.ended)
+        except TimeoutError:
+            logger.error("session %s: on_end(%s) took longer than %s s", session.id, session.ended, timeout_s)
+        except Exception:
+            logger.exception("session %s: on_end(%s) raised", session.id, session.ended)
+
+    async def _free_id(self, session: str, reason: str) -> None:
+        """Frees an id, unless it has been started anew here; one that cannot be freed holds nothing up."""
+        if session in self._sessions:
+            return
+        try:
+            async with asyncio.timeout(self._shared.config.tick_timeout_s):
+                await self._ownership.release(session, reason)
+                if self._ownership.shared:
+                    self._ends.forget(session)
+        except Exception as error:
+            logger.warning("session %s: its id could not be freed: %s: %s", session, type(error).__name__, error)
+
+    def lose(self, sessions: Iterable[str]) -> None:
+        """Ends sessions with reason ``lost``: the lease was over, and other processes may have them now."""
+        for session in [self._sessions[name] for name in sessions if name in self._sessions]:
+            session.end("lost")
+
+    def move(self, park: Park) -> None:
+        """Hands over the sessions whose actors can give a snapshot and that are not busy; they end as ``moved``."""
+        for session in list(self._sessions.values()):
+            session.move(park)
+
+    async def close(self, reason: str = "drained", timeout_s: float = 10.0) -> None:
+        """Ends every session with ``reason``, waits until their agents know, and takes no more."""
+        self._closed = True
+        for session in list(self._sessions.values()):
+            session.end(reason)
+        pending = {*(session.task for session in self._living), *self._calls.tasks}
+        if pending:
+            _, late = await asyncio.wait(pending, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_WORD_S)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._calls.close(reason, _LAST_WORD_S)
