@@ -59,7 +59,7 @@ def play_at_once(
         begin: makes a game, given its place (0 to ``at_once - 1``) and its seed. It has to end soon once
             ``should_stop`` is true, with ``stopped``.
         url: ``tcp://host:port``.
-        seed: each place plays the games of `brayx.gamecore.games.play_games` with ``seed`` plus its number.
+        seed: makes the games repeatable; the first place plays those that one game at a time would be.
         timeout_s: of one request; past it the connection is given up, and the games on it.
         games, on_game, give_up_after_s, should_stop: as of `brayx.gamecore.games.play_games`.
         key, secret: as of `brayx.gamecore.client.Client`.
@@ -71,7 +71,7 @@ def play_at_once(
     endpoint = Endpoint.parse(url)
     if endpoint.scheme != "tcp":
         raise ConfigError(f"several games at once share a TCP connection: {url} is none, expected tcp://host:port")
-    table = _Table(begin, [seeds(None if seed is None else seed + index) for index in range(at_once)])
+    table = _Table(begin, [seeds(seed, index) for index in range(at_once)])
     patience = Patience(give_up_after_s)
     results: list[AnyResult] = []
     done = 0

@@ -214,11 +214,16 @@ def _tell(text: str) -> None:
     print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
-def seeds(seed: int | None) -> Iterator[int | None]:
-    """A seed for each game: far apart for neighbouring ``seed``, unlike seed + 1, which another gamecore may have."""
+def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
+    """A seed for each game: far apart for neighbouring ``seed``, unlike seed + 1, which another gamecore may have.
+
+    Args:
+        seed: of the gamecore; None: each game draws its own.
+        place: of the game among those that the gamecore plays at once.
+    """
     game = 0
     while True:
-        yield None if seed is None else int(np.random.SeedSequence([seed, game]).generate_state(1)[0])
+        yield None if seed is None else int(np.random.SeedSequence([seed, game, place]).generate_state(1)[0])
         game += 1
 
 

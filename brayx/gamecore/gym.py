@@ -161,8 +161,7 @@ def run_games(
         timeout_s: of one request.
         give_up_after_s: for how long errors may follow each other without one whole game between them.
         reconnect_s, key, secret: as of `Client`.
-        at_once: games that this process plays side by side, their sessions over one TCP connection. With a ``seed``
-            each plays what a gamecore of its own would with ``seed``, ``seed + 1``, ...
+        at_once: games that this process plays side by side, their sessions over one TCP connection.
 
     With ``games`` None nothing is kept, as there may be millions: the list is empty, and `on_game` tells them all.
 

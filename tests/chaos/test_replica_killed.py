@@ -15,6 +15,7 @@ import pytest
 
 from tests.end_to_end.jobs import (
     FREE_PORTS,
+    ONE_GAME_EACH_OVER_WS,
     Command,
     brayx,
     goes_on,
@@ -36,7 +37,8 @@ KILL_AFTER = 1_500
 
 def start(folder: Path, where: str) -> Command:
     options = [
-        *FREE_PORTS, f"actor.gamecores.0.num={NUM_GAMES}", f"trainer.where={where}", f"trainer.num_steps={NUM_STEPS}",
+        *FREE_PORTS, *ONE_GAME_EACH_OVER_WS, f"actor.gamecores.0.num={NUM_GAMES}",
+        f"trainer.where={where}", f"trainer.num_steps={NUM_STEPS}",
         "trainer.target_return=null", "trainer.checkpoint_interval_s=1.0",
     ]  # fmt: skip
     return brayx(folder, "train", str(job_folder(folder)), "--cluster", *setting(*options))

@@ -20,6 +20,7 @@ from brayx.gamecore.client import Client
 from brayx.tracking import Trial
 from tests.end_to_end.jobs import (
     FREE_PORTS,
+    ONE_GAME_EACH_OVER_WS,
     Command,
     alone_for,
     brayx,
@@ -99,7 +100,7 @@ def on_ray(folder: Path, *overrides: str, **files: str) -> list[str]:
 def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
     """Words of ``brayx train`` for two CartPole games."""
     yaml = job_folder(folder, **files)
-    options = [*FREE_PORTS, "actor.gamecores.0.num=2", "trainer.target_return=null", *overrides]
+    options = [*FREE_PORTS, *ONE_GAME_EACH_OVER_WS, "actor.gamecores.0.num=2", "trainer.target_return=null", *overrides]
     return ["train", str(yaml), *setting(*options)]
 
 
@@ -181,8 +182,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
         telling_agent=TELLING_AGENT,
         long_game=LONG_GAME,
     )
-    yaml = folder / "cartpole.yaml"
-    yaml.write_text(yaml.read_text().replace("CartPole-v1", "long_game:LongCartPole-v0"))
+    words = [word.replace("CartPole-v1", "long_game:LongCartPole-v0") for word in words]
     with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
 
         def both_play() -> bool:

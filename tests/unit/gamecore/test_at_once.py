@@ -40,13 +40,21 @@ def seeds(app: EchoApp) -> list[int]:
     return sorted(json.loads(request.body)["seed"] for request in app.requests if request.kind is StepKind.START)
 
 
-def test_the_games_are_those_of_as_many_processes(app: EchoApp, url: str) -> None:
-    alone = [gym.run_games("CartPole-v1", url, games=1, seed=5 + index)[0] for index in range(3)]
-    begun = seeds(app)
+def test_a_seed_makes_the_games_repeatable_and_each_its_own(app: EchoApp, url: str) -> None:
+    gym.run_games("CartPole-v1", url, games=1, seed=5)
+    (alone,) = seeds(app)
     app.requests.clear()
     results = gym.run_games("CartPole-v1", url, games=3, seed=5, at_once=3)
+    begun = seeds(app)
+    assert len({*begun}) == 3
+    assert alone in begun
+    assert len(results) == 3
+    app.requests.clear()
+    gym.run_games("CartPole-v1", url, games=3, seed=5, at_once=3)
     assert seeds(app) == begun
-    assert sorted(result.length for result in results) == sorted(result.length for result in alone)
+    app.requests.clear()
+    gym.run_games("CartPole-v1", url, games=3, seed=6, at_once=3)
+    assert not {*begun} & {*seeds(app)}, "what another gamecore plays"
     assert not app.running
 
 

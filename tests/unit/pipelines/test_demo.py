@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from brayx.errors import ConfigError
+from brayx.gamecore.games import seeds
 from brayx.tracking import tracking_uri
 from deployments.actor import ServeArgs
 from deployments.job import JobConfig
@@ -92,9 +93,11 @@ def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):
     """`evaluate` gives its processes the seed, and 10 000 more each."""
     seed = played(tracking_db)["seed"]
     gamecores = JobConfig.load(TEMPLATES / "cartpole.yaml").actors["actor"].gamecores
-    training = [int(words[words.index("--seed") + 1]) for words in _commands(gamecores, {"ws": "ws://x"})]
-    assert len(training) == 8
-    assert not {seed + 10_000 * index for index in range(4)} & set(training)
+    (words,) = _commands(gamecores, {"tcp": "tcp://x"})
+    training, at_once = (int(words[words.index(name) + 1]) for name in ("--seed", "--at-once"))
+    assert at_once == 8
+    training_games = {next(seeds(training, place)) for place in range(at_once)}
+    assert not {next(seeds(seed + 10_000 * index)) for index in range(4)} & training_games
 
 
 def test_the_final_games_carry_the_jobs_keys(played, tracking_db):
