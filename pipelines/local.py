@@ -107,6 +107,7 @@ class _Training:
         from brayx.actor.agent import Services
         from brayx.actor.games import Games
         from brayx.actor.parts import agents_of, codec_of
+        from brayx.actor.serving import Runtime
         from brayx.local.acting import ActingModel
         from brayx.local.buffer import LocalBuffer
         from brayx.local.host import LocalHost
@@ -162,11 +163,13 @@ class _Training:
         )
         self.host = LocalHost(
             actor,
-            make_actor,
-            self.numbers,
+            Runtime(
+                make_actor,
+                self.numbers,
+                lambda: {"mode": "train", "policy_versions": {config.model: self.acting.model.version}},
+                [self.acting.model.close],
+            ),
             name=self.actor,
-            describe=lambda: {"mode": "train", "policy_versions": {config.model: self.acting.model.version}},
-            close=[self.acting.model.close],
         )
         self.finished = self.learning = False
         self.end = Deadline(_END_S)

@@ -17,10 +17,12 @@ from typing import Any, Self
 
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.doors.ports import on_loopback
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
+from brayx.actor.serving import Runtime
 from brayx.gamecore.auth import Keys
-from brayx.local.host import LocalHost, on_loopback
+from brayx.local.host import LocalHost
 from brayx.metrics import Recorder
 from brayx.model.build import acting_model
 from brayx.model.checkpoints import engine_from
@@ -92,19 +94,21 @@ class Serving:
         """Whether any machine that reaches a door may play."""
         self._host = LocalHost(
             config,
-            AgentActorFactory(
-                agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
-                config=as_dict,
-                services=Services(self._models, {}, recorder),
-                codec=codec_of(config, job.folder),
-                episode_length=config.episode_length,
-                games=Games() if config.share == "game" else None,
-                arms=self._follower,
+            Runtime(
+                AgentActorFactory(
+                    agents=agents_of({name: job.agents[name] for name in config.agents}, job.folder),
+                    config=as_dict,
+                    services=Services(self._models, {}, recorder),
+                    codec=codec_of(config, job.folder),
+                    episode_length=config.episode_length,
+                    games=Games() if config.share == "game" else None,
+                    arms=self._follower,
+                ),
+                recorder,
+                self._facts,
+                [self._end_work, *(model.close for model in self._models.values())],
             ),
-            recorder,
             name=actor,
-            describe=self._facts,
-            close=[self._end_work, *(model.close for model in self._models.values())],
             keys=keys,
         )
         self._host.open()

@@ -77,6 +77,8 @@ class SessionTable(Service):
         self._ends = Ends()
         self._calls = Calls(make_actor, self._shared.config)
         self._sweeper: asyncio.Task[None] | None = None
+        self.is_shut = False
+        """No new session starts."""
         self._closed = False
         # No session runs in the context of the request that started it: Ray would take its calls for that request's,
         # and cancel them when the client leaves.
@@ -148,7 +150,7 @@ class SessionTable(Service):
             reply(SessionExists(f"session {name!r} is already running: stop it first, or use another id"))
         elif request.seq not in (None, 0):
             reply(ProtocolError(f"a start has seq {request.seq}, expected 0, or none where ticks are not numbered"))
-        elif self._closed:
+        elif self.is_shut:
             reply(ending())
         elif len(self._sessions) >= most:
             reply(ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {most}"))
@@ -335,7 +337,7 @@ class SessionTable(Service):
 
     async def close(self, reason: str = "drained", timeout_s: float = 10.0) -> None:
         """Ends every session with ``reason``, waits until their agents know, and takes no more."""
-        self._closed = True
+        self._closed = self.is_shut = True
         for session in list(self._sessions.values()):
             session.end(reason)
         pending = {*(session.task for session in self._living), *self._calls.tasks}

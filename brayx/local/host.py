@@ -1,7 +1,6 @@
-"""The doors and sessions of one actor on an event loop in a thread of its own; started and ended from any other.
+"""One actor's sessions and doors on an event loop in a thread of its own; any other thread starts and ends them.
 
-The same listeners and protocols as a replica's native ports, on the same numbers; the process owns every session, so
-there is no session directory to ask. Knows nothing of agents, models or learning.
+The process owns every session, so there is no session directory. Knows nothing of agents, models or learning.
 """
 
 from __future__ import annotations
@@ -12,23 +11,14 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import HttpConnection, WebSockets
-from brayx.actor.doors.native import Connection, Limits, Listener
-from brayx.actor.doors.tcp import TcpConnection
-from brayx.actor.ends import ending
-from brayx.actor.service import Reply
-from brayx.actor.table import SessionTable
-from brayx.errors import DeadlineExceeded, Unauthorized
+from brayx.actor.doors.ports import on_loopback, shown
+from brayx.actor.serving import ActorService, Runtime
+from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.metrics import Recorder
-from brayx.ports import is_loopback
 
 if TYPE_CHECKING:
     from brayx.local.grpc import GrpcListener
@@ -38,74 +28,8 @@ logger = logging.getLogger(__name__)
 _OPEN_S = 30.0
 _LOOP_END_S = 2.0
 _DRAIN_CHECK_S = 0.05
-_IDLE_S = 300.0
-"""A connection without a request is kept for so long at least."""
 
 T = TypeVar("T")
-
-
-class LocalService(SessionTable):
-    """The sessions of a process that owns them all.
-
-    Args:
-        make_actor, recorder: as of `SessionTable`.
-        config: the actor component's options.
-        name: of the actor.
-        describe: further facts for the status page.
-        keys: that requests are signed with; None: every client is let in.
-    """
-
-    def __init__(
-        self,
-        make_actor: Callable[[], Actor],
-        config: ActorConfig,
-        recorder: Recorder,
-        *,
-        name: str,
-        describe: Callable[[], dict[str, Any]],
-        keys: Keys | None = None,
-    ) -> None:
-        super().__init__(
-            make_actor,
-            config.model_copy(
-                update={"show_errors": on_loopback(config) if config.show_errors is None else config.show_errors}
-            ),
-            recorder,
-        )
-        self._name = name
-        self._describe = describe
-        self._keys = keys
-        self._draining = False
-        self.urls: dict[str, str] = {}
-        """URL of each door that is open beside the main one."""
-
-    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
-        """See `Service.submit`."""
-        if self._keys is not None and not let_in:
-            try:
-                self._keys.check(request, time.time())
-            except Unauthorized as error:
-                reply(error)
-                return
-        if self._draining and request.kind is StepKind.START and request.session not in self:
-            reply(ending())
-            return
-        super().submit(request, reply, forwarded=forwarded, let_in=let_in)
-
-    def drain(self) -> None:
-        """Refuses new sessions from now on."""
-        self._draining = True
-
-    def status(self) -> dict[str, Any]:
-        """Facts for the status page, as a replica has them."""
-        return {
-            "service": "brayx",
-            "application": self._name,
-            "sessions": len(self),
-            "draining": self._draining or self._closed,
-            "doors": self.urls,
-            **self._describe(),
-        }
 
 
 class LocalHost:
@@ -113,41 +37,21 @@ class LocalHost:
 
     Args:
         config: the actor component's options.
-        make_actor: makes the actor of each session; called on the loop.
-        recorder: where sessions and ticks are counted.
+        runtime: what is behind the sessions; called on the loop.
         name: of the actor.
-        describe: facts for the status page.
-        close: coroutine functions that end what the actors use, in order, once the sessions have ended.
         keys: that requests are signed with; None: every client is let in.
 
     Attributes:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
     """
 
-    def __init__(
-        self,
-        config: ActorConfig,
-        make_actor: Callable[[], Actor],
-        recorder: Recorder,
-        *,
-        name: str = "actor",
-        describe: Callable[[], dict[str, Any]] = dict,
-        close: Sequence[Callable[[], Awaitable[None]]] = (),
-        keys: Keys | None = None,
-    ) -> None:
+    def __init__(self, config: ActorConfig, runtime: Runtime, *, name: str = "actor", keys: Keys | None = None) -> None:
+        if config.show_errors is None:
+            config = config.model_copy(update={"show_errors": on_loopback(config)})
         self._config = config
-        self._make_service = functools.partial(
-            LocalService, make_actor, config, recorder, name=name, describe=describe, keys=keys
-        )
-        self._close = close
-        self._limits = Limits(
-            max_body_bytes=config.max_body_bytes,
-            max_connections=config.max_connections,
-            idle_s=max(config.idle_timeout_s, _IDLE_S),
-        )
-        self._service: LocalService | None = None
-        self._websockets: WebSockets | None = None
-        self._listeners: list[Listener] = []
+        self._make_service = functools.partial(ActorService, runtime, config, name, keys=keys)
+        self._close = runtime.close
+        self._service: ActorService | None = None
         self._grpc: GrpcListener | None = None
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="brayx-doors", daemon=True)
@@ -186,10 +90,10 @@ class LocalHost:
 
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
-        service, until = self._service, time.monotonic() + timeout_s
-        assert service is not None
-        self._loop.call_soon_threadsafe(service.drain)
-        while len(service):
+        assert self._service is not None
+        table, until = self._service.table, time.monotonic() + timeout_s
+        table.is_shut = True
+        while len(table):
             if time.monotonic() > until:
                 return False
             time.sleep(_DRAIN_CHECK_S)
@@ -210,46 +114,28 @@ class LocalHost:
     async def _open(self) -> None:
         config = self._config
         service = self._service = self._make_service()
-        app = DoorApp(service, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
-        websockets = self._websockets = WebSockets(app, self._limits)
-
-        def http(listener: Listener) -> HttpConnection:
-            return HttpConnection(listener, websockets)
-
-        async def listen(make: Callable[[Listener], Connection], host: str, port: int) -> str:
-            listener = Listener(service, make, self._limits)
-            await listener.open(host, port)
-            self._listeners.append(listener)
-            return _shown(host, listener.address[1])
-
-        at = await listen(http, config.host, config.port)
-        self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
-        if config.native_port is not None:
-            at = await listen(http, config.native_host, config.native_port)
-            service.urls.update(http=f"http://{at}", ws=f"ws://{at}")
-        if config.tcp_port is not None:
-            at = await listen(TcpConnection, config.native_host, config.tcp_port)
-            self.urls["tcp"] = service.urls["tcp"] = f"tcp://{at}"
+        at = await service.doors.open_http(config.host, config.port)
+        self.urls = {"http": f"http://{at}", "ws": f"ws://{at}"}
+        await service.doors.open()
         if config.grpc_port is not None:
             from brayx.local.grpc import GrpcListener
 
             self._grpc = GrpcListener(service, config)
-            at = _shown(config.native_host, await self._grpc.open(config.native_host, config.grpc_port))
-            self.urls["grpc"] = service.urls["grpc"] = f"grpc://{at}"
+            port = await self._grpc.open(config.native_host, config.grpc_port)
+            service.doors.urls["grpc"] = f"grpc://{shown(config.native_host, port)}"
+        self.urls = {**service.doors.urls, **self.urls}
 
     async def _shut(self, timeout_s: float) -> None:
-        for listener in self._listeners:
-            listener.shut()
-        if self._service is not None:
-            await self._service.close("drained", timeout_s)
-        if self._websockets is not None:
-            self._websockets.close()
-        listeners = [listener.close for listener in self._listeners]
+        service, closing = self._service, []
+        if service is not None:
+            service.doors.shut()
+            await service.table.close("drained", timeout_s)
+            closing.append(service.doors.close)
         if self._grpc is not None:
-            listeners.append(self._grpc.close)
-        for closing in (*listeners, *self._close):
+            closing.append(self._grpc.close)
+        for close in (*closing, *self._close):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(closing(), max(timeout_s, 0.1))
+                await asyncio.wait_for(close(), max(timeout_s, 0.1))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -261,17 +147,6 @@ class LocalHost:
             with contextlib.suppress(RuntimeError):
                 self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
-
-
-def on_loopback(config: ActorConfig) -> bool:
-    """Whether no other machine can reach a door."""
-    native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
-    return is_loopback(config.host) and (not native or is_loopback(config.native_host))
-
-
-def _shown(host: str, port: int) -> str:
-    """An address that a client on this machine can connect to."""
-    return f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

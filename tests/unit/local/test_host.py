@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from brayx.actor.config import ActorConfig
+from brayx.actor.serving import Runtime
 from brayx.errors import SessionLost, StartupError, Unauthorized, from_wire
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
@@ -37,7 +38,7 @@ def config(**options: object) -> ActorConfig:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LocalHost]:
-    host = LocalHost(config(), functools.partial(Echo, []), Recorder(), describe=lambda: {"mode": "train"})
+    host = LocalHost(config(), Runtime(functools.partial(Echo, []), describe=lambda: {"mode": "train"}))
     host.open()
     yield host
     host.close()
@@ -81,7 +82,7 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
         closed.append(True)
 
     threads = threading.active_count()
-    host = LocalHost(config(**NATIVE_OFF), functools.partial(Echo, ends), recorder, close=[close])
+    host = LocalHost(config(**NATIVE_OFF), Runtime(functools.partial(Echo, ends), recorder, close=[close]))
     host.open()
     with Client(host.url.replace("http", "ws")) as client:
         client.start()
@@ -98,7 +99,7 @@ def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> N
 
 
 def test_an_end_tells_a_session_on_a_grpc_stream() -> None:
-    host = LocalHost(config(), functools.partial(Echo, []), Recorder())
+    host = LocalHost(config(), Runtime(functools.partial(Echo, [])))
     host.open()
     requests: SimpleQueue[pb.StepRequest | None] = SimpleQueue()
     with grpc.insecure_channel(host.urls["grpc"].removeprefix("grpc://")) as channel:
@@ -118,7 +119,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalHos
     file = tmp_path_factory.mktemp("keys") / "keys.txt"
     new_key(file, "studio")
     keys = Keys.load(file)
-    host = LocalHost(config(), functools.partial(Echo, []), Recorder(), keys=keys)
+    host = LocalHost(config(), Runtime(functools.partial(Echo, [])), keys=keys)
     host.open()
     yield host, keys.secret("studio").decode()
     host.close()
@@ -154,7 +155,7 @@ def test_a_client_without_one_is_refused_at_every_door(
 def test_a_port_that_is_taken_is_told_and_those_opened_before_are_closed(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        host = LocalHost(config(**{option: port}), functools.partial(Echo, []), Recorder())
+        host = LocalHost(config(**{option: port}), Runtime(functools.partial(Echo, [])))
         with pytest.raises(StartupError, match=f"port {port} of 127.0.0.1 is taken"):
             host.open()
     with pytest.raises(OSError, match="refused"):

@@ -1,0 +1,105 @@
+"""The native doors of a service: HTTP with WebSocket on one port, TCP framing on another. Both hosts open them so.
+
+Knows nothing of Ray, nor of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
+from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
+from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.service import Service
+from brayx.ports import is_loopback
+
+_LEAST_IDLE_S = 300.0
+"""A connection without a request is kept for so long at least."""
+
+
+class NativeDoors:
+    """The listeners that a process opens itself.
+
+    Args:
+        service: what answers.
+        app: its ASGI application, for WebSocket connections.
+        config: the actor's options.
+        application: processes that serve the application of this name share the ports; None: no other process may.
+
+    Attributes:
+        urls: URL of each native door that is open, by its name.
+    """
+
+    def __init__(self, service: Service, app: DoorApp, config: ActorConfig, application: str | None = None) -> None:
+        self.urls: dict[str, str] = {}
+        self._service = service
+        self._config = config
+        self._application = application
+        self._limits = Limits(
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.max_connections,
+            idle_s=max(config.idle_timeout_s, _LEAST_IDLE_S),
+        )
+        self._websockets = WebSockets(app, self._limits)
+        self._listeners: list[Listener] = []
+        self._held: list[HeldPort] = []
+
+    async def open(self) -> None:
+        """Opens the ports that are configured.
+
+        Raises:
+            StartupError: one is taken. Those opened before it stay open until `close`.
+        """
+        config, application = self._config, self._application
+        if application is not None:
+            for port in (config.native_port, config.tcp_port):
+                if port is not None:
+                    self._held.append(await asyncio.to_thread(HeldPort, port, application))
+        if config.native_port is not None:
+            if application is not None:
+                await asyncio.to_thread(check_shared_port, config.native_host, config.native_port, application)
+            at = await self.open_http(config.native_host, config.native_port)
+            self.urls.update(http=f"http://{at}", ws=f"ws://{at}")
+        if config.tcp_port is not None:
+            listener = Listener(self._service, TcpConnection, self._limits)
+            self.urls["tcp"] = f"tcp://{await self._listen(listener, config.native_host, config.tcp_port)}"
+
+    async def open_http(self, host: str, port: int) -> str:
+        """Opens an HTTP and WebSocket door at an address; gives the one that clients on this machine connect to."""
+        return await self._listen(self.http(), host, port)
+
+    def http(self, peers: ForPeers | None = None) -> Listener:
+        """A listener for HTTP and WebSocket that its caller opens and closes; ``peers`` makes it one for replicas."""
+        return Listener(self._service, lambda listener: HttpConnection(listener, self._websockets, peers), self._limits)
+
+    async def _listen(self, listener: Listener, host: str, port: int) -> str:
+        await listener.open(host, port, shared=self._application is not None)
+        self._listeners.append(listener)
+        return shown(host, listener.address[1])
+
+    def shut(self) -> None:
+        """Takes no more connections."""
+        for listener in self._listeners:
+            listener.shut()
+        for held in self._held:
+            held.release()
+
+    async def close(self) -> None:
+        """Closes all listeners and connections."""
+        self._websockets.close()
+        self.shut()
+        for listener in self._listeners:
+            await listener.close()
+
+
+def on_loopback(config: ActorConfig, host: str | None = None) -> bool:
+    """Whether no other machine can reach a door: the native ones, and the main one at ``host`` (the config's)."""
+    native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
+    return is_loopback(host or config.host) and (not native or is_loopback(config.native_host))
+
+
+def shown(host: str, port: int) -> str:
+    """An address that a client on this machine can connect to."""
+    return f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

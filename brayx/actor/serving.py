@@ -1,0 +1,109 @@
+"""An actor's sessions behind its doors, credentials included: what both hosts run.
+
+Knows nothing of Ray, nor of what is inside an actor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from brayx.actor.actor import Actor
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.ports import NativeDoors
+from brayx.actor.holders import Holder
+from brayx.actor.ownership import Ownership
+from brayx.actor.service import Reply, Service
+from brayx.actor.table import SessionTable
+from brayx.errors import BrayxError, Unauthorized
+from brayx.gamecore.auth import Keys
+from brayx.gamecore.protocol import StepRequest
+from brayx.metrics import Recorder
+
+
+@dataclass
+class Runtime:
+    """What is behind an actor's sessions.
+
+    Attributes:
+        make_actor: makes the actor of each session.
+        recorder: of the process.
+        describe: JSON facts for the status page (the policy version, say).
+        close: coroutine functions that end what the actors use, in order, once the sessions have ended.
+    """
+
+    make_actor: Callable[[], Actor]
+    recorder: Recorder = field(default_factory=Recorder)
+    describe: Callable[[], dict[str, Any]] = dict
+    close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+
+class ActorService(Service):
+    """The sessions of an actor in this process.
+
+    Args:
+        runtime: what is behind them.
+        config: the actor's options; its ``show_errors`` is set.
+        name: of the application, on the status page.
+        keys: that requests are signed with; None: every client is let in.
+        ownership: as of `SessionTable`.
+        shared: other processes of the application open the same native ports.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ActorConfig,
+        name: str,
+        *,
+        keys: Keys | None = None,
+        ownership: Ownership | None = None,
+        shared: bool = False,
+    ) -> None:
+        self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
+        self.app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
+        self.doors = NativeDoors(self, self.app, config, name if shared else None)
+        self._runtime = runtime
+        self._config = config
+        self._name = name
+        self._keys = keys
+
+    def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
+        """See `Service.submit`."""
+        if self._keys is not None and not let_in:
+            try:
+                self._keys.check(request, time.time())
+            except Unauthorized as error:
+                reply(error)
+                return
+        self.answer(request, reply, forwarded)
+
+    def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
+        """Answers a request that has been let in; arguments as of `submit`."""
+        self.table.submit(request, reply)
+
+    def refused(self, error: BrayxError) -> None:
+        """See `Service.refused`."""
+        self.table.refused(error)
+
+    def holder(self, on_end: Callable[[str], None]) -> Holder:
+        """See `Service.holder`."""
+        return self.table.holder(on_end)
+
+    async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
+        """See `Service.disconnect`."""
+        await self.table.disconnect(session, holder, for_good=for_good)
+
+    def status(self) -> dict[str, Any]:
+        """Facts for the status page."""
+        return {
+            "service": "brayx",
+            "application": self._name,
+            "sessions": len(self.table),
+            "draining": self.table.is_shut,
+            "doors": self.doors.urls,
+            **self._runtime.describe(),
+        }
