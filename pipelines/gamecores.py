@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ class Gamecores:
 
     Args:
         configs: what to run.
-        urls: URL of each door by name, put in place of ``{url}`` in the commands.
+        urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
 
     Attributes:
@@ -55,7 +55,11 @@ class Gamecores:
 
     def __init__(self, configs: Sequence[GamecoreConfig], urls: Mapping[str, str], folder: str | Path) -> None:
         self._folder = folder
-        self._games = [_Game(argv) for argv in _commands(configs, urls)]
+        each = [config for config in configs for _ in range(config.num)]
+        self._games = [
+            _Game(filled(config.command, urls, door=config.door, index=index)) for index, config in enumerate(each)
+        ]
+        self._urls = sorted(urls.values(), key=len, reverse=True)
         self._selector = selectors.DefaultSelector()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
@@ -67,6 +71,15 @@ class Gamecores:
     def num(self) -> int:
         """Processes to be kept running."""
         return len(self._games)
+
+    def __str__(self) -> str:
+        """How many there are, and the URL that each was given."""
+        given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
+        parts = [
+            f"{num} gamecores play at {url}" if url else f"{num} gamecores were given no URL"
+            for url, num in given.items()
+        ]
+        return "; ".join(parts) or "no gamecore is started here"
 
     @property
     def running(self) -> int:
@@ -117,7 +130,7 @@ class Gamecores:
             game.process = subprocess.Popen(
                 game.argv,
                 cwd=self._folder,
-                env=_environment(),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -181,23 +194,31 @@ class Gamecores:
         game.process, game.said = None, ""
 
 
-def _commands(configs: Sequence[GamecoreConfig], urls: Mapping[str, str]) -> list[list[str]]:
-    """One argument list a process; ``{url}`` and ``{index}`` are filled in after splitting: they need no quotes."""
-    commands, index = [], 0
-    for config in configs:
-        for _ in range(config.num):
-            words = shlex.split(config.command)
-            if config.door not in urls:
-                raise StartupError(f"gamecore {config.command!r} plays by {config.door}, which the actor has not open")
-            values = {"{url}": urls[config.door], "{index}": str(index)}
-            for mark, value in values.items():
-                words = [word.replace(mark, value) for word in words]
-            commands.append(words)
-            index += 1
-    return commands
+def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:
+    """The words of a gamecore's command, placeholders filled in.
+
+    Args:
+        command: as a shell splits it. ``{url}`` becomes the URL of ``door``; ``{http_url}``, ``{ws_url}``,
+            ``{tcp_url}`` and ``{grpc_url}`` that of the door they name; ``{index}`` the gamecore's number. URLs need no
+            quotes.
+        urls: URL of each open door by name.
+        door: of ``{url}``.
+        index: of the gamecore.
+
+    Raises:
+        StartupError: the command names a door that is not open.
+    """
+    words = [word.replace("{index}", str(index)) for word in shlex.split(command)]
+    for mark, name in (("{url}", door), *((f"{{{name}_url}}", name) for name in ("http", "ws", "tcp", "grpc"))):
+        if mark not in command:
+            continue
+        if name not in urls:
+            raise StartupError(f"gamecore {command!r} plays by {name}, and open are: {', '.join(urls) or 'no doors'}")
+        words = [word.replace(mark, urls[name]) for word in words]
+    return words
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment with this interpreter's scripts (``brayx`` among them) first on the path, one thread a game."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

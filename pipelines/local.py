@@ -25,7 +25,7 @@ from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
 from pipelines.result import TrainResult, ending_of, promote
-from pipelines.watching import Pace, Patience, last_of
+from pipelines.watching import Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
@@ -190,7 +190,7 @@ class _Training:
                 began, self.learning = time.monotonic(), True
                 games = Gamecores(job.actors[self.actor].gamecores, self.host.urls, job.folder)
                 with self._playing(games):
-                    say(f"{games.num} gamecores play through the door at {self.host.url}")
+                    say(f"{games}; the door is {self.host.url}")
                     self._watch(games)
                     seconds = time.monotonic() - began
                 with self.end.paused():
@@ -264,13 +264,17 @@ class _Training:
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
         pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned))
-        patience = Patience()
+        patience, silence = Patience(), Silence(games.num)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
             numbers = self.numbers.snapshot()
             errors = error_lines(numbers, self.numbers.notes())
             last = games.messages[-1] if games.messages else ""
+            if hint := silence.hint(numbers):
+                self.progress.say(f"{hint}; {games}; the newest message of one: {last or 'none'}")
             self.progress.update(numbers, gamecores=games.running, note=last, errors=errors)
+            if silence.is_over(numbers):
+                raise StartupError(f"{silence.verdict()}; {games}; the newest message of one: {last or 'none'}")
             if patience.is_over(numbers, games.failures):
                 refused = next(filter(None, (buffer.refusal for buffer in self.buffers.values())), "")
                 raise StartupError(patience.verdict(numbers, refused or "; ".join(errors) or last))

@@ -35,7 +35,7 @@ from pipelines.progress import Progress, error_lines
 from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources
-from pipelines.watching import Pace, Patience, last_of
+from pipelines.watching import Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from ray import serve
@@ -250,7 +250,7 @@ def train_on(
             rollouts = Rollouts(job, names, NAMESPACE, before)
             with _at_work((sources, games, rollouts), buffers.values(), end):
                 if actor:
-                    progress.say(f"{len(games.pids)} gamecores play through the door at {cluster.url}")
+                    progress.say(f"{games}; the door is {cluster.url}")
                 if rollouts.num:
                     progress.say(f"{rollouts.num} rollout workers step environments")
                 _watch(progress, hub, learned, learner, games, sources, rollouts, largest * config.num_workers)
@@ -424,6 +424,7 @@ def _watch(
     import ray
 
     patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
+    silence = Silence(games.num)
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
@@ -446,6 +447,10 @@ def _watch(
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
             last = messages[-1] if messages else ""
             progress.update(numbers, gamecores=games.running, workers=rollouts.running, note=last, errors=errors)
+            if hint := silence.hint(numbers):
+                progress.say(f"{hint}; {games}")
+            if silence.is_over(numbers):
+                raise StartupError(f"{silence.verdict()}; {games}; the newest message: {last or 'none'}")
             if patience.is_over(numbers, games.failures + rollouts.failures):
                 refused = ""
                 with contextlib.suppress(DeadlineExceeded):

@@ -23,6 +23,7 @@ STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
 So long, too, may it take to end once its stream is over."""
+_REQUESTS = ("sessions_started", "ticks", "requests_refused", "env_steps")
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
 
@@ -60,6 +61,39 @@ class Patience:
         came = ", ".join(f"{name} {value:.0f}" for name, value in numbers.items() if name.split(".")[0] in _TROUBLE)
         waited = f"no env step has arrived for {self._clock() - self._since:.0f} s"
         return f"{waited}, only errors ({came or 'gamecores ended'}); the last: {last or 'see the log'}"
+
+
+class Silence:
+    """Notices that gamecores run and none comes to the door: a wrong URL, or a game that waits for something.
+
+    Args:
+        gamecores: how many the job starts; with none, games come by themselves, at any time.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, gamecores: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._silent, self._hinted = gamecores > 0, False
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the newest numbers: no request has come for `NEXT_STEP_TIMEOUT_S` from the start."""
+        self._silent = self._silent and not any(name.split(".")[0] in _REQUESTS for name in numbers)
+        return self._silent and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """What to look at, once, after `FIRST_STEP_TIMEOUT_S`; empty otherwise. A game may take long to load."""
+        if self.is_over(numbers) or not self._silent or self._hinted:
+            return ""
+        self._hinted = self._clock() - self._since > FIRST_STEP_TIMEOUT_S
+        return self.verdict() if self._hinted else ""
+
+    def verdict(self) -> str:
+        """One line for people."""
+        return (
+            f"no request has come to the door for {self._clock() - self._since:.0f} s: does the game connect to the "
+            "URL of its command, and by the protocol of that URL? `brayx doctor URL` tries the door"
+        )
 
 
 class Pace:

@@ -41,11 +41,12 @@ class GamecoreConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     command: str
-    """Command line; ``{url}`` becomes the door's URL and ``{index}`` the process's number."""
+    """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}`` and ``{tcp_url}`` the URL of
+    that door, and ``{url}`` that of ``door``."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """How many processes."""
     door: Literal["http", "ws", "tcp"] = "ws"
-    """Which URL ``{url}`` becomes: Serve's ingress for ``http`` and ``ws``, the replicas' own port for ``tcp``."""
+    """Which URL ``{url}`` becomes."""
 
 
 class SessionConfig(BaseModel):

@@ -191,7 +191,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
             return learned and now.get("env_steps", 0) > 256 and now["sessions_active"] >= 2
 
         command.until(both_play, "both games were played and learned from")
-        (port,) = set(re.findall(r"through the door at http://127\.0\.0\.1:(\d+)", command.err))
+        (port,) = set(re.findall(r"the door is http://127\.0\.0\.1:(\d+)", command.err))
         stopped = stop_the_learner(command, f"http://127.0.0.1:{port}")
 
         def learned_on() -> bool:

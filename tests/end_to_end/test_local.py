@@ -49,8 +49,8 @@ def train(folder: Path, num_steps: int) -> Command:
 
 def door(command: Command) -> str:
     """The door's URL, once games play through it."""
-    command.until(command.says("gamecores play through the door at"), "games play")
-    found = re.search(r"2 gamecores play through the door at (http://127\.0\.0\.1:\d+)", command.err)
+    command.until(command.says("2 gamecores play at tcp://"), "games play")
+    found = re.search(r"the door is (http://127\.0\.0\.1:\d+)", command.err)
     assert found is not None
     return found[1]
 

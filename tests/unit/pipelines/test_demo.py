@@ -18,7 +18,7 @@ from deployments.job import JobConfig
 from pipelines import demo as demo_module
 from pipelines.cli import TEMPLATES
 from pipelines.evaluate import Evaluation
-from pipelines.gamecores import _commands
+from pipelines.gamecores import filled
 
 JOB = """
 project: p
@@ -93,7 +93,8 @@ def test_no_final_game_has_a_seed_of_the_training(played, tracking_db):
     """`evaluate` gives its processes the seed, and 10 000 more each."""
     seed = played(tracking_db)["seed"]
     gamecores = JobConfig.load(TEMPLATES / "cartpole.yaml").actors["actor"].gamecores
-    (words,) = _commands(gamecores, {"tcp": "tcp://x"})
+    (gamecore,) = gamecores
+    words = filled(gamecore.command, {"tcp": "tcp://x"}, door=gamecore.door, index=0)
     training, at_once = (int(words[words.index(name) + 1]) for name in ("--seed", "--at-once"))
     assert at_once == 8
     training_games = {next(seeds(training, place)) for place in range(at_once)}

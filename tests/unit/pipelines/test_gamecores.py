@@ -11,7 +11,7 @@ import pytest
 
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
-from pipelines.gamecores import Gamecores
+from pipelines.gamecores import Gamecores, filled
 from tests.waiting import until
 
 URLS = {"http": "http://127.0.0.1:1", "ws": "ws://127.0.0.1:1"}
@@ -137,3 +137,19 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
         Gamecores([GamecoreConfig(command="no-such-game --url {url}")], URLS, tmp_path),
     ):
         pass
+
+
+def test_each_door_has_a_placeholder_and_what_each_gamecore_was_given_is_told(tmp_path: Path) -> None:
+    assert filled("game {http_url}/step {ws_url} {index}", URLS, door="ws", index=3) == [
+        "game",
+        "http://127.0.0.1:1/step",
+        "ws://127.0.0.1:1",
+        "3",
+    ]
+    with pytest.raises(StartupError, match="plays by tcp, and open are: http, ws"):
+        filled("game {tcp_url}", URLS, door="ws", index=0)
+    each = [GamecoreConfig(command="game {url}", num=4), GamecoreConfig(command="game {http_url}", num=2)]
+    assert str(Gamecores(each, URLS, tmp_path)) == (
+        "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
+    )
+    assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecores were given no URL"

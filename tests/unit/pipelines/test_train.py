@@ -24,7 +24,15 @@ from pipelines.cluster import free_port
 from pipelines.progress import Progress
 from pipelines.result import TrainResult, promote
 from pipelines.train import _undeploy, _wait_for_weights, check_books
-from pipelines.watching import FIRST_STEP_TIMEOUT_S, NEXT_STEP_TIMEOUT_S, STALLED_TIMEOUT_S, Pace, Patience, last_of
+from pipelines.watching import (
+    FIRST_STEP_TIMEOUT_S,
+    NEXT_STEP_TIMEOUT_S,
+    STALLED_TIMEOUT_S,
+    Pace,
+    Patience,
+    Silence,
+    last_of,
+)
 
 
 class Clock:
@@ -55,6 +63,28 @@ def test_errors_and_no_env_step_end_patience():
     assert verdict == (
         "no env step has arrived for 21 s, only errors (requests_refused.agent_error 3); the last: agent 'a' raised"
     )
+
+
+def test_gamecores_that_never_come_to_the_door_are_named_once_and_then_given_up():
+    clock = Clock()
+    silence = Silence(4, clock)
+    assert not silence.hint({"policy_version": 1.0})
+    clock.now = FIRST_STEP_TIMEOUT_S + 1
+    assert silence.hint({}).startswith("no request has come to the door for 21 s")
+    assert not silence.hint({}), "said once"
+    assert not silence.is_over({})
+    clock.now = NEXT_STEP_TIMEOUT_S + 1
+    assert silence.is_over({})
+
+
+@pytest.mark.parametrize("gamecores", [0, 4])
+def test_games_that_came_once_or_come_by_themselves_may_be_silent(gamecores):
+    clock = Clock()
+    silence = Silence(gamecores, clock)
+    assert not silence.hint({"requests_refused.bad_body": 1.0} if gamecores else {})
+    clock.now = 1e6
+    assert not silence.hint({})
+    assert not silence.is_over({})
 
 
 def test_gamecores_that_keep_failing_count_as_errors():
