@@ -253,8 +253,10 @@ class _Validation:
             list(bray.translate("trainer", part, set(_walk(TrainerConfig, ())[1])))  # renames them in place
             try:
                 trainer = TrainerConfig.model_validate_json(json.dumps(part), strict=True, context=self._context)
-            except (TypeError, ValidationError):  # reported when the trainer is validated
-                return found
+            except (TypeError, ValidationError):  # reported with the trainer, and not at its buffers too
+                names = part.get("buffers")
+                any_options = Sampling(unroll_length=32, batch_steps=256, sampler="uniform")
+                return {name: any_options for name in names if isinstance(name, str)} if isinstance(names, list) else {}
             found = dict.fromkeys(trainer.buffers, trainer.algorithm.sampling)
         return found
 

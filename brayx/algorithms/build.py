@@ -8,6 +8,8 @@ from __future__ import annotations
 import copyreg
 import functools
 import json
+import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
@@ -96,6 +98,12 @@ def config_class(options: Mapping[str, Any], folder: str = "") -> type[Algorithm
             module=module,
         )
     (model,) = found
+    if model.build is AlgorithmConfig.build:
+        raise ConfigError(
+            f"module {module!r} ({loaded.__file__}): {model.__name__} needs a method build(self, module, optimizer, "
+            "across) that gives the algorithm",
+            module=module,
+        )
     # Another process finds the class by the folder, which need not be on its path when it unpickles the options.
     copyreg.pickle(model, functools.partial(_reduced, module, folder))
     return model
@@ -113,11 +121,13 @@ def _validated(value: Any, info: ValidationInfo) -> AlgorithmConfig:
     if isinstance(value, AlgorithmConfig):
         return value
     if not isinstance(value, Mapping):
-        raise PydanticCustomError("algorithm", "is not a mapping of options, such as {{name: ppo}}")
+        raise PydanticCustomError("algorithm", "is not a mapping of options, such as {name: ppo}")
     try:
         model = config_class(value, (info.context or {}).get("folder", ""))
     except ConfigError as error:
         raise PydanticCustomError("algorithm", "{message}", {"message": error.message}) from error
+    if not model.model_fields["name"].default:
+        value = {"name": value["module"], **value}
     if info.mode == "json":  # strict about types, as a job's other options are
         return model.model_validate_json(json.dumps(value), strict=True)
     return model.model_validate(value)
@@ -135,6 +145,14 @@ def build(
     algorithm = config.build(module, optimizer, across)
     fast_mlp.accelerate(algorithm)
     return algorithm
+
+
+def failure(config: AlgorithmConfig, error: Exception) -> str:
+    """Where and why a user's own algorithm raised, for messages."""
+    file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    place = f" ({file}:{frames[-1].lineno})" if frames else ""
+    return f"algorithm {config.name!r} raised {type(error).__name__}: {first_line(error)}{place}"
 
 
 def measuring(config: AlgorithmConfig, module: nn.Module) -> Algorithm:

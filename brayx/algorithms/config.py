@@ -72,7 +72,7 @@ class AlgorithmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = ""
-    """Name of the algorithm."""
+    """Name of the algorithm; empty: its module's."""
     module: str | None = None
     """Import path of the module that defines the algorithm, looked up beside the YAML file first; null: brayx."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from brayx.actions import ActionSpec
-from brayx.algorithms.build import check_critic, check_observed, check_outputs
+from brayx.algorithms.build import build, check_critic, check_observed, check_outputs, failure
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import describe, example_leaves
@@ -102,6 +102,11 @@ def check_model(
             check_observed(algorithm, _observed(module, forward_args))
         except ConfigError as error:
             raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
+        if algorithm.module is not None:
+            try:
+                build(algorithm, tried, torch.optim.SGD(tried.parameters(), lr=0.0))
+            except Exception as error:
+                raise ModelError(failure(algorithm, error)) from error
     # A value for each part of the reward.
     ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if algorithm.value_heads else ("[N]", 1)}
     for path, shape in shapes.items():

@@ -20,10 +20,10 @@ from torch import nn
 
 from brayx.actor.agent import Services
 from brayx.algorithms.adam import EPS, Adam
-from brayx.algorithms.build import build, check_batch
+from brayx.algorithms.build import build, check_batch, failure
 from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
-from brayx.errors import Diverged, ModelError, first_line
+from brayx.errors import BrayxError, Diverged, ModelError, first_line
 from brayx.metrics import METRICS, WINDOW_GAMES, Kind
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
@@ -228,6 +228,10 @@ def learn(
             except ValueError as error:  # the next batch would fail the same way
                 message = f"algorithm {config.algorithm.name!r} cannot learn from this: {first_line(error)}"
                 raise ModelError(message) from error
+            except Exception as error:
+                if config.algorithm.module is None or isinstance(error, BrayxError):
+                    raise
+                raise ModelError(failure(config.algorithm, error)) from error
             _refuse_divergence(measured, ready, module, counters.updates)
             learned = 0
             if algorithm.learned:  # else nothing has changed, and nothing of it counts
