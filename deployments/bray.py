@@ -102,12 +102,8 @@ OPTIONS: dict[str, dict[str, Same | Instead]] = {
         "prefetch_size": Same(("prefetch",)),
         "max_reuse": Instead("`buffer.max_reuse`"),
         "eval": Instead("`trainer.eval_buffers`, `trainer.eval_interval` and `trainer.eval_batches`"),
-        "module": Instead(
-            "`trainer.algorithm` names what learns, or a `module` of your own; `trainer.hooks` adds to it"
-        ),
-        "class": Instead(
-            "`trainer.algorithm` names what learns, or a `module` of your own; `trainer.hooks` adds to it"
-        ),
+        "module": Instead("`trainer.algorithm` names what learns, or your own `module`; `trainer.hooks` adds to it"),
+        "class": Instead("`trainer.algorithm` names what learns, or your own `module`; `trainer.hooks` adds to it"),
         "optimizer_step_interval": Instead("`trainer.algorithm` splits a large minibatch itself: `accumulate`"),
         "batch_kind": Instead("columns of fragments are stacked by the buffer; nothing to choose"),
     },

@@ -33,13 +33,13 @@ def test_an_algorithm_beside_the_yaml_trains_is_resumed_and_learns(tmp_path: Pat
         interrupted.until(lambda: any(tmp_path.glob("mlartifacts/**/weights.npz")), "it is saved")
         interrupted.control_c()
         assert interrupted.ended() == 130
-    (trial,) = trials(tmp_path)["first"]
+    (trial,) = trials(tmp_path, "awr")["first"]
     steps = max(checkpoint.step for checkpoint in trial.checkpoints())
 
     with train(tmp_path, 3 * RANDOM) as finished, said_on_failure(finished):
         assert finished.ended() == 0
         assert "awr / first (resumed)" in finished.err
         assert f"target_return {3 * RANDOM:g} reached" in finished.out
-    (trial,) = trials(tmp_path)["first"]
+    (trial,) = trials(tmp_path, "awr")["first"]
     assert trial.status == "FINISHED"
     assert max(checkpoint.step for checkpoint in trial.checkpoints()) > steps
