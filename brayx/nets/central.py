@@ -1,7 +1,7 @@
-"""A policy of an agent's own observation, and a critic of the whole game that only learns. Torch only.
+"""A policy on one agent's observation with a centralised critic, for training only, on the game's state. Torch only.
 
-The critic is a submodule named ``critic``, which `forward` never calls: no engine computes it and no export holds it;
-checkpoints do, as they do the rest of the module.
+The critic is the submodule ``critic``, which `forward` never calls: engines and exports leave it out, checkpoints
+include it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from brayx.nets.policy import (
 from brayx.types import NestedArray
 
 OWN, STATE = "obs", "state"
-"""Names of the two in an observation of both."""
+"""Keys of the agent's own observation and of the game's state in a combined observation."""
 
 
 class Central(nn.Module):
-    """A value of states: ``[N, ...] -> [N]``."""
+    """The value of a state of the game: ``[N, ...] -> [N]``."""
 
     def __init__(self, state: NestedArray, network: NetworkConfig, categories: int | None = None) -> None:
         super().__init__()
@@ -44,26 +44,26 @@ class Central(nn.Module):
         self.value = Value(network.hidden[-1] if network.hidden else features)
 
     def forward(self, state: Tensor) -> Tensor:
-        """What the rest of the game is worth."""
+        """``[N, ...] -> [N]``."""
         value: Tensor = self.value(self.trunk(self.encoder(state)))
         return value
 
 
 class CentralisedPolicy(nn.Module):
-    """A policy that agents share, and the critic it learns with.
+    """A policy shared by agents, with the critic for its training.
 
     Args:
-        own: one agent's own observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays,
-            of which ``action_mask`` masks the logits.
+        own: one agent's observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
+            A leaf ``action_mask`` masks the logits.
         state: one state of the game.
-        num_actions: of a discrete action; several numbers for several at once; None: continuous.
+        num_actions: number of discrete actions; a sequence for several heads; None: continuous.
         action_size: length of a continuous action.
-        categories: of ``obs`` and ``state``, as `policy_for` has them.
-        network: options; ``entities`` knows the state as ``state``.
+        categories: for ``obs`` and ``state``, each as for `policy_for`.
+        network: options; in ``entities`` the state's name is ``state``.
 
     Raises:
-        ValueError: neither kind of action, or options that do not apply: a memory, layers shared with the value,
-            several values, and as `policy_for`.
+        ValueError: not exactly one kind of action, or options that do not apply: a memory, layers shared with the
+            value, several values, and those of `policy_for`.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class CentralisedPolicy(nn.Module):
             network,
             "a policy with a central value",
             lstm="has no memory",
-            shared="sees something else than its value, and shares no layers with it",
+            shared="shares no layers with its value, which has another input",
             value_heads="has a single value",
         )
         if (num_actions is None) == (action_size is None):
-            raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
+            raise ValueError(f"expected num_actions or action_size, got {num_actions} and {action_size}")
         self.activation = network.activation
         self.encoder = observation_for(own, categories.get(OWN), network)
         features = features_of(self.encoder)
@@ -98,7 +98,7 @@ class CentralisedPolicy(nn.Module):
         start_layers(self, network)
 
     def towers(self) -> Towers | None:
-        """Its layers with the critic's, if both are nothing but MLPs on flat arrays; as `Policy.towers`."""
+        """The layers of policy and critic if both are plain MLPs on flat arrays; else None. See `Policy.towers`."""
         head, critic = self.head, self.critic
         flat = type(self) is CentralisedPolicy and self.encoder.flat and critic.flat
         if not flat or not isinstance(head, Categorical | Gaussian) or self.activation not in ("tanh", "relu"):
@@ -123,14 +123,14 @@ class CentralisedPolicy(nn.Module):
 def central_policy_for(
     obs: Mapping[str, NestedArray], **options: Any
 ) -> tuple[CentralisedPolicy, tuple[NestedArray, ...]]:
-    """The networks for an observation of both, and an example of what acting takes, as an engine is built from.
+    """A `CentralisedPolicy`, and example arguments for acting, to build an engine with.
 
     Args:
         obs: ``{"obs": ..., "state": ...}`` without batch axis.
-        **options: as of `CentralisedPolicy`.
+        **options: of `CentralisedPolicy`.
 
     Raises:
-        ValueError: the observation is not of both, or the network is to have what this one has no use for.
+        ValueError: the observation lacks one of the two, or options that do not apply.
     """
     if not isinstance(obs, Mapping) or not {OWN, STATE} <= set(obs):
         held = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__

@@ -1,6 +1,6 @@
 """Convolutional encoders of images: ``[..., C, H, W] -> [..., features]``. Torch only.
 
-Bytes are taken for 0 to 255 and divided by 255; floats are taken as they are.
+uint8 images are divided by 255; floats are used as they are.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, paddin
 
 
 class _Images(nn.Module):
-    """Any number of leading axes; bytes; the last layer."""
+    """Base of the encoders: leading axes, scaling of bytes, and the last layer."""
 
     def __init__(self, shape: Sequence[int], features: int, body: nn.Module) -> None:
         super().__init__()
         if len(shape) != 3:
-            raise ValueError(f"an image has a shape of [C, H, W], got {list(shape)}")
+            raise ValueError(f"image: expected shape [C, H, W], got {list(shape)}")
         least = self.smallest()
         if min(shape[1:]) < least:
             raise ValueError(f"{type(self).__name__} needs at least {least} x {least} pixels, got {list(shape)}")
@@ -50,8 +50,8 @@ class _Images(nn.Module):
         leading = image.shape[:-3]
         x = image if len(leading) == 1 else image.reshape(-1, *image.shape[-3:])
         exporting = torch.jit.is_tracing() or torch.compiler.is_compiling()  # type: ignore[attr-defined,no-untyped-call]
-        if not exporting:  # whose graph has a layout of its own
-            # A CPU learns two thirds as long from images whose channels lie together, and sees no other difference.
+        if not exporting:  # an exported graph has its own memory layout
+            # Learning on a CPU takes a third less time with channels last.
             x = x.contiguous(memory_format=torch.channels_last)
         x = x.float() * (1 / 255) if x.dtype == torch.uint8 else x
         y = F.relu(self.last(self.body(x).flatten(1)))
@@ -81,11 +81,11 @@ class _Strided(_Images):
 
 
 class NatureCNN(_Strided):
-    """Mnih et al. 2015, "Human-level control through deep reinforcement learning"; for images of 84 x 84 or so.
+    """Mnih et al. 2015, "Human-level control through deep reinforcement learning"; for images of about 84 x 84.
 
     Args:
         shape: of an image, ``[C, H, W]``.
-        features: that come out, after a ReLU.
+        features: number of output features, after a ReLU.
     """
 
     layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -95,12 +95,13 @@ class NatureCNN(_Strided):
 
 
 class SmallCNN(_Strided):
-    """Mnih et al. 2013, "Playing Atari with deep reinforcement learning", https://arxiv.org/abs/1312.5602: a third of
-    the work of `NatureCNN`, and enough for the simpler games.
+    """Mnih et al. 2013, "Playing Atari with deep reinforcement learning", https://arxiv.org/abs/1312.5602.
+
+    A third of the work of `NatureCNN`, and enough for simpler games.
 
     Args:
         shape: of an image, ``[C, H, W]``.
-        features: that come out, after a ReLU.
+        features: number of output features, after a ReLU.
     """
 
     layers = ((16, 8, 4), (32, 4, 2))
@@ -121,12 +122,12 @@ class _Residual(nn.Module):
 
 
 class ImpalaCNN(_Images):
-    """The deep residual network of Espeholt et al. 2018, "IMPALA", https://arxiv.org/abs/1802.01561; for any image.
+    """The deep residual network of Espeholt et al. 2018, "IMPALA", https://arxiv.org/abs/1802.01561; any image size.
 
     Args:
         shape: of an image, ``[C, H, W]``.
-        features: that come out, after a ReLU.
-        channels: of its three parts, each of which halves height and width.
+        features: number of output features, after a ReLU.
+        channels: of each block; a block halves height and width.
     """
 
     def __init__(self, shape: Sequence[int], features: int = 256, channels: Sequence[int] = (16, 32, 32)) -> None:

@@ -1,15 +1,15 @@
-"""Distributions over actions, read off a model's outputs. Torch only; `brayx.actions` is the same for acting.
+"""Action distributions from a model's outputs. Torch only; `brayx.actions` is the NumPy counterpart for acting.
 
-Which one it is, the names of the outputs say (``N`` is the batch):
+The names of the outputs determine the distribution (``N`` is the batch):
 
     ``logits`` ``[N, A]``                     categorical; action ``[N]`` int64
-    ``logits`` tuple of ``[N, A_h]``          one head each; action ``[N, H]`` int64, the log-prob is that of all heads
-    ``mean``, ``log_std`` ``[N, D]``          Gaussian; action ``[N, D]``. State-dependent exploration gives its
-                                              marginal so, beside ``latent`` and ``sde_std``
+    ``logits`` tuple of ``[N, A_h]``          one head each; action ``[N, H]`` int64, log-prob summed over heads
+    ``mean``, ``log_std`` ``[N, D]``          Gaussian; action ``[N, D]``. With state-dependent exploration this is the
+                                              marginal, and there are also ``latent`` and ``sde_std``
     ``tanh_mean``, ``tanh_log_std`` ``[N, D]``  tanh of a Gaussian; action ``[N, D]`` in (-1, 1)
 
-Half precision is computed in float32. Logits are masked by the network (`brayx.nets.heads`), so nothing here knows
-of masks.
+Half precision is computed in float32. The network masks its logits (`brayx.nets.heads`); this module knows nothing of
+masks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2.0)
 _EDGE = 2.0**-24
-"""Squashed actions are taken for no nearer to -1 and 1 than this, as float32 can tell no more of what was squashed."""
+"""Squashed actions are clipped this far from -1 and 1: closer than that, float32 cannot invert the tanh."""
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 
 
@@ -36,14 +36,14 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
     The entropy of a squashed Gaussian has no closed form; it is computed by Gauss-Hermite quadrature.
 
     Args:
-        outputs: of a model.
+        outputs: a model's outputs.
         action: ``[N]`` or ``[N, H]`` int64, or ``[N, D]`` float.
 
     Returns:
         ``[N]`` and ``[N]``, float32 or float64.
 
     Raises:
-        ValueError: the outputs name no distribution, or the action is of another shape.
+        ValueError: the outputs match no distribution, or the action has another shape.
     """
     kind = _kind(outputs)
     if kind == "categorical":
@@ -75,16 +75,16 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
 
 
 def sample(outputs: Mapping[str, Any], noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A random action and its log-probability. Continuous ones are reparametrised: gradients flow through both.
+    """A random action and its log-probability. Continuous actions are reparametrised: gradients flow through both.
 
     Args:
-        outputs: of a model.
-        noise: of a standard Gaussian ``[N, D]``, which a continuous action is made of; None: drawn here.
+        outputs: a model's outputs.
+        noise: standard Gaussian noise ``[N, D]`` for a continuous action; None: drawn here.
     """
     kind = _kind(outputs)
     if kind in ("categorical", "heads"):
         heads: Sequence[Tensor] = outputs["logits"] if kind == "heads" else [outputs["logits"]]
-        # The largest of logits with Gumbel noise is a sample, with no normalisation and no wait for the device.
+        # Gumbel-max: needs no normalisation, and no synchronisation with the device.
         action = torch.stack(
             [(_full(x) - torch.empty_like(_full(x)).exponential_().log()).argmax(-1) for x in heads], -1
         )
@@ -100,7 +100,7 @@ def sample(outputs: Mapping[str, Any], noise: Tensor | None = None) -> tuple[Ten
 
 
 def mode(outputs: Mapping[str, Any]) -> Tensor:
-    """The action of a policy that does not explore: the likeliest, or the tanh of the Gaussian's."""
+    """The action without exploration: the likeliest category, the mean, or the tanh of the mean."""
     kind = _kind(outputs)
     if kind == "categorical":
         action: Tensor = outputs["logits"].argmax(-1)
@@ -140,13 +140,13 @@ def _kind(outputs: Mapping[str, Any]) -> str:
     if "tanh_mean" in outputs and "tanh_log_std" in outputs:
         return "squashed"
     raise ValueError(
-        "outputs name no distribution: expected 'logits', 'mean' and 'log_std', or 'tanh_mean' and 'tanh_log_std', "
+        "outputs match no distribution: expected 'logits', 'mean' and 'log_std', or 'tanh_mean' and 'tanh_log_std', "
         f"got {sorted(outputs)}"
     )
 
 
 def _misfit(action: Tensor, expected: tuple[int, ...]) -> ValueError:
-    return ValueError(f"action: expected shape {expected}, as the model's outputs have it, got {tuple(action.shape)}")
+    return ValueError(f"action: expected shape {expected} from the model's outputs, got {tuple(action.shape)}")
 
 
 def _full(x: Tensor) -> Tensor:

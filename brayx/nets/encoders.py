@@ -1,6 +1,6 @@
-"""Feature encoders: what an observation holds, as features ``[..., F]``. Torch only.
+"""Feature encoders: observations to features ``[..., F]``, with any leading axes. Torch only.
 
-Each has ``features``, how many come out. Leading axes are any.
+Each encoder has an attribute ``features``, the size ``F`` of its output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 
 MASK = "action_mask"
-"""Name of the leaf of an observation that says which actions are allowed: it is for the heads, never a feature."""
+"""Name of the observation leaf with the allowed actions: the heads use it; it is never a feature."""
 
 _CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
     "small": SmallCNN,
@@ -24,14 +24,14 @@ _CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
 
 
 def features_of(encoder: nn.Module) -> int:
-    """How many features an encoder gives."""
+    """Number of features of an encoder."""
     features = encoder.features
     assert isinstance(features, int)
     return features
 
 
 class Numbers(nn.Module):
-    """An array of numbers as it is: ``[..., *shape] -> [..., product of shape]``, whole numbers as float32."""
+    """Flattens an array of numbers: ``[..., *shape] -> [..., product of shape]``; integers become float32."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Numbers(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Whole numbers below ``size``: ``[..., *shape] -> [..., product of shape * size]``; others give zeros."""
+    """One-hot integers in [0, size): ``[..., *shape] -> [..., product of shape * size]``; others give zeros."""
 
     def __init__(self, size: int, shape: Sequence[int] = ()) -> None:
         super().__init__()
@@ -54,13 +54,13 @@ class OneHot(nn.Module):
         self.features = int(torch.Size(shape).numel()) * size
 
     def forward(self, x: Tensor) -> Tensor:
-        """One where the number is."""
+        """``[..., *shape] -> [..., product of shape * size]``."""
         hot = (x.unsqueeze(-1) == torch.arange(self.size, device=x.device)).float()
         return hot.flatten(-self.dims - 1) if self.dims else hot
 
 
 class Binary(nn.Module):
-    """Whole numbers below ``2 ** bits`` by their bits, the lowest first: ``[..., *shape] -> [..., product * bits]``."""
+    """Bits of integers below ``2 ** bits``, lowest first: ``[..., *shape] -> [..., product of shape * bits]``."""
 
     def __init__(self, bits: int, shape: Sequence[int] = ()) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class Binary(nn.Module):
         self.features = int(torch.Size(shape).numel()) * bits
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each bit a feature."""
-        # Division and not a shift, which ONNX has for unsigned numbers only.
+        """``[..., *shape] -> [..., product of shape * bits]``."""
+        # Division, since ONNX shifts unsigned integers only.
         powers = 2 ** torch.arange(self.bits, device=x.device)
         digits = (torch.div(x.long().unsqueeze(-1), powers, rounding_mode="floor") % 2).float()
         return digits.flatten(-self.dims - 1) if self.dims else digits
 
 
 class Embedding(nn.Module):
-    """Whole numbers below ``size`` as learned vectors: ``[...] -> [..., features]``."""
+    """Learned vectors for integers below ``size``: ``[...] -> [..., features]``."""
 
     def __init__(self, size: int, features: int) -> None:
         super().__init__()
@@ -92,15 +92,15 @@ class Embedding(nn.Module):
 
 
 class Spatial(nn.Module):
-    """An image or a stack of maps, by a convolutional network; the channels' axis may be the first or the last.
+    """A convolutional network for an image or a stack of maps, with channels first or last.
 
     Args:
-        shape: ``[C, H, W]`` or ``[H, W, C]``; the smaller of first and last axis is taken for the channels.
+        shape: ``[C, H, W]`` or ``[H, W, C]``; the smaller of first and last axis is the channel axis.
         network: ``small``, ``nature`` or ``impala``.
-        features: that come out; None: the network's own number.
+        features: number of output features; None: the network's default.
 
     Raises:
-        ValueError: there is no such network, or the image is too small for it; names the networks that fit.
+        ValueError: unknown network, or the image is too small for it; names the networks that fit.
     """
 
     def __init__(self, shape: Sequence[int], network: str = "nature", features: int | None = None) -> None:
@@ -123,7 +123,7 @@ class Spatial(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """``[..., C, H, W]`` or ``[..., H, W, C] -> [..., features]``."""
         if self.last:
-            # Not `movedim`: the tracing exporter writes it with negative axes, which ONNX does not allow.
+            # Not `movedim`: the tracing exporter gives it negative axes, which ONNX does not allow.
             first = image.ndim - 3
             image = image.permute(*range(first), image.ndim - 1, first, first + 1)
         y: Tensor = self.network(image)
@@ -131,22 +131,22 @@ class Spatial(nn.Module):
 
 
 class Observation(nn.Module):
-    """A whole observation: an encoder for each leaf, side by side; ``action_mask`` is left out.
+    """Encodes a whole observation: concatenates the features of all leaves except ``action_mask``.
 
     Args:
-        encoders: by name of the leaf; one under the name ``""`` is for an observation that is a bare array.
+        encoders: by name of the leaf; the name ``""`` stands for an observation that is a bare array.
     """
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
         super().__init__()
         if not encoders:
-            raise ValueError("an observation needs at least one leaf beside its action_mask")
+            raise ValueError("an observation needs at least one leaf besides its action_mask")
         self.names = list(encoders)
         self.encoders = nn.ModuleList(encoders.values())
         self.features = sum(features_of(encoder) for encoder in encoders.values())
         only = encoders.get("") if len(encoders) == 1 else None
         self.flat = isinstance(only, Numbers) and only.dims == 1
-        """It is one flat array, passed through."""
+        """The observation is one flat array, passed through."""
 
     def forward(self, obs: Any) -> Tensor:
         """``[..., features]``."""

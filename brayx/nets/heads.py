@@ -1,7 +1,7 @@
-"""Action decoders: from features to the outputs that `brayx.nets.distributions` reads. Torch only.
+"""Action heads: from features to the outputs that `brayx.nets.distributions` reads. Torch only.
 
-A mask is part of the observation and is applied here, by the network, so that acting and learning have the same one
-by construction. Last layers start orthogonal with gain 0.01, so that a fresh policy is nearly uniform.
+The network applies action masks here, from the observation, so acting and learning always use the same mask. Last
+layers start orthogonal with gain 0.01, so that a new policy is nearly uniform.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 MASKED = -3e4
-"""Logit of an action that may not be taken: its probability is 0 in every precision, and nothing becomes infinite."""
+"""Logit of a forbidden action: its probability is 0 in every precision, and all values stay finite."""
 GAIN = 0.01
-"""Of the initialisation of a policy's last layer (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990)."""
+"""Initial gain of a policy's last layer (Andrychowicz et al. 2021, https://arxiv.org/abs/2006.05990)."""
 _LOG_STD_MIN, _LOG_STD_MAX = -5.0, 2.0
 
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
-    """A linear layer that starts orthogonal, its bias at zero."""
+    """A linear layer with orthogonal initial weights and zero bias."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -30,12 +30,12 @@ def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
 def masked(logits: Tensor, mask: Tensor) -> Tensor:
     """``logits`` where ``mask`` is positive or true, `MASKED` elsewhere.
 
-    Where nothing is allowed all are equal, whatever the network says: the distribution is uniform, its log-probability
-    and entropy are constants, and no gradient flows.
+    If no action is allowed, all logits are equal: the distribution is uniform, its log-probability and entropy are
+    constant, and no gradient flows.
 
     Args:
         logits: ``[..., A]``.
-        mask: ``[..., A]``, bool or number.
+        mask: ``[..., A]``, bools or numbers.
     """
     allowed = mask if mask.dtype == torch.bool else mask > 0
     return torch.where(allowed, logits, torch.full_like(logits, MASKED))
@@ -57,7 +57,7 @@ class Categorical(nn.Module):
 class MultiHead(nn.Module):
     """Several discrete actions at once: ``[..., features] -> {"logits": ([..., A_0], [..., A_1], ...)}``.
 
-    The heads are one matrix, split afterwards: as fast as a single head.
+    All heads are one matrix, split afterwards, which is as fast as a single head.
     """
 
     def __init__(self, features: int, num_actions: Sequence[int], gain: float = GAIN) -> None:
@@ -66,7 +66,7 @@ class MultiHead(nn.Module):
         self.logits = linear(features, sum(self.num_actions), gain)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, tuple[Tensor, ...]]:
-        """``mask`` is ``[..., sum of A_h]``, the heads' masks one after the other."""
+        """``mask`` is ``[..., sum of A_h]``, the concatenated masks of the heads."""
         logits = self.logits(x)
         if mask is not None:
             logits = masked(logits, mask)
@@ -74,7 +74,7 @@ class MultiHead(nn.Module):
 
 
 class Pointer(nn.Module):
-    """Chooses one of the entities: ``query [..., features], entities [..., E, D] -> {"logits": [..., E]}``.
+    """Chooses one of several entities: ``query [..., features], entities [..., E, D] -> {"logits": [..., E]}``.
 
     Vinyals et al. 2015, "Pointer networks", with dot products, https://arxiv.org/abs/1506.03134.
     """
@@ -86,7 +86,7 @@ class Pointer(nn.Module):
         self._scale = size**-0.5
 
     def forward(self, x: Tensor, entities: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """``mask`` is ``[..., E]``: which entities are there and may be chosen."""
+        """``mask`` is ``[..., E]``: which entities exist and may be chosen."""
         logits = (self.key(entities) @ self.query(x).unsqueeze(-1)).squeeze(-1) * self._scale
         return {"logits": logits if mask is None else masked(logits, mask)}
 
@@ -94,7 +94,7 @@ class Pointer(nn.Module):
 class Gaussian(nn.Module):
     """Continuous actions: ``[..., features] -> {"mean": [..., D], "log_std": [..., D]}``.
 
-    The deviation is a parameter of its own that no observation changes.
+    The standard deviation is a parameter, independent of the observation.
     """
 
     def __init__(self, features: int, size: int, log_std: float = 0.0, gain: float = GAIN) -> None:
@@ -103,7 +103,7 @@ class Gaussian(nn.Module):
         self.log_std = nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Gives mean and deviation."""
+        """Returns ``mean`` and ``log_std`` ``[..., D]``."""
         mean = self.mean(x)
         return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
 
@@ -111,7 +111,7 @@ class Gaussian(nn.Module):
 class Squashed(nn.Module):
     """Continuous actions in (-1, 1): ``[..., features] -> {"tanh_mean": [..., D], "tanh_log_std": [..., D]}``.
 
-    The deviation depends on the observation, and is kept between exp(-5) and exp(2) by a smooth bend.
+    The standard deviation depends on the observation; a smooth function keeps it between exp(-5) and exp(2).
     """
 
     def __init__(self, features: int, size: int) -> None:
@@ -119,23 +119,24 @@ class Squashed(nn.Module):
         self.both = linear(features, 2 * size, 1.0)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Gives mean and deviation before the squashing."""
+        """Returns ``tanh_mean`` and ``tanh_log_std`` ``[..., D]``, the Gaussian before the tanh."""
         mean, spread = self.both(x).chunk(2, -1)
         half = 0.5 * (_LOG_STD_MAX - _LOG_STD_MIN)
         return {"tanh_mean": mean, "tanh_log_std": _LOG_STD_MIN + half * (spread.tanh() + 1)}
 
 
 class StateDependent(nn.Module):
-    """Continuous actions that explore smoothly: the noise is a function of the state, drawn anew every few steps.
+    """Continuous actions with state-dependent exploration: the noise is a smooth function of the state.
 
     Raffin et al. 2021, "Smooth exploration for robotic reinforcement learning", https://arxiv.org/abs/2005.05719:
-    an action is ``mean + latent @ noise`` with ``noise [L, D]`` drawn with deviation ``sde_std``; seen from one state
-    that is a Gaussian, whose ``log_std`` is given beside. Exploration does not train the features it is a function of.
+    an action is ``mean + latent @ noise``, where ``noise [L, D]`` has standard deviation ``sde_std`` and is redrawn
+    every few steps. For a given state this is a Gaussian; its ``log_std`` is an output too. No gradient of the
+    exploration reaches the features.
 
     Args:
-        features: of the input, which is the latent too: put an activation before it.
-        size: of an action.
-        log_std: at the start.
+        features: size of the input. The input is also the latent, so it should follow an activation.
+        size: length of an action.
+        log_std: initial value.
     """
 
     def __init__(self, features: int, size: int, log_std: float = -2.0, gain: float = GAIN) -> None:
@@ -144,7 +145,7 @@ class StateDependent(nn.Module):
         self.log_std = nn.Parameter(torch.full((features, size), log_std))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Gives ``mean`` and ``log_std`` ``[..., D]``, ``latent`` ``[..., L]`` and ``sde_std`` ``[..., L, D]``."""
+        """Returns ``mean`` and ``log_std`` ``[..., D]``, ``latent`` ``[..., L]`` and ``sde_std`` ``[..., L, D]``."""
         latent = x.detach()
         std = self.log_std.exp()
         variance = latent.square() @ std.square()

@@ -1,4 +1,4 @@
-"""A recurrent core whose replay is the acting: one step when acting, a whole sequence when learning. Torch only."""
+"""An LSTM core: one step when acting, the same computation over a whole sequence when learning. Torch only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LSTM(nn.Module):
     """Hochreiter and Schmidhuber 1997, "Long short-term memory", with the forget gate's bias starting at 1.
 
     Args:
-        features: that come in.
-        size: of what comes out and of either half of the state.
+        features: size of the input.
+        size: size of the output and of each half of the state.
     """
 
     def __init__(self, features: int, size: int) -> None:
@@ -39,15 +39,15 @@ class LSTM(nn.Module):
         """One step, or a sequence.
 
         Args:
-            x: ``[N, features]``; of a sequence ``[T, N, features]``.
-            state: before the step; of a sequence ``[T, N, size]`` each, as stored while acting.
-            carry: absent for one step; of a sequence ``[T, N]``: true where a step goes on from the state that the
-                step before it left, false where it takes the stored one. The first of a sequence takes the stored.
+            x: ``[N, features]``; for a sequence ``[T, N, features]``.
+            state: the state before the step; for a sequence ``[T, N, size]`` each, as stored while acting.
+            carry: absent for one step; for a sequence ``[T, N]``: true where a step continues from the previous step's
+                state, false where it uses the stored one. The first step always uses the stored one.
 
         Returns:
-            What comes out, ``[N, size]`` or ``[T, N, size]``, and the state after the (last) step.
+            The output, ``[N, size]`` or ``[T, N, size]``, and the state after the (last) step.
         """
-        gates = self.inputs(x)  # of every step in one product
+        gates = self.inputs(x)  # all steps in one product
         if carry is None:
             return self._step(gates, state["h"], state["c"])
         y, h, c = _Replay.apply(gates, self.recurrent.weight, state["h"], state["c"], carry.unsqueeze(-1))  # type: ignore[no-untyped-call]
@@ -61,13 +61,13 @@ class LSTM(nn.Module):
 
 
 class _Replay(torch.autograd.Function):
-    """A sequence with its derivative written out, in full precision: autograd starts five times as many operations for
-    each step, and they are too small to be worth starting."""
+    """A sequence with a hand-written derivative, in full precision. Autograd would run five times as many operations
+    per step, each too small to be efficient."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
-        """``gates`` ``[T, N, 4 * size]`` of the inputs, stored ``h`` and ``c`` ``[T, N, size]``, ``keep``
-        ``[T, N, 1]``: what comes out, and the state in the end."""
+        """Maps ``gates`` ``[T, N, 4 * size]`` of the inputs, stored ``h`` and ``c`` ``[T, N, size]``, and ``keep``
+        ``[T, N, 1]`` to the outputs and the final state."""
         with torch.autocast(gates.device.type, enabled=False):
             ctx.dtype = gates.dtype
             across, h, c, pre = weight.t(), h.clone(), c.clone(), gates.to(h.dtype, copy=True)
@@ -91,12 +91,12 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        """Through time, as far as states were carried."""
+        """Backpropagation through time, as far as states were carried."""
         weight, h, c, keep, pre, cells = ctx.saved_tensors
         squashed, d_pre = cells.tanh(), torch.empty_like(pre)
         d_stored_h, d_stored_c = torch.zeros_like(h), torch.zeros_like(c)
         i, f, g, o = pre.chunk(4, -1)
-        # What each gate's derivative is multiplied by, of all steps at once.
+        # The factors of each gate's derivative, for all steps at once.
         by_i, by_f, by_g = g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)
         by_o, by_c = squashed * o * (1 - o), o * (1 - squashed * squashed)
         none = torch.zeros_like(h[0])
@@ -106,7 +106,7 @@ class _Replay(torch.autograd.Function):
             d_c = torch.addcmul(d_c, d_h, by_c[t])
             torch.cat([d_c * by_i[t], d_c * by_f[t], d_c * by_g[t], d_h * by_o[t]], -1, out=d_pre[t])
             d_h, d_c = d_pre[t] @ weight, d_c * f[t]
-            if t == 0:  # which takes what is stored, whatever is said of it
+            if t == 0:  # the first step always uses the stored state
                 d_stored_h[0], d_stored_c[0] = d_h, d_c
                 break
             torch.where(keep[t], none, d_h, out=d_stored_h[t])

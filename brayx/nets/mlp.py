@@ -1,7 +1,7 @@
-"""Multilayer perceptrons, and the actor-critic made of two of them. Torch only; knows nothing of training.
+"""Multilayer perceptrons, and an actor-critic made of two of them. Torch only; knows nothing of training.
 
-Weights start orthogonal and biases at zero, with gain sqrt(2) in hidden layers, 0.01 for a policy's last layer and 1
-for a value's: details that decide whether PPO learns (Andrychowicz et al. 2021, "What matters in on-policy
+Weights start orthogonal and biases at zero. The gain is sqrt(2) in hidden layers, 0.01 in a policy's last layer and 1
+in a value's. These details decide whether PPO learns (Andrychowicz et al. 2021, "What matters in on-policy
 reinforcement learning?", and Huang et al. 2022, "The 37 implementation details of PPO").
 """
 
@@ -17,16 +17,16 @@ from torch import nn
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them and, unless asked for, none after the last.
+    """Linear layers with an activation between them, and optionally after the last.
 
     ``[..., sizes[0]] -> [..., sizes[-1]]``
 
     Args:
-        sizes: of the input, the hidden layers and the output.
-        activation: makes the module between layers.
-        gain: of the orthogonal initialisation of hidden layers.
-        last_gain: of the last layer; ``gain`` if absent.
-        last_activation: the last layer is followed by an activation, too.
+        sizes: sizes of the input, the hidden layers and the output.
+        activation: makes the activation module.
+        gain: gain of the orthogonal initialisation of hidden layers.
+        last_gain: gain of the last layer; ``gain`` if absent.
+        last_activation: an activation follows the last layer too.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise ValueError(f"sizes must be at least an input and an output size, each positive, got {list(sizes)}")
+            raise ValueError(f"sizes must have at least an input and an output, each positive, got {list(sizes)}")
         layers: list[nn.Module] = []
         last = len(sizes) - 2
         for index in range(last + 1):
@@ -59,13 +59,13 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class Towers:
-    """What an actor-critic that is nothing but two MLPs is made of, for who computes with the layers themselves.
+    """The layers of an actor-critic that consists of two plain MLPs, for closed-form gradients.
 
     Attributes:
-        policy, value: the linear layers from first to last; the same activation follows each but the last.
+        policy, value: the linear layers in order; the same activation follows each layer but the last.
         activation: ``tanh`` or ``relu``.
-        log_std: ``[D]`` of a Gaussian, whose mean the policy gives; None: it gives logits.
-        apart: the value sees something else than the policy, the last leaf of what both are called with.
+        log_std: ``[D]`` of a Gaussian policy; None: the policy's output is logits.
+        apart: the value has a separate input, the last leaf of the arguments.
     """
 
     policy: tuple[nn.Linear, ...]
@@ -75,7 +75,7 @@ class Towers:
     apart: bool = False
 
     def parameters(self) -> list[nn.Parameter]:
-        """All of them."""
+        """All parameters."""
         layers = [p for layer in (*self.policy, *self.value) for p in layer.parameters()]
         return layers if self.log_std is None else [*layers, self.log_std]
 
@@ -86,12 +86,12 @@ def linears(module: nn.Module) -> tuple[nn.Linear, ...]:
 
 
 class ActorCritic(nn.Module):
-    """A policy over discrete actions and a value, as two towers that share nothing.
+    """A policy over discrete actions and a value, as two MLPs that share no layers.
 
     Args:
         obs_dim: length of the flat observation.
         num_actions: number of discrete actions.
-        hidden: sizes of each tower's hidden layers.
+        hidden: sizes of the hidden layers of each MLP.
     """
 
     def __init__(self, obs_dim: int, num_actions: int, hidden: Sequence[int] = (64, 64)) -> None:
@@ -104,5 +104,5 @@ class ActorCritic(nn.Module):
         return {"logits": self.policy(obs), "value": self.value(obs).squeeze(-1)}
 
     def towers(self) -> Towers | None:
-        """Its layers; None of a class derived from this one, which may do anything with them."""
+        """The layers; None in a subclass, which may compute something else with them."""
         return Towers(linears(self.policy), linears(self.value), "tanh") if type(self) is ActorCritic else None

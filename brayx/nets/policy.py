@@ -1,6 +1,6 @@
-"""Ready-made actor-critics for an observation and a kind of action: `policy_for`. Torch only.
+"""Ready-made actor-critics: `policy_for` builds one for an observation and a kind of action. Torch only.
 
-Knows nothing of Gymnasium: observations come as an example, actions as sizes.
+Knows nothing of Gymnasium: it takes an example observation and the size of an action.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ class NetworkConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     hidden: list[Annotated[int, Field(ge=1)]] = [64, 64]
-    """Sizes of the hidden layers, after the convolutions if there are any."""
+    """Sizes of the hidden layers, after any convolutions."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "tanh"
-    """Between layers; SAC's are relu where none is chosen."""
+    """Activation between layers; SAC's default is relu."""
     shared: bool | None = None
-    """Policy and value share their hidden layers; null: they do where there are images or memory."""
+    """Policy and value share their hidden layers; null: only with images or a memory."""
     convolutions: Literal["small", "nature", "impala"] = "nature"
-    """What sees images; ``small`` is a third of ``nature``."""
+    """Encoder of images; ``small`` takes a third of the work of ``nature``."""
     entities: list[str] = []
-    """Leaves ``[E, D]`` of the observation that are sets, which a transformer sees; a row of zeros is nobody. A bare
-    array has the name ``""``."""
+    """Leaves ``[E, D]`` of the observation that are sets, for a transformer; a row of zeros is an absent entity. The
+    name of a bare array is ``""``."""
     lstm: Annotated[int, Field(ge=0)] = 0
     """Size of an LSTM after the hidden layers; 0: no memory."""
     distribution: Literal["gaussian", "sde", "squashed"] = "gaussian"
-    """Of continuous actions: a Gaussian, one with state-dependent exploration, or one squashed into -1 to 1."""
+    """Distribution of continuous actions: a Gaussian, one with state-dependent exploration (``sde``), or one squashed
+    to (-1, 1)."""
     log_std: float | None = None
-    """Logarithm of the deviation of continuous actions at the start; null: 0, with state-dependent exploration -2."""
+    """Initial log standard deviation of continuous actions; null: 0, or -2 for ``sde``."""
     value_heads: Annotated[int, Field(ge=1)] | None = None
-    """Values, one a reward head; null: a single one."""
+    """Number of values, one per reward head; null: a single value."""
     uniform_init: bool = False
-    """Weights and biases start uniform within 1 / sqrt(inputs), as those of torch's own layers; else weights start
-    orthogonal, those of the policy's last layer near zero, and biases at zero."""
+    """Weights and biases start uniform within 1 / sqrt(inputs), as in torch's layers. Otherwise weights start
+    orthogonal, with the policy's last layer near zero, and biases at zero."""
 
 
 _DEFAULT = NetworkConfig()
@@ -61,7 +62,7 @@ class Policy(nn.Module):
 
     Args:
         encoder: observation to ``[..., features]``; has ``features``.
-        head: makes the policy's head, given the number of features.
+        head: makes the policy's head from the number of features.
         config: options.
         shared: policy and value share their hidden layers.
     """
@@ -80,13 +81,13 @@ class Policy(nn.Module):
         self._masks = "mask" in inspect.signature(self.head.forward).parameters
 
     def forward(self, obs: Any) -> dict[str, Any]:
-        """Observations ``[..., ]`` -> the head's outputs and ``value``."""
+        """Observations ``[..., *shape]`` -> the head's outputs and ``value``."""
         x = self.encoder(obs)
         y = self.trunk(x)
         return self.outputs(y, y if self.value_trunk is None else self.value_trunk(x), obs)
 
     def towers(self) -> Towers | None:
-        """Its layers, if it is nothing but two MLPs on a flat observation with one discrete or a Gaussian action."""
+        """The layers if policy and value are plain MLPs: a flat observation, one discrete or a Gaussian action."""
         encoder, head = self.encoder, self.head
         if type(self) is not Policy or self.shared or not (isinstance(encoder, Observation) and encoder.flat):
             return None
@@ -101,7 +102,7 @@ class Policy(nn.Module):
         )
 
     def outputs(self, y: Tensor, for_value: Tensor, obs: Any) -> dict[str, Any]:
-        """What the heads make of features."""
+        """The outputs of all heads."""
         mask = obs.get(MASK) if isinstance(obs, Mapping) else None
         outputs = self.head(y) if mask is None or not self._masks else self.head(y, mask)
         return {**outputs, "value": self.value(for_value)}
@@ -110,7 +111,7 @@ class Policy(nn.Module):
 class RecurrentPolicy(Policy):
     """An actor-critic with memory: encoder, hidden layers, LSTM, heads.
 
-    The state begins as zeros. Learning passes whole sequences, see `brayx.nets.lstm`.
+    The initial state is zero. Learning passes whole sequences, see `brayx.nets.lstm`.
     """
 
     is_recurrent = True
@@ -122,7 +123,7 @@ class RecurrentPolicy(Policy):
         self.value = Value(config.lstm, config.value_heads)
 
     def forward(self, obs: Any, state: State, carry: Tensor | None = None) -> dict[str, Any]:  # type: ignore[override]
-        """One step ``[N, ...]``, or a sequence ``[T, N, ...]`` with ``carry`` ``[T, N]``; gives ``state`` as well."""
+        """One step ``[N, ...]``, or a sequence ``[T, N, ...]`` with ``carry`` ``[T, N]``; also returns ``state``."""
         y, after = self.memory(self.trunk(self.encoder(obs)), state, carry)
         return {**self.outputs(y, y, obs), "state": after}
 
@@ -135,25 +136,25 @@ def policy_for(
     categories: int | Mapping[str, int] | None = None,
     network: NetworkConfig | None = None,
 ) -> tuple[nn.Module, tuple[NestedArray, ...]]:
-    """An actor-critic and an example of its arguments, batch axis first, as an engine is built from.
+    """An actor-critic, and example arguments with a batch axis, to build an engine with.
 
-    An image is a leaf of bytes with three axes; everything else is flattened. A leaf ``action_mask`` (in the length of
-    all actions of all heads) masks the logits.
+    A uint8 leaf with three axes is an image; all others are flattened. A leaf ``action_mask``, with one entry per
+    action of all heads, masks the logits.
 
     Args:
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
-        num_actions: of a discrete action; several numbers for several at once.
+        num_actions: number of discrete actions; a sequence for several heads.
         action_size: length of a continuous action.
-        categories: of observations that are whole numbers below this: by name of the leaf, or of a bare array.
+        categories: for integer leaves, the number of categories, by name of the leaf; one number for a bare array.
         network: options.
 
     Raises:
         ValueError: not exactly one of ``num_actions`` and ``action_size``, an observation that fits no network, or
-            options for what this one does not have.
+            options that do not apply.
     """
     network = network or NetworkConfig()
     if (num_actions is None) == (action_size is None):
-        raise ValueError(f"give num_actions or action_size, got {num_actions} and {action_size}")
+        raise ValueError(f"expected num_actions or action_size, got {num_actions} and {action_size}")
     encoder = observation_for(obs, categories, network)
     seen = list(zip(encoder.names, encoder.encoders, strict=True))
     refuse_unused(network, seen, continuous=action_size is not None)
@@ -161,7 +162,7 @@ def policy_for(
     module: nn.Module
     if network.lstm:
         if network.shared is False:
-            raise ValueError("network.shared is False: policy and value share a memory; fits: null or true, or lstm 0")
+            raise ValueError("network.shared is False: policy and value share a memory; use null or true, or lstm 0")
         module = RecurrentPolicy(encoder, head_for(num_actions, action_size, network), network)
     else:
         shared = images if network.shared is None else network.shared
@@ -176,14 +177,14 @@ def policy_for(
 
 
 def start_layers(module: nn.Module, network: NetworkConfig) -> None:
-    """Starts all linear and convolutional layers anew, if ``uniform_init`` asks for it."""
+    """Reinitialises all linear and convolutional layers if ``uniform_init`` is set."""
     for layer in module.modules() if network.uniform_init else ():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             layer.reset_parameters()
 
 
 def example_of(obs: NestedArray) -> NestedArray:
-    """Two observations of zeros, as networks take them: tensors, of float32 whatever floats an environment gives.
+    """Two observations of zeros as tensors, a batch of 2; all floats are float32.
 
     Args:
         obs: one observation, without batch axis.
@@ -197,7 +198,7 @@ def example_of(obs: NestedArray) -> NestedArray:
 def observation_for(
     obs: NestedArray, categories: int | Mapping[str, int] | None, network: NetworkConfig
 ) -> Observation:
-    """What sees a whole observation, ``action_mask`` left out; arguments as of `policy_for`."""
+    """The encoder of a whole observation without ``action_mask``; arguments as for `policy_for`."""
     if isinstance(obs, Mapping):
         leaves = {str(name): np.asarray(leaf) for name, leaf in obs.items()}
         counts = dict(categories) if isinstance(categories, Mapping) else {}
@@ -209,60 +210,59 @@ def observation_for(
     )
 
 
-def refuse_options(network: NetworkConfig, who: str, **why: str) -> None:
-    """Refuses options that networks do not have, where they say something.
+def refuse_options(network: NetworkConfig, subject: str, **reasons: str) -> None:
+    """Refuses options that a kind of network does not support, unless they have their default value.
 
     Args:
         network: options.
-        who: has these networks.
-        **why: by option.
+        subject: the kind of network, for the message.
+        **reasons: by option.
 
     Raises:
         ValueError: names the first such option.
     """
-    for name, reason in why.items():
+    for name, reason in reasons.items():
         if getattr(network, name) not in (None, 0, False):
-            raise ValueError(f"network.{name} is {getattr(network, name)}: {who} {reason}")
+            raise ValueError(f"network.{name} is {getattr(network, name)}: {subject} {reason}")
 
 
 def refuse_unused(network: NetworkConfig, seen: Sequence[tuple[str, nn.Module]], *, continuous: bool) -> None:
-    """Refuses options of what sees and of what acts that nothing would go by; their defaults say nothing.
+    """Refuses options of encoders and heads that would have no effect, unless they have their default value.
 
     Args:
         network: options.
-        seen: leaves by name, each with what sees it.
-        continuous: actions are.
+        seen: name and encoder of each leaf.
+        continuous: whether actions are continuous.
 
     Raises:
-        ValueError: names the first such option, and what fits.
+        ValueError: names the first such option, and what it needs.
     """
     sets = [name for name, encoder in seen if isinstance(encoder, Entities)]
     for name in network.entities:
         if name not in sets:
             raise ValueError(
-                f"network.entities has {name!r}, which is no leaf that a transformer could see; fits: an array [E, D] "
-                f"of numbers; leaves are {[name for name, _ in seen]}"
+                f"network.entities has {name!r}: expected the name of an array [E, D] of numbers; "
+                f"leaves are {[name for name, _ in seen]}"
             )
     if network.convolutions != _DEFAULT.convolutions and not any(isinstance(each, Spatial) for _, each in seen):
         raise ValueError(
-            f"network.convolutions is {network.convolutions}: nothing that is observed is an image; fits: a leaf of "
-            "bytes with three axes, or none chosen"
+            f"network.convolutions is {network.convolutions}, but no observation is an image: it needs a uint8 leaf "
+            "with three axes"
         )
     if not continuous and network.distribution != _DEFAULT.distribution:
         raise ValueError(
-            f"network.distribution is {network.distribution}: these actions are discrete; fits: continuous ones, or "
-            "none chosen"
+            f"network.distribution is {network.distribution}, but actions are discrete: it needs continuous actions"
         )
     if network.log_std is not None and (not continuous or network.distribution == "squashed"):
-        why = "finds its deviation from what it sees" if continuous else "is of discrete actions"
+        why = "the deviation depends on the observation" if continuous else "actions are discrete"
         raise ValueError(
-            f"network.log_std is {network.log_std}: this policy {why}; fits: continuous actions with distribution "
-            "gaussian or sde, or null"
+            f"network.log_std is {network.log_std}, but {why}: it needs continuous actions with distribution gaussian "
+            "or sde"
         )
 
 
 def encoder_for(leaf: np.ndarray, categories: int | None, network: NetworkConfig, name: str) -> nn.Module:
-    """What sees one leaf of an observation, given without batch axis; by its name the options know it."""
+    """The encoder of one leaf, given without batch axis; ``name`` is its name in the options."""
     if categories is not None:
         return OneHot(categories, leaf.shape)
     if name in network.entities:
@@ -280,7 +280,7 @@ def trunk_for(features: int, config: NetworkConfig) -> nn.Module:
 
 
 def head_for(num_actions: int | Sequence[int] | None, action_size: int | None, config: NetworkConfig) -> Any:
-    """Makes the head of a policy, given the number of features."""
+    """A function that makes the head of a policy from the number of features."""
 
     def head(features: int) -> nn.Module:
         if isinstance(num_actions, int):

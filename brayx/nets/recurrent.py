@@ -1,7 +1,7 @@
-"""The declaration of a model's memory: ``is_recurrent = True`` in its class. Torch only.
+"""Declaration of a recurrent model: ``is_recurrent = True`` in its class. Torch only.
 
-Such a model takes its memory as the argument ``state`` and gives the memory after the step as the output ``state``, of
-the same nesting, shapes and dtypes. In any other model both names mean nothing special.
+Such a model takes its state as the argument ``state`` and returns the state after the step as the output ``state``,
+with the same nesting, shapes and dtypes. In any other model these names have no special meaning.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import nn
 from brayx.errors import ModelError
 
 STATE = "state"
-"""Name of the argument and of the output that hold the memory."""
+"""Name of the argument and of the output that hold the state."""
 
 
 def state_argument(module: nn.Module) -> int | None:
-    """Index of the argument ``state`` of a model with a memory; None: the model has no memory.
+    """Index of the argument ``state`` of a recurrent model; None for any other model.
 
     Raises:
-        ModelError: it declares a memory and takes no such argument, or its declaration is no bool.
+        ModelError: the model is declared recurrent but has no such argument, or the declaration is not a bool.
     """
     declared = getattr(module, "is_recurrent", False)
     if not isinstance(declared, bool):
@@ -38,17 +38,18 @@ def check_declared(module: nn.Module, outputs: Collection[str]) -> None:
     """Refuses a model whose outputs do not match its declaration.
 
     Args:
-        module: with or without a memory.
+        module: the model, recurrent or not.
         outputs: names of its outputs.
 
     Raises:
-        ModelError: it declares a memory and gives no ``state``, or has ``state`` on both sides and no declaration.
+        ModelError: it is declared recurrent but has no output ``state``, or it has an argument and an output ``state``
+            but no declaration.
     """
     if state_argument(module) is not None and STATE not in outputs:
         raise ModelError(f"the model declares is_recurrent = True: expected an output 'state', got {outputs}")
     both = STATE in outputs and STATE in inspect.signature(module.forward).parameters
     if both and not hasattr(module, "is_recurrent"):
         raise ModelError(
-            "the model has an argument and an output 'state', and does not declare whether that is a memory: expected "
+            "the model has an argument and an output 'state', but does not declare whether it is recurrent: expected "
             "is_recurrent = True or False in its class"
         )

@@ -1,7 +1,7 @@
-"""The networks of soft actor-critic: a squashed policy that acts, and twin critics that only learn. Torch only.
+"""The networks of soft actor-critic: a squashed policy, and twin critics for training only. Torch only.
 
-The critics are a submodule named ``critic``, which `forward` never calls: no engine computes them and no export holds
-them; checkpoints do, as they do the rest of the module.
+The critics are the submodule ``critic``, which `forward` never calls: engines and exports leave them out, checkpoints
+include them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from brayx.nets.policy import (
 from brayx.types import NestedArray
 
 NETWORK = NetworkConfig(hidden=[256, 256], activation="relu", distribution="squashed")
-"""As in the paper."""
+"""The paper's choices."""
 
 
 class Critics(nn.Module):
-    """Several critics of the same sizes, computed together: ``[N, features], [N, D] -> [N, count]``.
+    """Several critics of the same size, computed in one batch: ``[N, features], [N, D] -> [N, count]``.
 
     Args:
         encoder: observation to ``[N, features]``; shared by the critics.
         action_size: length of an action, ``D``.
         hidden: sizes of the hidden layers.
-        count: of critics.
-        activation: makes the module between layers.
+        count: number of critics.
+        activation: makes the activation module.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Critics(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(count, 1, outputs)))
 
     def forward(self, obs: Any, action: Tensor) -> Tensor:
-        """What each critic expects of an action, ``[N, count]``."""
+        """Each critic's estimate of the action's value, ``[N, count]``."""
         x = torch.cat([self.encoder(obs), action], -1)
         x = x.expand(self.count, *x.shape)
         last = len(self.weights) - 1
@@ -75,17 +75,17 @@ class Critics(nn.Module):
 
 
 class SoftActorCritic(nn.Module):
-    """A policy over actions in (-1, 1), and the critics it learns from.
+    """A policy over actions in (-1, 1), with the critics for its training.
 
     Args:
         obs: one observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
         action_size: length of an action.
-        network: options; ``distribution`` and ``activation`` are those of `NETWORK` where none was chosen.
-        categories: as `policy_for` has them.
+        network: options; the default ``distribution`` and ``activation`` are those of `NETWORK`.
+        categories: as for `policy_for`.
 
     Raises:
         ValueError: options that do not apply: a memory, layers shared with a value, several values, another
-            distribution, and as `policy_for`.
+            distribution, and those of `policy_for`.
     """
 
     def __init__(
@@ -101,13 +101,11 @@ class SoftActorCritic(nn.Module):
             "soft actor-critic",
             lstm="has no memory",
             shared="has critics with layers of their own",
-            value_heads="has critics, and no value",
-            uniform_init="has critics that start orthogonal",
+            value_heads="has critics instead of a value",
+            uniform_init="has critics with orthogonal initial weights",
         )
         if network.distribution == "sde":
-            raise ValueError(
-                "network.distribution is sde: soft actor-critic learns squashed; fits: that, or none chosen"
-            )
+            raise ValueError("network.distribution is sde: soft actor-critic needs squashed, its default")
         own: dict[str, str] = {"distribution": NETWORK.distribution}
         if "activation" not in network.model_fields_set:
             own["activation"] = NETWORK.activation
@@ -137,9 +135,9 @@ def soft_policy_for(
     network: NetworkConfig = NETWORK,
     categories: int | Mapping[str, int] | None = None,
 ) -> tuple[SoftActorCritic, tuple[NestedArray, ...]]:
-    """Networks for soft actor-critic and an example of their arguments, as an engine is built from.
+    """A `SoftActorCritic`, and example arguments for acting, to build an engine with.
 
     Args:
-        obs, action_size, network, categories: as of `SoftActorCritic`.
+        obs, action_size, network, categories: as for `SoftActorCritic`.
     """
     return SoftActorCritic(obs, action_size, network, categories), (example_of(obs),)

@@ -1,6 +1,6 @@
-"""Attention over a set of entities, some of which may be absent: ``[..., E, D]``. Torch only.
+"""Attention over a set of entities ``[..., E, D]``, some of which may be absent. Torch only.
 
-The order of entities makes no difference, and what stands in an absent one neither.
+The result depends neither on the order of entities nor on the values of absent ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from brayx.nets.heads import linear, masked
 
 
 class _Block(nn.Module):
-    """Attention and two layers, each normalised before and added to what came in."""
+    """Attention and a two-layer MLP, each with layer normalisation before it and a residual connection."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -37,13 +37,15 @@ class _Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Vaswani et al. 2017, "Attention is all you need", without positions; normalised as Xiong et al. 2020 have it.
+    """A transformer encoder without positions (Vaswani et al. 2017, "Attention is all you need").
+
+    Layer normalisation comes first in each block (Xiong et al. 2020).
 
     Args:
-        features: of an entity that comes in.
-        size: of an entity that comes out; a multiple of ``heads``.
-        heads: of attention.
-        layers: blocks of attention.
+        features: size of an input entity.
+        size: size of an output entity; a multiple of ``heads``.
+        heads: attention heads.
+        layers: attention blocks.
     """
 
     def __init__(self, features: int, size: int = 64, heads: int = 4, layers: int = 2) -> None:
@@ -56,8 +58,8 @@ class Transformer(nn.Module):
         self.last = nn.LayerNorm(size)
 
     def forward(self, entities: Tensor, mask: Tensor) -> Tensor:
-        """``[..., E, features]`` and a bool mask ``[..., E]``, true where there is one -> ``[..., E, size]``, zeros for
-        absent ones."""
+        """``[..., E, features]`` and a bool mask ``[..., E]``, true for present entities -> ``[..., E, size]``; absent
+        entities are zeros."""
         x = self.embed(entities)
         for block in self.blocks:
             x = block(x, mask)
@@ -65,22 +67,22 @@ class Transformer(nn.Module):
 
 
 class Entities(nn.Module):
-    """A feature encoder of a set: ``[..., E, D] -> [..., size]``, the mean of what a transformer makes of them.
+    """A feature encoder of a set: ``[..., E, D] -> [..., size]``, the mean over the transformer's output entities.
 
     Args:
         shape: ``[E, D]``.
-        size, heads, layers: as of `Transformer`.
+        size, heads, layers: as for `Transformer`.
     """
 
     def __init__(self, shape: Sequence[int], size: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         if len(shape) != 2:
-            raise ValueError(f"entities have a shape of [E, D], got {list(shape)}")
+            raise ValueError(f"entities: expected shape [E, D], got {list(shape)}")
         self.transformer = Transformer(shape[1], size, heads, layers)
         self.features = size
 
     def forward(self, entities: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``mask`` ``[..., E]`` is true where there is an entity; absent: where its features are not all zero."""
+        """``mask`` ``[..., E]`` is true for present entities; None: those with features that are not all zero."""
         x = entities if entities.is_floating_point() else entities.float()
         mask = (x != 0).any(-1) if mask is None else mask > 0
         each = self.transformer(x, mask)

@@ -1,1 +1,1 @@
-"""Replay: fragments in, learner batches out (`packing`), by a bounded buffer (`buffer`) and Ray Data (`source`)."""
+"""Replay: packs fragments into learner batches (`packing`) and keeps them in a bounded buffer (`buffer`)."""

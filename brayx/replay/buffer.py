@@ -1,7 +1,6 @@
-"""Where fragments wait for the learner: each once in order, or sampled; bounded, and honest about what it drops.
+"""The replay buffer: a bounded store of fragments for the learner, read once in order or sampled. It counts all drops.
 
-`ReplayBuffer` is the logic, without any waiting (`actor.py` waits, in a Ray actor; `remote.py` is the handle to that).
-Knows nothing of Ray, of models, or of what the learner does with a batch.
+`ReplayBuffer` never waits: the hosts add the waiting around it. Knows nothing of Ray, of models, or of the learner.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from brayx.types import Columns, Fragment
 
 
 class ReplayBuffer:
-    """Packs fragments and columns into learner batches: each once, in order (``fifo``), or sampled from a `Table`.
+    """Packs fragments and columns into learner batches, read once in order (``fifo``) or sampled from a `Table`.
 
     Args:
         config: sizes, and how to sample.
-        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
-        seed: of what is drawn; None: another each time.
-        shard: number of this one, where a buffer has several.
+        layout: required shapes and dtypes of fragments; missing parts are taken from the first valid fragment.
+        seed: seed of the sampling; None: a random one.
+        shard: number of this shard, where a buffer has several.
 
     Attributes:
         pushed: transitions accepted so far.
         dropped: transitions dropped so far, by reason: ``bad_fragment``; ``full`` (the oldest); ``policy_lag``
             (too old when sampled); ``rate_limited`` and ``reservoir`` of a `Table`.
-        reused: batches given again because there was no other.
-        last_refusal: what the newest refused fragment was refused for.
+        reused: batches given again because there was no newer one.
+        last_refusal: why the last refused fragment was refused.
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class ReplayBuffer:
 
     @property
     def newest_version(self) -> int | None:
-        """The newest version of the policy, as far as somebody told; None: nobody did."""
+        """The newest policy version announced by `published` or `expire`; None if there was none."""
         return self._packer.newest_version
 
     def __len__(self) -> int:
-        """Whole batches waiting, or columns enough for as many."""
+        """Number of complete batches, or of batches that the table's columns would fill."""
         return len(self._batches) if self.table is None else len(self.table) // self._config.batch_size
 
     @property
@@ -71,19 +70,19 @@ class ReplayBuffer:
         return self._room() > 0
 
     def dropped_elsewhere(self, reason: str, transitions: int) -> None:
-        """Counts what its owner did not even push."""
+        """Counts transitions that the owner dropped before they were pushed."""
         self._dropped[reason] += transitions
 
     def published(self, version: int) -> None:
-        """Tells that the policy has this version: what claims to be of a newer one is refused from now on."""
+        """Announces a new policy version; fragments of a version newer than this are refused."""
         self._packer.newest_version = max(version, self._packer.newest_version or version)
         self.expire(version)
 
     def expire(self, newest: int) -> None:
-        """Tells that the policy has this version: what lags further behind than ``max_policy_lag`` is not given.
+        """Announces a new policy version; columns more than ``max_policy_lag`` versions older are no longer given.
 
-        What is in the way of newer columns goes at once: batches of old ones have their room, and half a batch of them
-        would make every batch after it a mixture.
+        Old columns are removed at once where newer ones need their place: complete batches take up room, and an
+        unfinished batch would mix its old columns with new ones.
         """
         self._newest = max(self._newest, newest)
         least = self._least_version()
@@ -100,18 +99,18 @@ class ReplayBuffer:
             self._dropped["policy_lag"] += gone
 
     def push(self, replay: Fragment | Columns) -> None:
-        """Takes a fragment, or columns, in; when there is no room, something is dropped (see ``dropped``).
+        """Stores a fragment or columns; drops transitions if there is no room (see ``dropped``).
 
         Raises:
-            BadFragment: names the field. Counted, and nothing is packed.
+            BadFragment: names the field. The fragment is counted, and none of it is stored.
         """
         self._push(replay, None)
 
     def push_what_fits(self, replay: Fragment | Columns) -> Fragment | Columns | None:
-        """As `push`, but takes only what no other has to be dropped for, and gives back the rest; None: all is taken.
+        """Like `push`, but drops nothing: it stores as much as there is room for and returns the rest, or None.
 
-        A fragment that fills up more columns than there is room for is taken up to a column's end, so that one of any
-        length gets in, however few columns the rate allows at a time.
+        A fragment that needs more columns than are free is split at a column's end. So a fragment of any length gets
+        in eventually, however few columns the rate limiter allows at a time.
         """
         room = self._room()
         if isinstance(replay, Columns):
@@ -133,10 +132,10 @@ class ReplayBuffer:
         return replay.after(steps)
 
     def pop(self, *, reuse: bool = True) -> Batch | None:
-        """The next batch, or None when the learner has to wait.
+        """The next batch, or None if the learner has to wait.
 
         Args:
-            reuse: give the last one again, at most ``max_reuse`` times, when there is no other.
+            reuse: if there is no other batch, give the last one again, at most ``max_reuse`` times.
         """
         batch = self._next()
         if batch is not None:
@@ -151,11 +150,14 @@ class ReplayBuffer:
         return None
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
-        """Priorities ``[n]`` of columns by the ``index`` ``[n]`` that batches had; see `Table.update_priorities`."""
+        """Sets priorities ``[n]`` of columns, identified by their batch's ``index`` ``[n]``; returns how many exist.
+
+        See `Table.update_priorities`.
+        """
         return 0 if self.table is None else self.table.update_priorities(index, priorities)
 
     def flush(self) -> None:
-        """Makes a batch, or a column, of what was packed so far, its rest masked out."""
+        """Completes the unfinished batch, or column, with masked steps."""
         batch = self._packer.flush()
         if batch is None:
             return
@@ -166,7 +168,7 @@ class ReplayBuffer:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing more can be given unless something is pushed."""
+        """True if there is no further batch until the next push."""
         if self.table is None:
             return not self._batches
         return not self.table.limiter.may_sample(len(self.table), self._config.batch_size)
@@ -196,7 +198,7 @@ class ReplayBuffer:
         }
 
     def _push(self, replay: Fragment | Columns, steps: int | None) -> None:
-        """Takes in ``steps`` transitions of a fragment, or all of ``replay``; as `push`."""
+        """Like `push`, for the first ``steps`` transitions of a fragment; None: all of ``replay``."""
         try:
             made = self._pack(replay, steps)
         except BadFragment as error:
@@ -211,7 +213,7 @@ class ReplayBuffer:
                 self.table.insert(batch)
         least = self._least_version()
         if self.table is None and least is not None and _oldest(replay) < least:
-            self.expire(self._newest)  # what comes late would stay in the way of all that comes later
+            self.expire(self._newest)  # late data would otherwise hold up everything after it
 
     def _pack(self, replay: Fragment | Columns, steps: int | None) -> Iterable[Batch]:
         if self.table is None:
@@ -224,7 +226,7 @@ class ReplayBuffer:
         return made
 
     def _room(self) -> int:
-        """Columns that can be taken before something is dropped."""
+        """Columns that fit without dropping any."""
         if self.table is None:
             free = self._config.size - len(self._batches)
             return (free + 1) * self._config.batch_size - 1 - self._packer.columns if free else 0
@@ -269,7 +271,7 @@ def _oldest(replay: Fragment | Columns) -> int:
 
 
 def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:
-    """The first ``at`` columns and the rest; None where something is no array, which packing refuses."""
+    """The first ``at`` columns and the rest; None if a value is not an array, which packing refuses."""
     try:
         first = {key: array[:at] for key, array in columns.arrays.items()}
         return Columns(first), columns.after(at)
@@ -280,20 +282,20 @@ def _cut(columns: Columns, at: int) -> tuple[Columns, Columns] | None:
 def _check_priority(replay: Fragment | Columns) -> None:
     named: Any = replay.arrays if isinstance(replay, Columns) else getattr(replay, "extras", {})
     if not isinstance(named, Mapping):
-        return  # which packing refuses
+        return  # packing refuses it
     for name in ("weight", "index"):
         if name in named:
-            raise BadFragment(f"{name}: is the buffer's own name for what it samples", field=name)
+            raise BadFragment(f"{name}: a name reserved by the buffer", field=name)
     if PRIORITY not in named:
         return
     try:
         given = np.asarray(named[PRIORITY])
-    except ValueError as error:  # of lists that are not all of one length
-        raise BadFragment(f"{PRIORITY}: is no array: {error}", field=PRIORITY) from None
+    except ValueError as error:  # lists of different lengths
+        raise BadFragment(f"{PRIORITY}: not an array: {error}", field=PRIORITY) from None
     axes = 2 if isinstance(replay, Columns) else 1
     if given.ndim != axes or given.dtype.kind not in "biuf":
         raise BadFragment(
             f"{PRIORITY}: expected a number for each step, got {given.dtype} of shape {given.shape}", field=PRIORITY
         )
     if given.min(initial=0) < 0:
-        raise BadFragment(f"{PRIORITY}: is negative", field=PRIORITY)
+        raise BadFragment(f"{PRIORITY}: negative", field=PRIORITY)

@@ -1,4 +1,4 @@
-"""Options of the ``buffer`` component. Knows nothing of what they configure."""
+"""Options of the ``buffer`` component. Knows nothing of the buffer itself."""
 
 from __future__ import annotations
 
@@ -14,75 +14,76 @@ if TYPE_CHECKING:
     from brayx.algorithms.config import Sampling
 
 STREAM_ENVIRONMENT = {"RAY_DATA_METADATA_PREFETCH_ON_THREAD": "0"}
-"""To be in the environment of every Ray process before it imports Ray Data, so best before ``ray.init``. By default a
-thread fetches a block's metadata while the executor sleeps in ``ray.wait`` for 100 ms, so a slow stream delivers each
-batch 100 ms late; inline, push to batch takes 15 ms. Nothing else depends on it."""
+"""Environment of every Ray process, set before it imports Ray Data, so best before ``ray.init``. By default a thread
+fetches a block's metadata while the executor sleeps in ``ray.wait`` for 100 ms, so a slow stream delivers each batch
+100 ms late; inline, push to batch takes 15 ms."""
 
 _TABLE_COLUMNS, _FIRST_COLUMNS = 100_000, 1_000
-"""Defaults of a table: columns it keeps, and columns it must have before the first sample."""
+"""Defaults of a table: its capacity in columns, and the columns it must hold before the first sample."""
 
 
 class BufferConfig(BaseModel):
-    """Where fragments wait for the learner, and the shape of the batches it gets.
+    """Options of a replay buffer, and the shape of its batches.
 
-    In a job, options left out of a buffer that the trainer learns from get its algorithm's defaults (`buffer_options`).
+    In a job, a buffer that the trainer learns from takes missing options from its algorithm (`buffer_options`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["buffer"] = "buffer"
     size: Annotated[int, Field(ge=1, le=1_000_000)] = 4
-    """Learner batches kept, by each shard; past it the oldest is dropped and counted."""
+    """Learner batches kept in each shard; beyond that the oldest is dropped and counted."""
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 8
     """Columns of a learner batch, ``B``."""
     unroll_length: Annotated[int, Field(ge=1, le=100_000)] = 32
     """Transitions of a column, ``T``."""
     max_in_flight: Annotated[int, Field(ge=1, le=64)] = 1
-    """Batches on their way to the learner that it has not yet taken. Each one more ages the data by an update and
-    hides more of the stream's latency."""
+    """Batches prefetched for the learner. Each one hides more of the stream's latency and makes the data one update
+    older."""
     max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Fragments an actor process keeps while its push is on the way; past it the oldest is dropped and counted."""
+    """Fragments that an actor process queues during a push; beyond that the oldest is dropped and counted."""
     num_workers: Annotated[int, Field(ge=1, le=128)] = 1
-    """Shards: actors that each keep ``size`` batches, on different nodes where there are several."""
+    """Shards: Ray actors that each keep ``size`` batches, spread over the nodes."""
     density: Annotated[int, Field(ge=1, le=128)] = 100
-    """Shards that one process pushes to: its own node's first, the next where that has no room."""
+    """Shards that one process pushes to: the one on its node first, the next if that has no room."""
     sampler: Literal["fifo", "uniform", "prioritised"] = "fifo"
-    """``fifo``: each batch once, in order (on-policy). ``uniform``: columns are drawn from all that are kept, again and
-    again. ``prioritised``: so, by priorities which the learner updates; batches carry ``weight`` and ``index``."""
+    """``fifo``: each batch once, in order (on-policy). ``uniform``: columns are drawn from all that are kept, with
+    replacement. ``prioritised``: drawn by priorities, which the learner updates; batches have ``weight`` and
+    ``index``."""
     remover: Literal["oldest", "lowest_priority", "reservoir"] = "oldest"
-    """What goes when all ``size * batch_size`` columns are there, unless ``fifo``. ``reservoir``: what is kept is a
+    """Unless ``fifo``: which column is replaced when all ``size * batch_size`` are in use. ``reservoir`` keeps a
     weighted sample of the whole stream."""
     priority_exponent: Annotated[float, Field(ge=0, le=10)] = 0.6
-    """Of ``prioritised``, alpha: 0 draws uniformly."""
+    """Alpha of ``prioritised``: 0 draws uniformly."""
     importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """Of ``prioritised``, beta: 1 corrects in full for columns that come more often."""
+    """Beta of ``prioritised``: 1 fully corrects for columns that are drawn more often."""
     importance_batches: Annotated[int, Field(ge=1)] | None = None
-    """Learner batches, of all buffers and ranks, until ``importance_exponent`` has grown to 1; null: it stays."""
+    """Learner batches, over all buffers and ranks, until ``importance_exponent`` reaches 1; null: it is constant."""
     samples_per_insert: Annotated[float, Field(gt=0)] | None = None
-    """How often a column is sampled on average, unless ``fifo``: what is pushed beyond it is dropped and counted, or
-    waits; what is sampled beyond it waits. null: the learner samples as fast as it can."""
+    """Unless ``fifo``: how often a column is sampled on average. If pushes are too fast, they wait or are dropped and
+    counted; if samples are too fast, they wait. null: the learner samples as fast as it can."""
     error_buffer: Annotated[float, Field(gt=0)] | None = None
-    """How far ``samples_per_insert`` may be missed, in sampled columns; null: twice the least that cannot deadlock."""
+    """Allowed deviation from ``samples_per_insert``, in sampled columns; null: twice the least that cannot deadlock."""
     min_columns: Annotated[int, Field(ge=1)] = 1
-    """Columns that must be there before the first is sampled, unless ``fifo``."""
+    """Unless ``fifo``: columns that must be stored before the first is sampled."""
     max_policy_lag: Annotated[int, Field(ge=0)] | None = None
-    """Versions of the policy that a column may be old when it is sampled; older ones are dropped and counted; null: any
-    number, and none where a job's learner has one ``fifo``, of one shard, which one blocking rollout alone fills."""
+    """Age limit of a sampled column, in policy versions; older columns are dropped and counted. null: no limit, except
+    in a job with one ``fifo`` of one shard that one blocking rollout fills: there the limit is 0."""
     max_reuse: Annotated[int, Field(ge=0)] = 0
-    """Times that the learner gets its last batch again while there is no other; counted."""
+    """How often the learner may get its last batch again while there is no newer one; counted."""
 
     @property
     def importance(self) -> Importance:
-        """Of ``prioritised``: how far whoever learns is to correct."""
+        """The importance weighting that the learner applies, for ``prioritised``."""
         return Importance(self.importance_exponent, self.importance_batches)
 
     @property
     def capacity(self) -> int:
-        """Columns that a shard keeps."""
+        """Columns kept in each shard."""
         return self.size * self.batch_size
 
     def limiter(self) -> RateLimiter:
-        """How much may be sampled for what was inserted. Raises ValueError where that could deadlock."""
+        """The rate limiter of a shard. Raises ValueError if its settings could deadlock."""
         return RateLimiter(
             self.samples_per_insert,
             self.min_columns,
@@ -97,21 +98,21 @@ class BufferConfig(BaseModel):
         only = ("remover", "samples_per_insert", "error_buffer", "min_columns")
         given = [name for name in only if getattr(self, name) != defaults[name].default]
         if self.sampler == "fifo" and given:
-            raise ValueError(f"a sampler that gives a column more than once: with fifo there is no {given[0]}")
+            raise ValueError(f"{given[0]} needs sampler uniform or prioritised, got fifo")
         self.limiter()
         return self
 
 
 def buffer_options(sampling: Sampling, given: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's defaults for the options of a buffer it learns from.
+    """An algorithm's defaults for the options of its buffer.
 
     Args:
-        sampling: of the algorithm.
-        given: the buffer's own options, valid or not, which the defaults must fit.
+        sampling: the algorithm's sampling.
+        given: the buffer's own options, not validated yet; the defaults must fit them.
     """
     length = given.get("unroll_length", sampling.unroll_length)
     if type(length) is not int or length < 1:
-        return {}  # refused where options are validated
+        return {}  # validation refuses it
     size = given.get("batch_size", sampling.batch_size(length))
     if type(size) is not int or size < 1:
         return {}

@@ -1,9 +1,8 @@
-"""Iterators into a buffer: read in threads, as fast as the buffer takes it, some times over. Knows nothing of files.
+"""Feeds a buffer from iterators over data at rest, in threads, for a number of epochs. Knows nothing of files.
 
-What is read waits for room; nothing is dropped for it. Its policy versions are 0, older than any of the trial's that
-learns from it: another's say nothing here. A fragment that the buffer refuses is counted and left out, any
-other error ends the feed, and its owner finds it in ``error``. That the buffer's stream has ended is no
-error: its reader has all it wants.
+The feed waits for room in the buffer, so it causes no drops. It sets all policy versions to 0, because versions of
+another trial mean nothing here. A fragment that the buffer refuses is counted and skipped. Any other error ends the
+feed and is kept in ``error``, except that the buffer's stream has ended: then its reader needs no more data.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from brayx.errors import BadFragment, BrayxError, ConfigError, ReplayError
 from brayx.types import Columns, Fragment
 
 Part: TypeAlias = Callable[[], Iterable[Any]]
-"""Gives a new iterator over its part of the data: fragments and columns. What else it gives is an error."""
+"""Returns a new iterator over one part of the data, as fragments and columns."""
 
 _LOOK_AGAIN_S = 0.5
 
 
 class Taker(Protocol):
-    """What a `RemoteBuffer` is to a feed."""
+    """The part of `RemoteBuffer` that a feed uses."""
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Takes what there is room for, and gives back the rest."""
+        """Stores as much as there is room for; returns the rest."""
 
 
 class Feed:
-    """Feeds a buffer while its context lasts.
+    """Feeds a buffer while its context is open.
 
     Args:
-        buffer: where to.
-        parts: read side by side, a thread each; nothing is promised of the order between them.
-        epochs: how many times each part is read to its end.
-        name: of the source, for errors.
+        buffer: the buffer to feed.
+        parts: parts of the data, each read in its own thread; the order between them is undefined.
+        epochs: how many times each part is read.
+        name: name of the source, for errors.
 
     Attributes:
-        fed: fragments, or columns' pushes, that the buffer took.
-        refused: those that it refused.
-        error: what ended it; None: nothing did.
+        fed: fragments and `Columns` that the buffer accepted.
+        refused: fragments and `Columns` that it refused.
+        error: the error that ended the feed; None if there was none.
     """
 
     def __init__(self, buffer: Taker, parts: Sequence[Part], *, epochs: int = 1, name: str = "source") -> None:
@@ -68,17 +67,17 @@ class Feed:
         self.stop()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Ends it. A thread whose iterator or buffer takes longer is left behind, and hands over nothing more."""
+        """Ends the feed. A thread that does not stop in time is abandoned; it pushes nothing more."""
         self._stopping.set()
         self.join(timeout_s)
 
     @property
     def done(self) -> bool:
-        """All parts were read to their end, or the feed has failed."""
+        """True once all parts are read, or the feed has failed."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until it is done; False if that takes longer."""
+        """Waits until the feed is done; False on timeout."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -91,7 +90,7 @@ class Feed:
                     if not isinstance(replay, Fragment | Columns):
                         given = type(replay).__name__
                         raise ConfigError(
-                            f"source {self._name!r} gave a {given}, expected brayx.Fragment or brayx.Columns"
+                            f"source {self._name!r} yielded a {given}, expected brayx.Fragment or brayx.Columns"
                         )
                     self._push(_without_version(replay))
                     if self._stopping.is_set():
@@ -110,7 +109,7 @@ class Feed:
         data: Any = part()
         if not isinstance(data, Iterable):
             given = type(data).__name__
-            raise ConfigError(f"source {self._name!r}: its function gave a {given}, expected an iterator")
+            raise ConfigError(f"source {self._name!r}: its function returned a {given}, expected an iterator")
         return data
 
     def _push(self, replay: Fragment | Columns) -> None:
@@ -135,7 +134,7 @@ class Feed:
 
 
 def _without_version(replay: Fragment | Columns) -> Fragment | Columns:
-    """The same, of policy version 0; as it is where its versions are no array, which the buffer refuses."""
+    """A copy with policy version 0; unchanged if its versions are not an array, which the buffer refuses."""
     try:
         if isinstance(replay, Fragment):
             return dataclasses.replace(replay, policy_version=np.zeros_like(replay.policy_version, np.int64))

@@ -1,16 +1,15 @@
-"""Datasets in files as fragments: NumPy archives, Parquet, and Minari's HDF5. One fragment is one episode.
+"""Reads datasets from files as fragments, one per episode: NumPy archives, Parquet, and Minari's HDF5.
 
-npz and Parquet hold *steps*, one row each, in order, under a fragment's names: ``obs`` (or ``obs/...`` by path),
-``action``, ``reward``, ``terminated``; and if they have them ``truncated``, ``next_obs``, ``log_prob``,
-``policy_version`` and extras. A row that is terminated or truncated ends its episode; an episode does not go on in the
-next file. Without ``next_obs`` nobody knows what followed the last step of one that is not terminated, so that step is
-only bootstrapped from. Both are read some rows at a time, but for an array of an archive in Fortran's order, whose rows
-lie all over it: that is read as a whole.
+npz and Parquet files hold one *step* per row, in order, under a fragment's names: ``obs`` (or ``obs/...`` by path),
+``action``, ``reward``, ``terminated``; optionally ``truncated``, ``next_obs``, ``log_prob``, ``policy_version`` and
+extras. A terminated or truncated row ends its episode, and so does the end of the file. Without ``next_obs`` the
+observation after the last step of an episode is unknown: unless that step is terminated, it is used for bootstrapping
+only. Files are read in blocks of rows. An array in Fortran order is read as a whole, since its rows are not contiguous.
 
 Minari's ``main_data.hdf5`` has a group for each episode, whose ``observations`` have one entry more than its
-``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"); it needs
-the extra ``minari``, which is h5py. Actions at rest have no log-probability: it is 0 where the data has none, which an
-algorithm that asks for it must not learn from (`brayx.algorithms.build.check_recorded`).
+``actions``, ``rewards``, ``terminations`` and ``truncations`` (minari.farama.org, "Dataset Standards"). Reading it
+needs h5py, the extra ``minari``. Where data has no log-probabilities they are 0, and an algorithm that needs them must
+not learn from it (`brayx.algorithms.build.check_recorded`).
 
 Knows nothing of buffers.
 """
@@ -41,23 +40,23 @@ _NEEDED = ("action", "reward", "terminated")
 _PLAIN = ("reward", "terminated", "truncated", "log_prob", "policy_version")
 _OWN = (*_NEEDED, "truncated", "log_prob", "policy_version")
 _ROWS = 4096
-"""Rows of a file that are read together."""
+"""Rows of a file read at a time."""
 
 
 class Dataset:
     """Episodes in files.
 
     Args:
-        path: a file, or a pattern with ``*`` of several; for Minari also the dataset's folder.
-        format: None: by the files' ending.
-        fields: the name that the data has for one of ours, where it is another: ``{"obs": "observations"}``.
-        demonstration: every episode has the extra of that name, so that who learns of both imitates it.
+        path: a file, or a pattern with ``*`` for several; for Minari also the dataset's folder.
+        format: the files' format; None: by their extension.
+        fields: names in the data by our names, where they differ: ``{"obs": "observations"}``.
+        demonstration: adds the extra ``demonstration`` to every episode, which marks it for imitation.
 
     Attributes:
-        files: that were found, in order of their names.
+        files: the files found, sorted by name.
 
     Raises:
-        ConfigError: there is no such file, or nothing says what is in it.
+        ConfigError: no file matches, or the format is unknown.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Dataset:
         found = format or _SUFFIXES.get(self.files[0].suffix)
         if found is None:
             known = ", ".join(_SUFFIXES)
-            raise ConfigError(f"{path}: nothing says what it holds: expected one of {known}, or a `format`", path=path)
+            raise ConfigError(f"{path}: unknown format: expected one of {known}, or the option `format`", path=path)
         self._read: Callable[[Path], Iterator[Fragment]] = {
             "npz": self._npz,
             "parquet": self._parquet,
@@ -91,11 +90,13 @@ class Dataset:
         return self._of([functools.partial(self._read, file) for file in self.files])
 
     def parts(self, count: int) -> list[Callable[[], Iterator[Fragment]]]:
-        """At most ``count`` parts to be read side by side: some of the files each; or some row groups, of Parquet files
-        that are fewer. An episode that goes on in the next group is in the part that it begins in.
+        """At most ``count`` parts to read in parallel.
+
+        Each part is some of the files. If there are fewer Parquet files than ``count``, their row groups are divided;
+        an episode that spans groups belongs to the part in which it starts.
 
         Raises:
-            ConfigError: a file that is to be shared out cannot be read.
+            ConfigError: a Parquet file to divide cannot be read.
         """
         pieces: list[Callable[[], Iterator[Fragment]]] = []
         for file in self.files:
@@ -117,40 +118,42 @@ class Dataset:
         return replace(episode, extras={**episode.extras, DEMONSTRATION: np.ones(len(episode), np.bool_)})
 
     def first(self) -> Fragment:
-        """The first episode, which is read for that alone. Raises ConfigError where there is none."""
+        """Reads the first episode. Raises ConfigError if there is none."""
         episode = next(iter(self), None)
         if episode is None:
             raise ConfigError(f"{self.files[0]}: holds no episode", path=str(self.files[0]))
         return episode
 
     def check(self, layout: Layout | None = None, first: Fragment | None = None) -> set[str]:
-        """Looks at the first episode, and at what every file says of its fields, of which nothing more is read.
+        """Checks the first episode against ``layout``, and the fields of every file against the first episode.
+
+        Only the headers of the other files are read.
 
         Args:
-            layout: what its fragments must be like, as far as it is known.
-            first: the first episode, from whoever has read it before: it is not kept here. None: it is read.
+            layout: required layout of the fragments, as far as it is known.
+            first: the first episode, if it was read before; None: read it.
 
         Returns:
-            What the data has of each step, by our names, in all files; the rest of a fragment is made up.
+            The fields of a step that all files have, by our names; other fields of a fragment get default values.
 
         Raises:
-            ConfigError: it does not fit, or there is none; names the file, what is there and what would fit.
+            ConfigError: the data does not fit, or is empty; names the file, its fields and what would fit.
         """
         looked_at = self._fitting(self.first() if first is None else first, layout, self.files[0])
         return self._alike(looked_at, layout) | set(looked_at.extras)
 
     def checked(self, layout: Layout | None = None) -> Iterator[Fragment]:
-        """All episodes, none of them read twice; before the first is given it is looked at. As `check`."""
+        """All episodes, each read once; runs `check` before it yields the first."""
         number = -1
         for number, episode in enumerate(self):
             if not number:
                 self._alike(self._fitting(episode, layout, self.files[0]), layout)
             yield episode
         if number < 0:
-            self.first()  # which tells that there is none
+            self.first()  # raises
 
     def _alike(self, first: Fragment, layout: Layout | None) -> set[str]:
-        """Refuses files whose episodes are not like the first one; gives what all of them have."""
+        """Refuses files whose episodes differ in layout from the first; returns the fields that all files have."""
         whole = Layout.of(first) if layout is None else layout.completed(first)
         common = set(self._has)
         for file in self.files:
@@ -168,7 +171,7 @@ class Dataset:
             has = {**Layout.of(first).obs, "action": Layout.of(first).action}
             wants = layout.obs if layout is not None else {}
             raise ConfigError(
-                f"{file}: {error.message}; it has {_told(has)}" + (f"; fits: {_told(wants)}" if wants else ""),
+                f"{file}: {error.message}; it has {_listed(has)}" + (f"; fits: {_listed(wants)}" if wants else ""),
                 path=str(file),
             ) from error
         return first
@@ -176,7 +179,7 @@ class Dataset:
     def _npz(self, file: Path) -> Iterator[Fragment]:
         def pieces() -> Iterator[dict[str, np.ndarray]]:
             with _members(file) as members:
-                # As long as the arrays are, and of no size: whatever is wrong is told before a row is read.
+                # Views of full length that use no memory, so that errors come before any row is read.
                 whole = {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in members.items()}
                 rows = len(self._rows(file, whole)["reward"])
                 for start in range(0, max(1, rows), _ROWS):
@@ -187,7 +190,7 @@ class Dataset:
         yield from self._episodes(file, pieces())
 
     def _parquet(self, file: Path, first: int = 0, last: int | None = None) -> Iterator[Fragment]:
-        """Episodes that begin in the row groups from ``first`` on and before ``last``; None: in all that follow."""
+        """Episodes that start in row groups ``first`` to ``last - 1``; ``last`` None: to the end of the file."""
         with _opened(file) as source:
             rows = [source.metadata.row_group(group).num_rows for group in range(source.num_row_groups)]
             row, shapes = sum(rows[:first]), dict[str, tuple[int, ...]]()
@@ -197,15 +200,15 @@ class Dataset:
 
             def pieces() -> Iterator[dict[str, np.ndarray]]:
                 at, past = row, len(rows) if last is None else last
-                # Its own together, and of the others no more than the last episode goes on in.
+                # This part's groups in one read, then one group at a time until the last episode ends.
                 for groups in (range(first, past), *([group] for group in range(past, len(rows)))):
                     for batch in filter(len, source.iter_batches(_ROWS, row_groups=groups)):
                         yield {name: _column(file, name, batch[name], at, shapes) for name in batch.schema.names}
                         at += len(batch)
-                if at == 0:  # no rows of what it has
+                if at == 0:  # a column without rows
                     yield {name: np.zeros(0) for name in source.schema_arrow.names}
 
-            if row:  # lists are as long as in the first row of the file, whoever reads it
+            if row:  # every part expects lists of the same length as in the file's first row
                 head = next(source.iter_batches(1))
                 for name in head.schema.names:
                     _column(file, name, head[name], 0, shapes)
@@ -213,13 +216,13 @@ class Dataset:
             yield from self._episodes(file, pieces(), goes_on, own)
 
     def _is_end(self, source: Any, group: int) -> bool:
-        """Whether the last row of a group of a Parquet file ends an episode."""
+        """Whether the last row of a Parquet row group ends an episode."""
         names = [self._fields.get(name, name) for name in ("terminated", "truncated")]
         read = source.read_row_group(group, columns=[name for name in names if name in source.schema_arrow.names])
         return any(column[-1].as_py() for column in read.columns)
 
     def _groups(self, file: Path) -> Generator[tuple[dict[str, str], Any], None, None]:
-        """Each episode of a Minari file, with its names by ours."""
+        """Each episode group of a Minari file, with a map from our names to its names."""
         try:
             import h5py
         except ImportError as error:
@@ -252,8 +255,10 @@ class Dataset:
                 )
 
     def _blank(self, file: Path) -> Fragment | None:
-        """A step of zeros like those of a file, by its header or, where lists have a length, its first row; None: it
-        has no rows. Raises ConfigError where something is missing."""
+        """One step of zeros with the layout of a file, from its header and, for the length of lists, its first row.
+
+        None if the file has no rows. Raises ConfigError if a field is missing.
+        """
         if self._kind == "minari":
             with contextlib.closing(self._groups(file)) as groups:
                 names, episode = next(groups, ({}, None))
@@ -289,13 +294,13 @@ class Dataset:
     def _episodes(
         self, file: Path, pieces: Iterable[dict[str, np.ndarray]], goes_on: bool = False, rows: int | None = None
     ) -> Iterator[Fragment]:
-        """Episodes of rows that come a piece after the other; one that goes on in the next piece is kept until then.
+        """Episodes from consecutive blocks of rows; an episode may span several blocks.
 
         Args:
             file: for errors.
-            pieces: the rows.
-            goes_on: an episode that began before the first row does; it is left out.
-            rows: so many belong here, and what is needed of the others to end the last episode. None: all.
+            pieces: the blocks of rows.
+            goes_on: the first rows continue an episode of the part before, and are skipped.
+            rows: rows of this part; later rows only complete its last episode. None: all rows.
         """
         begun: list[dict[str, np.ndarray]] = []
         at, over = 0, False
@@ -321,7 +326,7 @@ class Dataset:
             yield from self._whole(begun)
 
     def _rows(self, file: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Some rows of a file by our names; raises ConfigError where something is missing or not there for each."""
+        """A block of rows by our names; raises ConfigError if a field is missing or has no value for each row."""
         theirs = {name: ours for ours, name in self._fields.items()}
         arrays = {theirs.get(name, name): array for name, array in arrays.items()}
         self._need(file, arrays, list(arrays))
@@ -336,17 +341,17 @@ class Dataset:
         rows = len(arrays["reward"])
         for name, array in arrays.items():
             if len(array) != rows:
-                raise ConfigError(f"{file}: {name} has {len(array)} rows, and reward {rows}", path=str(file))
+                raise ConfigError(f"{file}: {name} has {len(array)} rows, but reward has {rows}", path=str(file))
             following = arrays.get(f"next_{name}", array)
             if (name == "obs" or name.startswith("obs/")) and following.shape[1:] != array.shape[1:]:
                 raise ConfigError(
-                    f"{file}: next_{name} has shape {following.shape[1:]} a step, and {name} {array.shape[1:]}",
+                    f"{file}: next_{name} has shape {following.shape[1:]} a step, but {name} has {array.shape[1:]}",
                     path=str(file),
                 )
         return arrays
 
     def _whole(self, pieces: list[dict[str, np.ndarray]]) -> Iterator[Fragment]:
-        """The episodes of some rows, with the last of which one ends."""
+        """The episodes of rows that end with the end of an episode."""
         first = pieces[0]
         arrays = first if len(pieces) == 1 else {name: np.concatenate([p[name] for p in pieces]) for name in first}
         observed = {name for name in arrays if name == "obs" or name.startswith("obs/")}
@@ -356,7 +361,7 @@ class Dataset:
         start = 0
         for end in (np.flatnonzero(ends) + 1).tolist():
             over = bool(terminated[end - 1])
-            # What followed the last step: told, or never asked for, or not known, which costs that step.
+            # Without the observation after it, a last step that is not terminated serves as that observation.
             stop = end if over or following else end - 1
             if stop > start:
                 yield self._fragment(arrays, observed, following, start, stop, over)
@@ -392,14 +397,14 @@ class Dataset:
         if missing:
             raise ConfigError(
                 f"{file}: has no {missing[0]}; it has {sorted(there)}. Needed: obs, {', '.join(_NEEDED)}; "
-                "`fields` tells where they have other names",
+                "the option `fields` maps other names",
                 path=str(file),
             )
 
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A Parquet file; tells of one that cannot be read."""
+    """Opens a Parquet file; raises ConfigError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -411,7 +416,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _spans(file: Path, count: int) -> list[tuple[int, int]]:
-    """The row groups of a Parquet file, first and past the last, in at most ``count`` shares; one where it has none."""
+    """At most ``count`` ranges of a Parquet file's row groups, as (first, end); one range if it has no groups."""
     with _opened(file) as source:
         groups = source.num_row_groups
     count = max(1, min(count, groups))
@@ -421,16 +426,16 @@ def _spans(file: Path, count: int) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Tells of an archive that cannot be read."""
+    """Raises ConfigError for an archive that cannot be read."""
     try:
         yield
-    except Exception as error:  # zipfile, zlib and NumPy each have their own for a file that is no archive
+    except Exception as error:  # zipfile, zlib and NumPy raise different ones
         raise ConfigError(f"{file}: cannot be read: {first_line(error)}", path=str(file)) from error
 
 
 @contextlib.contextmanager
 def _members(file: Path) -> Iterator[dict[str, _Rows]]:
-    """The arrays of an archive by name, of which only the headers are read; tells of one that cannot be."""
+    """The arrays of an archive by name, with only their headers read; raises ConfigError if that fails."""
     with contextlib.ExitStack() as stack:
         members = {}
         with _reading(file):
@@ -442,16 +447,16 @@ def _members(file: Path) -> Iterator[dict[str, _Rows]]:
 
 
 class _Rows:
-    """An array of an archive, read some rows at a time.
+    """An array of an archive, read in blocks of rows.
 
     Args:
-        member: of the archive, in NumPy's format.
+        member: the archive's member, in NumPy's format.
 
     Attributes:
         shape, dtype: of the array.
 
     Raises:
-        ValueError: it is no array, or one of Python objects.
+        ValueError: it is not an array, or an array of Python objects.
     """
 
     def __init__(self, member: IO[bytes]) -> None:
@@ -466,7 +471,7 @@ class _Rows:
         self._whole: np.ndarray | None = None
 
     def read(self, rows: int) -> np.ndarray:
-        """The next rows, of which there are as many. Raises ValueError where the file ends before them."""
+        """The next ``rows`` rows. Raises ValueError if the file ends before them."""
         if self._fortran:
             if self._whole is None:
                 self._whole = self._read(math.prod(self.shape)).reshape(self.shape, order="F")
@@ -488,23 +493,23 @@ def _ends(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tuple[int, ...]]) -> np.ndarray:
-    """Some rows of a Parquet column, ``[rows, ...]``; lists of one length become axes.
+    """A block of rows of a Parquet column, ``[rows, ...]``; lists of equal length become axes.
 
     Args:
         file, name: for errors.
-        array: its values.
-        first: number of the first of these rows in the file.
-        shapes: of a row, by name, as the first rows of the file had it; those are written down.
+        array: the values.
+        first: number of the block's first row in the file.
+        shapes: shape of a row by column name; the file's first block sets it, later blocks must match.
 
     Raises:
-        ConfigError: lists of other lengths, and nulls.
+        ConfigError: lists of different lengths, or nulls.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     known = shapes.get(name)
     shape: list[int] = [len(array)]
-    each = 1  # entries of a row, as deep as this is
+    each = 1  # entries of a row at this depth of nesting
 
     def refuse(found: np.ndarray, what: str) -> None:
         if found.any():
@@ -532,14 +537,14 @@ def _column(file: Path, name: str, array: Any, first: int, shapes: dict[str, tup
 
 
 def _zeros(node: Any, steps: int) -> NestedArray:
-    """As many steps as are told, like those of an HDF5 dataset or of a group of them."""
+    """Zeros for ``steps`` steps, with the layout of an HDF5 dataset or group."""
     if hasattr(node, "keys"):
         return {name: _zeros(node[name], steps) for name in node}
     return np.zeros((steps, *node.shape[1:]), node.dtype)
 
 
 def _nest(node: Any) -> NestedArray:
-    """An HDF5 dataset as an array, a group as a dict of them."""
+    """An HDF5 dataset as an array, a group as a dict of arrays."""
     return {name: _nest(node[name]) for name in node} if hasattr(node, "keys") else np.asarray(node)
 
 
@@ -555,5 +560,5 @@ def _tree(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return tree
 
 
-def _told(fields: Mapping[str, Any]) -> str:
+def _listed(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {shape} of {dtype}" for name, (shape, dtype) in fields.items())

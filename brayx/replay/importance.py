@@ -1,7 +1,7 @@
-"""How far a batch makes up for columns that come more often than others: ``beta``, as a training goes on.
+"""Importance weights of prioritised replay, with an exponent ``beta`` that grows over a training.
 
-A shard weighs in full (`samplers.Prioritised`), whoever learns tempers that: only there is known how many batches there
-have been, of all shards, and before a shard or the job was started anew. Knows nothing of either.
+A shard gives weights for ``beta`` 1 (`samplers.Prioritised`), and the learner applies its ``beta``: only the learner
+knows the number of batches, over all shards and restarts. Knows nothing of shards or of the learner.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ class Importance:
     """Importance weights ``(N P(i))^-beta``, divided by the largest of their batch (Schaul et al. 2016, section 3.4).
 
     Attributes:
-        start: ``beta`` of the first batch; 1 corrects in full.
-        batches: learner batches until it has grown linearly to 1; None: it stays.
+        start: ``beta`` of the first batch; 1 is a full correction.
+        batches: learner batches over which ``beta`` grows linearly to 1; None: it is constant.
     """
 
     start: float = 0.4
     batches: int | None = None
 
     def exponent(self, before: int) -> float:
-        """``beta`` of a batch with so many before it."""
+        """``beta`` after ``before`` batches."""
         return self.start if self.batches is None else self.start + (1 - self.start) * min(1.0, before / self.batches)
 
     def weigh(self, batch: Batch, before: int) -> Batch:
-        """The batch with its ``weight`` ``[B]``, which corrected in full, for ``beta``; one without is as it was.
+        """The batch with its ``weight`` ``[B]`` raised to ``beta``; a batch without weights is returned unchanged.
 
         Args:
-            batch: as a shard or `Table` gave it; it is not changed.
-            before: learner batches that were before it.
+            batch: from a shard or `Table`, with weights for ``beta`` 1; not modified.
+            before: number of learner batches before it.
         """
         if "weight" not in batch:
             return batch

@@ -1,4 +1,4 @@
-"""How much may be sampled for what was inserted. Pure arithmetic; knows nothing of what is counted."""
+"""Rate limiter: keeps a ratio of samples to inserts. Pure arithmetic; knows nothing of the items."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import math
 class RateLimiter:
     """Keeps the number of samples near ``samples_per_insert`` times the number of inserts.
 
-    With ``i`` inserts and ``s`` samples so far, the balance is ``d = samples_per_insert * i - s``. Its middle is
-    ``m = samples_per_insert * min_size``: what is inserted before sampling begins is not sampled in arrears.
+    With ``i`` inserts and ``s`` samples so far, the balance is ``d = samples_per_insert * i - s``. Its target is
+    ``m = samples_per_insert * min_size``, so that sampling need not catch up on the first ``min_size`` inserts.
 
-    - ``n`` samples may be taken when ``min_size`` items are there and ``d - n >= m - error_buffer``;
-    - ``n`` inserts may be made when they leave no more than ``min_size`` items there, or
+    - ``n`` samples are allowed if ``min_size`` items are stored and ``d - n >= m - error_buffer``;
+    - ``n`` inserts are allowed if at most ``min_size`` items are stored after them, or
       ``d + n * samples_per_insert <= m + error_buffer``.
 
-    So ``d`` moves in a window ``2 * error_buffer`` wide. A sample takes ``samples`` out of it at once and an insert
-    puts ``samples_per_insert`` in; if the window is narrower than both, there is a balance at which neither fits and
-    all wait for each other for ever. Such settings are refused. (After Reverb's SampleToInsertRatio.)
+    So ``d`` moves in a window ``2 * error_buffer`` wide. One call takes ``samples`` from it, and one insert adds
+    ``samples_per_insert``. If the window is narrower than both together, there is a balance at which neither is allowed
+    and both sides wait for ever. Such settings are refused. (After Reverb's SampleToInsertRatio.)
 
     Args:
-        samples_per_insert: how often an item is sampled on average; None: any number of times.
-        min_size: items that must be there before the first sample.
-        error_buffer: how far the balance may be from its middle, in samples; None: the least that cannot deadlock,
-            twice over.
-        samples: items that one call samples.
-        capacity: items that there is room for.
+        samples_per_insert: how often an item is sampled on average; None: no limit.
+        min_size: items that must be stored before the first sample.
+        error_buffer: allowed distance of the balance from its target, in samples; None: twice the least that cannot
+            deadlock.
+        samples: items per sampling call.
+        capacity: items that fit.
 
     Raises:
         ValueError: these settings would deadlock; the message says why.
@@ -46,7 +46,7 @@ class RateLimiter:
             raise ValueError(f"min_size is {min_size}, and there is room for {capacity}: nothing would ever be sampled")
         if samples_per_insert is None:
             if error_buffer is not None:
-                raise ValueError("error_buffer says how far samples_per_insert may be missed; there is none")
+                raise ValueError("error_buffer is a deviation from samples_per_insert, which is not set")
             samples_per_insert, error_buffer = 0.0, math.inf
         elif not (math.isfinite(samples_per_insert) and samples_per_insert > 0):
             raise ValueError(f"samples_per_insert is {samples_per_insert}, expected more than 0")
@@ -56,8 +56,8 @@ class RateLimiter:
             if not 2 * error_buffer >= step:
                 raise ValueError(
                     f"error_buffer is {error_buffer:g}: the window of {2 * error_buffer:g} is narrower than one sample "
-                    f"of {samples} and one insert worth {samples_per_insert:g}, so both could wait for each other for "
-                    f"ever; it needs {step / 2:g} or more"
+                    f"of {samples} plus one insert worth {samples_per_insert:g}, so both could wait for each other for "
+                    f"ever; error_buffer needs {step / 2:g} or more"
                 )
         self._ratio = samples_per_insert
         self._min_size = min_size
@@ -72,20 +72,20 @@ class RateLimiter:
         return self._ratio * self.inserts - self.samples
 
     def room(self, size: int) -> int | None:
-        """How many inserts may be made when ``size`` items are there; None: any number."""
+        """How many inserts are allowed while ``size`` items are stored; None: any number."""
         if self._ratio == 0:
             return None
         free = (self._high - self.balance) / self._ratio
         return max(0, math.floor(free + 1e-9), self._min_size - size)
 
     def may_sample(self, size: int, count: int) -> bool:
-        """Whether ``count`` samples may be taken of ``size`` items."""
+        """Whether ``count`` samples are allowed while ``size`` items are stored."""
         return size >= self._min_size and self.balance - count >= self._low - 1e-9
 
     def inserted(self, count: int) -> None:
-        """Counts inserts that were made."""
+        """Counts inserts."""
         self.inserts += count
 
     def sampled(self, count: int) -> None:
-        """Counts samples that were taken."""
+        """Counts samples."""
         self.samples += count

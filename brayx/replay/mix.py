@@ -1,8 +1,8 @@
-"""Whose turn it is among several streams with weights, without waiting for one that has nothing. Pure arithmetic.
+"""Weighted mixing of several streams that never waits for an empty one. Pure arithmetic.
 
-Stride scheduling (Waldspurger and Weihl 1995): each stream has a *pass*, the one with the lowest among those that have
-something is next, and its pass grows by ``1 / weight``. So shares are those of the weights over what is there. A
-stream that was dry does not make up for it afterwards beyond one turn: it would push the others out.
+Stride scheduling (Waldspurger and Weihl 1995): each stream has a *pass*. Of the streams with data, the one with the
+lowest pass is next, and its pass grows by ``1 / weight``. So streams with data share the turns by their weights. A
+stream that was empty catches up by at most one turn: otherwise it would block the others for a while.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 
 
 class Mix:
-    """Turns of streams by weight.
+    """Chooses streams in proportion to their weights.
 
     Args:
         weights: by name, positive; only their ratios matter.
 
     Raises:
-        ValueError: there is no stream, or a weight that is not positive.
+        ValueError: no stream, or a weight that is not positive.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         if not weights:
-            raise ValueError("weights: there is no stream to mix")
+            raise ValueError("weights: expected at least one stream, got none")
         for name, weight in weights.items():
             if not (math.isfinite(weight) and weight > 0):
-                raise ValueError(f"weights: that of {name!r} is {weight}, expected more than 0")
+                raise ValueError(f"weights[{name!r}] is {weight}, expected more than 0")
         self._strides = {name: 1 / weight for name, weight in weights.items()}
         self._passes = dict.fromkeys(weights, 0.0)
         self._now = 0.0
 
     def choose(self, available: Collection[str]) -> str:
-        """The name of the stream to take from, of those ``available``, at least one; counts its turn."""
+        """Name of the next stream, chosen from ``available`` (at least one); counts its turn."""
         for name in available:
             self._passes[name] = max(self._passes[name], self._now - self._strides[name])
         chosen = min((name for name in self._passes if name in available), key=self._passes.__getitem__)
@@ -42,19 +42,19 @@ class Mix:
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values to go on from."""
+        """The state as JSON values."""
         return {"passes": {name: value - self._now for name, value in self._passes.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave.
+        """Restores a `state_dict`.
 
         Raises:
-            ValueError: it is of other streams, or holds something else than finite numbers; nothing is changed.
+            ValueError: it belongs to other streams, or holds values that are not finite numbers; nothing is changed.
         """
         passes = state.get("passes")
         if not isinstance(passes, Mapping) or set(passes) != set(self._passes):
             held = sorted(passes) if isinstance(passes, Mapping) else passes
-            raise ValueError(f"the state is of the streams {held}, and these are {sorted(self._passes)}")
+            raise ValueError(f"the state is of streams {held}, expected {sorted(self._passes)}")
         for name, value in passes.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise ValueError(f"the state of {name!r} is {value!r}, expected a finite number")

@@ -1,23 +1,23 @@
-"""Fragments of any length, packed back to back into learner batches of one constant shape. NumPy only.
+"""Packs fragments of any length back to back into learner batches of one constant shape. NumPy only.
 
 A *learner batch* is ``dict[str, np.ndarray [B, T + 1, ...]]``, batch-major. A *column* is one of its ``B`` rows of
-``T + 1`` steps; the last step of a column only bootstraps, and is the first step of the next column when it is a
-real one. Keys: the leaves of the observation (``obs``, or ``obs/...`` by path), ``action``, ``log_prob`` f32,
-``reward`` f32, ``terminated`` bool, ``truncated`` bool, ``mask`` f32 (1: learn from this step), ``policy_version``
-i64, and the fragment's extras under their own names.
+``T + 1`` steps. The last step of a column only bootstraps; if it is a real step, it is also the first step of the next
+column. Keys: the leaves of the observation (``obs``, or ``obs/...`` by path), ``action``, ``log_prob`` f32, ``reward``
+f32, ``terminated`` bool, ``truncated`` bool, ``mask`` f32 (1: learn from this step), ``policy_version`` i64, and the
+fragment's extras under their own names.
 
-A fragment that does not end in ``terminated`` is followed by a step which holds its last observation with mask 0, and
-its last transition is marked truncated; of a fragment with both flags, as Gymnasium gives when the last allowed step
-ends the game, ``terminated`` holds. Hence one rule for every step: it bootstraps from the value of the step
-after it, times ``1 - terminated``; the trace is cut where ``terminated`` or ``truncated``.
+A fragment that does not end in ``terminated`` is followed by a step with its last observation and mask 0, and its last
+transition is marked truncated. Where both flags are set, as in Gymnasium when the last allowed step ends the game,
+``terminated`` wins. Hence one rule for every step: it bootstraps from the value of the next step, times
+``1 - terminated``; the trace is cut where ``terminated`` or ``truncated``.
 
-Where the model's observation is known, a fragment's is converted to its dtypes as `forward` converts it (float64 to
-float32, integers to floats, say), and one of another shape or meaning is refused: what an agent acts with is learned
-from, and ``np.asarray`` of a list of JSON numbers is float64. Where its actions are known, others are refused: a
-category that it does not have, say.
+If the model's observation is known, a fragment's observation is converted to its dtypes like in `forward`: float64 to
+float32, integers to floats. So an agent can push what it acts with, such as ``np.asarray`` of JSON numbers, which is
+float64. Other shapes and dtypes are refused. If the model's actions are known, invalid actions are refused, such as a
+category that does not exist.
 
-`Columns` are such columns already, many at once. They are looked at as whole arrays and copied by slices; one of
-exactly a batch's size is the batch itself. A batch's columns may come from both.
+`Columns` hold many finished columns at once. They are checked as whole arrays and copied by slices; `Columns` of
+exactly a batch's size become the batch without a copy. A batch may mix columns from both sources.
 
 Knows nothing of queues, Ray or torch.
 """
@@ -49,8 +49,8 @@ _FIXED: dict[str, np.dtype] = {
 
 
 READY_KEY = "ready_s"
-"""In a batch of a stream: Unix time, ``[]`` float64, since when its buffer had one to give; NaN: it was given again.
-Whoever learns takes it out."""
+"""Key in a stream's batch: Unix time, ``[]`` float64, from which its buffer had a batch ready; NaN for a reused batch.
+The learner removes it."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Layout:
     """Shape (without batch and time axes) and dtype of every key of a learner batch.
 
     Attributes:
-        obs: by path, the leaves of an observation.
-        action: of one action; None: not known yet.
+        obs: leaves of an observation, by path.
+        action: one action; None: not known yet.
         extras: by name; None: not known yet.
-        model: the paths of ``obs`` that the model takes, which fragments are converted to.
-        acts: the actions that the model has; None: not known.
+        model: the paths of ``obs`` that are inputs of the model; fragments are converted to their dtypes.
+        acts: the model's valid actions; None: not known.
     """
 
     obs: dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -73,7 +73,7 @@ class Layout:
 
     @staticmethod
     def of(fragment: Fragment) -> Layout:
-        """The layout that ``fragment`` has."""
+        """The layout of ``fragment``."""
         return Layout(
             obs={path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(fragment.obs, "obs").items()},
             action=_step(fragment.action),
@@ -82,7 +82,7 @@ class Layout:
 
     @staticmethod
     def of_model(forward_args: tuple[NestedArray, ...], acts: ActionSpec | None = None) -> Layout:
-        """The layout of what a model takes, from example arguments ``[B, ...]``; the rest is not known yet."""
+        """The layout of a model's inputs, from example arguments ``[B, ...]``; the rest is not known yet."""
         example = forward_args[0] if len(forward_args) == 1 else forward_args
         obs = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(example, "obs").items()}
         return Layout(obs=obs, action=None, extras=None, model=frozenset(obs), acts=acts)
@@ -99,7 +99,7 @@ class Layout:
 
     @staticmethod
     def of_columns(columns: Columns) -> Layout:
-        """The layout that ``columns`` have; ``action`` None when they have none."""
+        """The layout of ``columns``; ``action`` is None if they have none."""
         steps = {key: (array.shape[2:], array.dtype) for key, array in columns.arrays.items()}
         return Layout(
             obs={key: step for key, step in steps.items() if _is_observed(key)},
@@ -112,35 +112,35 @@ class Layout:
         )
 
     def completed(self, pushed: Fragment | Columns) -> Layout:
-        """This layout with what it does not know as ``pushed`` has it, observations beside the model's included."""
+        """This layout with unknown parts taken from ``pushed``, such as observation leaves outside the model."""
         if self.action is not None and self.extras is not None:
             return self
         own = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
         return replace(self, obs={**own.obs, **self.obs}, action=self.action or own.action, extras=own.extras)
 
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Every key of a learner batch with the shape and dtype of one step, of a layout that knows all of them."""
+        """Shape and dtype of one step for every key of a learner batch; the layout must be complete."""
         assert self.action is not None
         assert self.extras is not None
         return {**self.obs, "action": self.action, **{k: ((), d) for k, d in _FIXED.items()}, **self.extras}
 
     def empty(self, batch_size: int, unroll_length: int) -> Batch:
-        """A batch of zeros: every step masked out."""
+        """A batch of zeros, with every step masked out."""
         return {
             key: np.zeros((batch_size, unroll_length + 1, *shape), dtype) for key, (shape, dtype) in self.keys().items()
         }
 
 
 def check(fragment: Fragment, layout: Layout | None, newest_version: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of ``fragment`` by batch key, when it is whole, finite and of the given layout.
+    """The arrays of ``fragment`` by batch key, after checking that it is complete, finite and of the given layout.
 
     Args:
-        fragment: what somebody pushed.
-        layout: what it must look like, as far as it is known; None: only that it agrees with itself.
-        newest_version: of the policy; None: nobody knows.
+        fragment: a pushed value of any type.
+        layout: required layout, as far as it is known; None: only consistency is checked.
+        newest_version: newest policy version; None: unknown.
 
     Raises:
-        BadFragment: names the field, what it holds and what was expected.
+        BadFragment: names the field, its value and what was expected.
     """
     if not isinstance(fragment, Fragment):
         raise BadFragment(f"expected a Fragment or Columns, got {type(fragment).__name__}")
@@ -163,7 +163,7 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
     taken = {*arrays, *_FIXED}
     for name, extra in fragment.extras.items():
         if name in taken:
-            raise BadFragment(f"extras[{name!r}] has the name of a field of its own", field=name)
+            raise BadFragment(f"extras[{name!r}]: a name of another field of the batch", field=name)
         arrays[name] = _array(name, extra)
     observed = {path for path in arrays if _is_observed(path)}
     if not observed:
@@ -188,16 +188,18 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
 def check_columns(
     columns: Columns, unroll_length: int, layout: Layout | None, newest_version: int | None = None
 ) -> Batch:
-    """The arrays of ``columns``, when they are whole, finite and of the given layout; copies only what it converts.
+    """The arrays of ``columns``, after checking that they are complete, finite and of the given layout.
+
+    Arrays are copied only if they need conversion.
 
     Args:
-        columns: what somebody pushed.
+        columns: pushed columns.
         unroll_length: transitions of a column, ``T``.
-        layout: what they must look like, as far as it is known; None: only that they agree with themselves.
-        newest_version: of the policy; None: nobody knows.
+        layout: required layout, as far as it is known; None: only consistency is checked.
+        newest_version: newest policy version; None: unknown.
 
     Raises:
-        BadFragment: names the field, what it holds and what was expected.
+        BadFragment: names the field, its value and what was expected.
     """
     if not isinstance(columns.arrays, Mapping):
         raise BadFragment(f"arrays: expected arrays by name, got {type(columns.arrays).__name__}", field="arrays")
@@ -222,29 +224,29 @@ def check_columns(
     arrays = {key: _fitting(key, array, 2, whole, expected) for key, array in arrays.items()}
     mask = arrays["mask"]
     if not ((mask == 0) | (mask == 1)).all():
-        raise BadFragment("mask: holds something else than 0 and 1", field="mask")
+        raise BadFragment("mask: expected only 0 and 1, got other values", field="mask")
     if mask[:, -1].any():
         raise BadFragment("mask: is 1 at a column's last step, which only bootstraps", field="mask")
-    _check_action(arrays["action"][mask > 0], 1, whole.acts)  # what stands where nothing is learned is nobody's
+    _check_action(arrays["action"][mask > 0], 1, whole.acts)  # masked actions may be anything
     if newest_version is not None:
         _check_version(arrays["policy_version"][mask > 0], newest_version)
     return arrays
 
 
 def transitions(pushed: Any) -> int:
-    """How many transitions a push says it has, however it looks; 1 where that cannot be told."""
+    """Number of transitions in any pushed value, valid or not; 1 if it cannot be determined."""
     try:
         return len(pushed) if isinstance(pushed, Fragment | Columns) else 1
     except (
         AttributeError,
         TypeError,
         ValueError,
-    ):  # a reward that is one number, a mask whose lists are of several lengths
+    ):  # a reward that is one number, a mask of lists of different lengths
         return 1
 
 
 def rows(columns: Columns) -> int:
-    """How many columns there are by their mask, however that looks; 0 where that cannot be told, and is refused."""
+    """Number of columns according to their mask; 0 if it cannot be determined, which packing refuses."""
     try:
         return len(np.atleast_1d(np.asarray(columns.arrays.get("mask", ()))))
     except (AttributeError, ValueError):
@@ -252,7 +254,7 @@ def rows(columns: Columns) -> int:
 
 
 def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The oldest policy version of each column ``[B]``, of its steps to learn from."""
+    """The oldest policy version of each column ``[B]``, over the steps with mask 1."""
     never = np.iinfo(np.int64).max
     found: np.ndarray = batch["policy_version"].min(axis=1, where=batch["mask"] > 0, initial=never)
     return found
@@ -260,7 +262,7 @@ def oldest(batch: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _check_version(versions: np.ndarray, newest: int | None) -> None:
     if versions.min(initial=0) < 0:
-        raise BadFragment(f"policy_version: {versions.min()} is none, they start at 0", field="policy_version")
+        raise BadFragment(f"policy_version: expected 0 or more, got {versions.min()}", field="policy_version")
     if newest is not None and versions.max(initial=newest) > newest:
         raise BadFragment(
             f"policy_version: {versions.max()} is unknown, the newest published is {newest}", field="policy_version"
@@ -270,7 +272,7 @@ def _check_version(versions: np.ndarray, newest: int | None) -> None:
 def _fitting(
     key: str, array: np.ndarray, axes: int, layout: Layout, expected: dict[str, tuple[tuple[int, ...], np.dtype]]
 ) -> np.ndarray:
-    """``array`` as the layout has it, after ``axes`` leading axes; raises `BadFragment` when it is not so."""
+    """``array`` in the layout's dtype; raises `BadFragment` if it does not fit after ``axes`` leading axes."""
     if key not in expected:
         raise BadFragment(f"{key}: not in this buffer's layout, which has {sorted(expected)}", field=key)
     shape, dtype = expected[key]
@@ -285,17 +287,17 @@ def _fitting(
 
 
 def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> None:
-    """Raises `BadFragment` for actions that the model does not have, after ``axes`` leading axes."""
+    """Raises `BadFragment` for invalid actions of the model; the first ``axes`` axes are batch and time."""
     if acts is None:
         return
     if action.shape[axes:] != acts.shape:
         raise BadFragment(
-            f"action: expected shape {acts.shape} a step, as the model has it, got {action.shape[axes:]}",
+            f"action: expected the model's shape {acts.shape} a step, got {action.shape[axes:]}",
             field="action",
         )
     if acts.sizes:
         if action.dtype.kind == "f" and (action != np.floor(action)).any():
-            raise BadFragment("action: holds fractions, and the model's are whole numbers", field="action")
+            raise BadFragment("action: expected whole numbers, got fractions", field="action")
         low, high = np.zeros(len(acts.sizes)), np.subtract(acts.sizes, 1.0)
     elif acts.low is not None and acts.high is not None:
         low, high = acts.low, acts.high
@@ -309,21 +311,22 @@ def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> Non
         if beyond.any():
             at = int(beyond.argmax())
             raise BadFragment(
-                f"action: holds {float(found[at]):g}, and the model's are {low[at]:g} to {high[at]:g}", field="action"
+                f"action: expected {low[at]:g} to {high[at]:g}, the model's range, got {float(found[at]):g}",
+                field="action",
             )
 
 
 def _array(key: str, value: NestedArray) -> np.ndarray:
     try:
         return np.asarray(value)
-    except ValueError as error:  # of lists that are not all of one length
-        raise BadFragment(f"{key}: is no array: {error}", field=key) from None
+    except ValueError as error:  # lists of different lengths
+        raise BadFragment(f"{key}: not an array: {error}", field=key) from None
 
 
 def _is_finite(array: np.ndarray) -> bool:
     if array.dtype.kind != "f":
         return True
-    with np.errstate(all="ignore"):  # a sum needs no second array; only one that is not finite itself is looked into
+    with np.errstate(all="ignore"):  # a sum needs no second array; only if it is not finite are the values checked
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
@@ -337,15 +340,15 @@ def _step(array: NestedArray) -> tuple[tuple[int, ...], np.dtype]:
 
 
 class Packer:
-    """Writes fragments and columns into batches, one column after the other.
+    """Writes fragments and columns into batches, column by column.
 
     Args:
         batch_size: columns of a batch, ``B``.
         unroll_length: transitions of a column, ``T``.
-        layout: what fragments look like; what it does not know, or None, is as in the first good one.
+        layout: layout of fragments; missing parts are taken from the first valid fragment.
 
     Attributes:
-        newest_version: of the policy: what claims to be of a newer one is refused; None: nothing is.
+        newest_version: newest policy version; fragments of a newer one are refused. None: no check.
     """
 
     def __init__(self, batch_size: int, unroll_length: int, layout: Layout | None = None) -> None:
@@ -359,21 +362,21 @@ class Packer:
 
     @property
     def waiting(self) -> int:
-        """Transitions in the batch that is not full yet."""
+        """Transitions in the unfinished batch."""
         return 0 if self._batch is None else int(self._batch["mask"].sum())
 
     def add(self, pushed: Fragment | Columns, steps: int | None = None) -> Iterator[Batch]:
-        """Packs a fragment, or columns, and gives the batches that became full, usually none.
+        """Packs a fragment or columns, and returns the batches that this completes, usually none.
 
-        Columns of exactly a batch's size are given as they are, ahead of what waits.
+        Columns of exactly a batch's size are returned as they are, ahead of the unfinished batch.
 
         Args:
-            pushed: what to pack.
-            steps: of a fragment, pack the first so many transitions, which is what `fitting` gave; when the rest
-                (`Fragment.after`) comes next, its columns are those of the whole.
+            pushed: fragment or columns.
+            steps: pack only the first ``steps`` transitions of a fragment, a result of `fitting`. If the rest
+                (`Fragment.after`) is packed next, the columns are the same as for the whole fragment.
 
         Raises:
-            BadFragment: at the call, before anything is packed.
+            BadFragment: raised by the call itself, before anything is packed.
         """
         if isinstance(pushed, Columns):
             columns = self.checked(pushed)
@@ -384,10 +387,10 @@ class Packer:
         return iter(self._pack(arrays, pushed, len(pushed) if steps is None else steps))
 
     def checked(self, columns: Columns) -> Batch:
-        """The arrays of ``columns`` as they would be packed; like `add` it learns the layout from them.
+        """Checks ``columns`` and returns their arrays as they would be packed; like `add`, completes the layout.
 
         Raises:
-            BadFragment: as `add`.
+            BadFragment: as for `add`.
         """
         arrays = check_columns(columns, self._length, self.layout, self.newest_version)
         made = Columns(arrays)
@@ -395,25 +398,27 @@ class Packer:
         return arrays
 
     def closes(self, steps: int) -> int:
-        """How many columns a fragment of so many transitions fills up, the one that is begun included; at most."""
-        # What is bootstrapped from takes a step behind the last transition; of a column that this fills it is the last.
+        """At most how many columns ``steps`` transitions complete, including the current one."""
+        # The step to bootstrap from needs a place after the last transition, which may be the last of its column.
         return (self._step + steps + (self._length > 1)) // self._length
 
     def fitting(self, steps: int, room: int) -> int:
-        """How many of so many transitions may be packed so that no more than ``room`` columns are filled up: all, or
-        what ends at a column's end."""
+        """How many of ``steps`` transitions can be packed with at most ``room`` columns completed.
+
+        Either all of them, or a number that ends at a column's end.
+        """
         return steps if self.closes(steps) <= room else max(0, room * self._length - self._step)
 
     def drop_older(self, version: int) -> int:
-        """Takes whole columns with a step of an older version out of the batch that is not full yet; says how many
-        transitions went."""
+        """Removes complete columns with a step older than ``version`` from the unfinished batch; returns how many
+        transitions were removed."""
         batch = self._batch
         if batch is None or not self._column:
             return 0
         old = oldest({key: batch[key][: self._column] for key in ("mask", "policy_version")}) < version
         gone = int(np.count_nonzero(batch["mask"][: self._column][old]))
         if old.any():
-            kept = np.concatenate([np.flatnonzero(~old), np.arange(self._column, self._size)])  # the one that is begun
+            kept = np.concatenate([np.flatnonzero(~old), np.arange(self._column, self._size)])
             for array in batch.values():
                 array[: len(kept)] = array[kept]
                 array[len(kept) :] = 0
@@ -422,16 +427,16 @@ class Packer:
 
     @property
     def columns(self) -> int:
-        """Whole columns of the batch that is not full yet."""
+        """Complete columns in the unfinished batch."""
         return self._column
 
     @property
     def left(self) -> int:
-        """Steps that there is room for in the column that is begun, or in the next one."""
+        """Free steps in the current column, or in the next one if that is complete."""
         return self._length - self._step
 
     def flush(self) -> Batch | None:
-        """The unfinished batch, its rest masked out, when it holds a transition."""
+        """The unfinished batch, padded with masked steps; None if it holds no transition."""
         batch, self._batch = self._batch, None
         self._column = self._step = 0
         return batch if batch is not None and batch["mask"].any() else None
@@ -450,7 +455,7 @@ class Packer:
             if done == end:
                 batch["terminated"][self._column, self._step - 1] = fragment.terminated
                 batch["truncated"][self._column, self._step - 1] = not fragment.terminated
-            if done < end or not fragment.terminated:  # somebody bootstraps from the observation after this step
+            if done < end or not fragment.terminated:  # the observation after this step is needed for bootstrapping
                 for key in arrays:
                     if _is_observed(key):
                         batch[key][self._column, self._step] = arrays[key][done]
@@ -462,7 +467,7 @@ class Packer:
     def _copy(self, columns: Batch, rows: int) -> list[Batch]:
         full: list[Batch] = []
         batch, begun = self._open(), None
-        if self._step:  # the column that a fragment has begun stands aside and goes on behind these
+        if self._step:  # move a fragment's unfinished column behind these
             begun = {key: array[self._column].copy() for key, array in batch.items()}
         done = 0
         while done < rows:

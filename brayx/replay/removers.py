@@ -1,6 +1,6 @@
-"""Which slot a new column gets, and whose it was: the oldest's, the least important's, or by weighted reservoir.
+"""Removers choose the slot of a new column in a full table: the oldest, the lowest priority, or a weighted reservoir.
 
-NumPy only. A remover works on arrays, as samplers do (`samplers.py`), and knows nothing of what is in a column.
+NumPy only. Like samplers (`samplers.py`), a remover works on arrays and knows nothing of a column's content.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import numpy as np
 
 
 class Remover(Protocol):
-    """Gives slots to new columns; a slot that is given again takes the place of the column that had it."""
+    """Assigns slots to new columns. A column whose slot is assigned again is replaced."""
 
     def place(self, count: int, priorities: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """Slots ``[count]`` int64, none twice; -1 for a column that is not kept.
+        """Distinct slots ``[count]`` int64; -1 for a column that is not kept.
 
         Args:
-            count: how many new columns.
-            priorities: theirs, ``[count]``; None: nobody knows any.
-            rng: for what is left to chance.
+            count: number of new columns.
+            priorities: their priorities ``[count]``; None: unknown.
+            rng: random generator.
         """
 
     def remove(self, slots: np.ndarray) -> None:
-        """Columns that were taken away for another reason: their slots may be given again."""
+        """Frees the slots of columns that were removed for another reason."""
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Priorities ``[n]`` that the learner found for columns which are there."""
+        """New priorities ``[n]`` from the learner for stored columns."""
 
 
 class Oldest:
-    """The oldest goes: slots are a ring.
+    """Replaces the oldest column: slots form a ring.
 
     Args:
         capacity: of the table.
@@ -41,21 +41,21 @@ class Oldest:
         self._next = 0
 
     def place(self, count: int, priorities: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """As `Remover.place`; of more than the capacity the first are not kept."""
+        """See `Remover.place`; if ``count`` exceeds the capacity, the first columns are not kept."""
         slots = (self._next + np.arange(count)) % self._capacity
         self._next = (self._next + count) % self._capacity
         slots[: max(0, count - self._capacity)] = -1
         return slots
 
     def remove(self, slots: np.ndarray) -> None:
-        """As `Remover.remove`; they are given again in their turn."""
+        """See `Remover.remove`; the ring's order stays the same."""
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """As `Remover.update`; priorities do not matter."""
+        """See `Remover.update`; priorities are ignored."""
 
 
 class _ByKey:
-    """Slots with a key each; the lowest keys go."""
+    """Gives each slot a key, and replaces the lowest keys."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -63,19 +63,19 @@ class _ByKey:
         self._count = 0
 
     def remove(self, slots: np.ndarray) -> None:
-        """As `Remover.remove`; they are the first to be given again."""
+        """See `Remover.remove`; these slots are assigned first."""
         self._keys[slots] = -np.inf
 
     def _best(self, keys: np.ndarray, *, at_any_rate: bool) -> np.ndarray:
-        """Slots for new columns by their keys; ``at_any_rate``: they stay even if the old ones' keys are higher."""
+        """Slots for new columns by their keys; ``at_any_rate``: also where the replaced keys are higher."""
         slots = np.full(len(keys), -1, np.int64)
-        order = np.argsort(-keys, kind="stable")[: self._capacity]  # the new ones that may stay, best first
+        order = np.argsort(-keys, kind="stable")[: self._capacity]  # at most the capacity, best first
         fresh = min(self._capacity - self._count, len(order))
         slots[order[:fresh]] = self._count + np.arange(fresh)
         rest = order[fresh:]
         if len(rest):
             old = np.argpartition(self._keys[: self._count], len(rest) - 1)[: len(rest)]
-            old = old[np.argsort(self._keys[old], kind="stable")]  # the worst is given to the best
+            old = old[np.argsort(self._keys[old], kind="stable")]  # the best new column replaces the worst
             better = np.ones(len(rest), np.bool_) if at_any_rate else keys[rest] > self._keys[old]
             slots[rest[better]] = old[better]
         self._count += fresh
@@ -85,9 +85,10 @@ class _ByKey:
 
 
 class LowestPriority(_ByKey):
-    """The column with the lowest priority goes; a new one stays at first, with the highest seen if nobody knows any.
+    """Replaces the columns with the lowest priority. A new column is always kept; if its priority is unknown, it gets
+    the highest seen so far.
 
-    A push to a full table looks at every priority once, in one pass.
+    A push to a full table scans all priorities once.
 
     Args:
         capacity: of the table.
@@ -98,7 +99,7 @@ class LowestPriority(_ByKey):
         self._highest = 1.0
 
     def place(self, count: int, priorities: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """As `Remover.place`; of more than the capacity those with the highest priority are kept."""
+        """See `Remover.place`; if ``count`` exceeds the capacity, the highest priorities are kept."""
         keys = np.full(count, self._highest) if priorities is None else np.asarray(priorities, np.float64)
         self._highest = max(self._highest, float(keys.max(initial=0.0)))
         return self._best(keys, at_any_rate=True)
@@ -110,18 +111,18 @@ class LowestPriority(_ByKey):
 
 
 class Reservoir(_ByKey):
-    """A weighted sample, without replacement, of all that was ever pushed: a column's weight is its priority.
+    """Keeps a weighted sample, without replacement, of all columns ever pushed; a column's weight is its priority.
 
-    Each column draws the key ``log(u) / w`` with ``u`` uniform in (0, 1), and those with the highest keys stay
-    (Efraimidis and Spirakis 2006, algorithm A-Res). Without weights every column of the stream is equally likely to
-    be there. What the learner finds later changes nothing.
+    Each column draws the key ``log(u) / w`` with ``u`` uniform in (0, 1), and the highest keys are kept (Efraimidis and
+    Spirakis 2006, algorithm A-Res). Without weights, every column of the stream is kept with equal probability. The
+    learner's later priorities change nothing.
 
     Args:
         capacity: of the table.
     """
 
     def place(self, count: int, priorities: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-        """As `Remover.place`; a weight of 0 is never kept."""
+        """See `Remover.place`; a column of weight 0 is never kept."""
         weights = np.ones(count) if priorities is None else np.asarray(priorities, np.float64)
         chosen = np.flatnonzero(weights > 0)
         slots = np.full(count, -1, np.int64)
@@ -129,4 +130,4 @@ class Reservoir(_ByKey):
         return slots
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """As `Remover.update`; nothing changes."""
+        """See `Remover.update`; ignored."""

@@ -1,7 +1,7 @@
-"""Which of the columns that are there make up a batch: uniform, or by priority. NumPy only.
+"""Samplers choose the stored columns of a batch: uniformly, or by priority. NumPy only.
 
-A sampler knows columns by their *slot*, a number below the table's capacity, and works on arrays of them: no step of
-it takes longer in Python for more columns. Knows nothing of what is in a column, or how it got its slot.
+A sampler identifies columns by *slot*, a number below the table's capacity, and works on arrays of slots, so its Python
+time does not grow with their number. Knows nothing of a column's content, or how it got its slot.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class Sampler(Protocol):
     """Draws slots, with replacement."""
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray | None) -> None:
-        """New columns ``[n]`` with their priorities ``[n]``; None: nobody knows any yet."""
+        """Adds new columns at ``slots`` ``[n]`` with priorities ``[n]``; None: unknown."""
 
     def remove(self, slots: np.ndarray) -> None:
-        """Columns that are not there any more."""
+        """Forgets removed columns."""
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Priorities ``[n]`` that the learner found for columns which are there."""
+        """New priorities ``[n]`` from the learner for stored columns."""
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
-        """Slots ``[count]``, and importance weights ``[count]`` float32 where columns are not equally likely.
+        """Slots ``[count]``, and importance weights ``[count]`` float32 unless columns are equally likely.
 
-        These correct the bias in full; see `brayx.replay.importance`. At least one column is there.
+        The weights are for ``beta`` 1; see `brayx.replay.importance`. At least one column must be stored.
         """
 
 
@@ -45,14 +45,14 @@ class Uniform:
         self._count = 0
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray | None) -> None:
-        """As `Sampler.insert`; priorities do not matter."""
+        """See `Sampler.insert`; priorities are ignored."""
         places = np.arange(self._count, self._count + len(slots))
         self._slots[places] = slots
         self._place[slots] = places
         self._count += len(slots)
 
     def remove(self, slots: np.ndarray) -> None:
-        """As `Sampler.remove`: what lies last moves into the gaps."""
+        """See `Sampler.remove`; the last entries move into the gaps."""
         left = self._count - len(slots)
         gone = np.zeros(self._count, np.bool_)
         gone[self._place[slots]] = True
@@ -63,7 +63,7 @@ class Uniform:
         self._count = left
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """As `Sampler.update`; priorities do not matter."""
+        """See `Sampler.update`; priorities are ignored."""
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, None]:
         """As `Sampler.draw`."""
@@ -71,11 +71,11 @@ class Uniform:
 
 
 class Prioritised:
-    """Column ``i`` comes with probability ``P(i) = p_i^alpha / sum_j p_j^alpha`` (Schaul et al. 2016, equations 1, 2).
+    """Draws column ``i`` with probability ``P(i) = p_i^alpha / sum_j p_j^alpha`` (Schaul et al. 2016, equations 1, 2).
 
-    The batch's draws are spread over equal parts of the running sum, one each, as there. The importance weight of a
-    column is ``1 / (N P(i))``, divided by the largest of its batch. A new column of which nobody knows better has the
-    highest priority seen so far, so that it is learned from soon.
+    As in the paper, the running sum is divided into equal parts and each part gives one draw. The importance weight of
+    a column is ``1 / (N P(i))``, divided by the largest of its batch. A new column of unknown priority gets the highest
+    priority seen so far, so that it is learned from soon.
 
     Args:
         capacity: of the table.
@@ -83,7 +83,7 @@ class Prioritised:
     """
 
     _LEAST = 1e-6
-    """Added to each priority: a column with an error of 0 may come again."""
+    """Added to each priority, so that a column with an error of 0 can be drawn again."""
 
     def __init__(self, capacity: int, exponent: float = 0.6) -> None:
         self._tree = SumTree(capacity)
@@ -99,7 +99,7 @@ class Prioritised:
         self._tree[slots] = 0.0
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """As `Sampler.update`. Raises ValueError for a priority that is negative or not finite."""
+        """See `Sampler.update`. Raises ValueError for a priority that is negative or not finite."""
         if not len(slots):
             return
         priorities = np.asarray(priorities, np.float64)

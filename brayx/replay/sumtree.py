@@ -1,8 +1,8 @@
-"""A sum tree over whole arrays: weights by index, and the indices at given places of their running sum. NumPy only.
+"""A vectorised sum tree: weights by index, and lookup of indices by a place in their running sum. NumPy only.
 
-Leaves lie in one array behind their parents (node ``i`` has children ``2 i`` and ``2 i + 1``), so that reading or
-writing ``n`` leaves is ``log2(capacity)`` array operations, whatever ``n`` is. A parent is always computed anew from
-its children: rounding errors do not add up. Knows nothing of replay.
+One array holds the leaves behind their parents (node ``i`` has children ``2 i`` and ``2 i + 1``). So reading or writing
+``n`` leaves takes ``log2(capacity)`` array operations, for any ``n``. A parent is always recomputed from its children,
+so rounding errors do not accumulate. Knows nothing of replay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class SumTree:
     """Non-negative weights of ``capacity`` indices, all 0 at first.
 
     Args:
-        capacity: how many indices.
+        capacity: number of indices.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -36,7 +36,7 @@ class SumTree:
         return weights
 
     def __setitem__(self, indices: np.ndarray, weights: np.ndarray | float) -> None:
-        """Sets the weights of ``indices`` ``[n]``; of an index that comes twice, the last counts.
+        """Sets the weights of ``indices`` ``[n]``; the last weight of a repeated index counts.
 
         Raises:
             ValueError: an index is out of range, or a weight negative or not finite.
@@ -55,9 +55,9 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, places: np.ndarray) -> np.ndarray:
-        """The indices ``[n]`` in whose part of the running sum ``places`` ``[n]`` (0 to below `total`) lie.
+        """The indices ``[n]`` whose interval of the running sum contains ``places`` ``[n]`` (from 0 to below `total`).
 
-        Never one of weight 0, not even where rounding puts a place past the end.
+        Never an index of weight 0, even if rounding puts a place past the end.
 
         Raises:
             ValueError: all weights are 0.

@@ -1,8 +1,8 @@
-"""Columns kept to be sampled again and again: a sampler, a remover and a rate limiter around one block of memory.
+"""A table of columns for sampling: a sampler, a remover and a rate limiter around preallocated memory.
 
-Arrays lie in one block of ``capacity`` columns that is written and read by slots, so that neither pushing nor sampling
-costs Python time by the column, and memory is what it is from the start (the system gives a page when it is first
-written). Knows nothing of fragments, layouts or waiting.
+Each array has room for ``capacity`` columns and is read and written by arrays of slots, so Python time does not grow
+with the number of columns. All memory is reserved at the start; the system provides a page when it is first written.
+Knows nothing of fragments, layouts or waiting.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from brayx.replay.removers import LowestPriority, Oldest, Remover, Reservoir
 from brayx.replay.samplers import Prioritised, Sampler, Uniform
 
 PRIORITY = "priority"
-"""Name of an extra ``[T]``: what is pushed with it has its largest one as the priority to begin with."""
+"""Name of an extra ``[T]`` with initial priorities; a column's priority is the largest of its steps."""
 
 _SLOT_BITS, _GENERATION_BITS, _RANDOM_BITS = 28, 12, 16
-"""Of a column's id, from the lowest: where it lies, how often that was written, and whose it is: chance, and in the 7
-bits above it the shard."""
+"""Bits of a column's id, lowest first: its slot, how often the slot was written, and its table: random bits, and above
+them 7 bits for the shard."""
 MAX_CAPACITY = 1 << _SLOT_BITS
 _NEVER = int(np.iinfo(np.int64).max)
 
 
 class Table:
-    """Columns that are sampled.
+    """A bounded set of columns to sample from.
 
     Args:
-        capacity: columns kept.
+        capacity: largest number of columns.
         batch_size: columns of a sample.
-        sampler, remover, limiter: made for that capacity and batch size.
-        seed: of what is drawn.
-        shard: number of the table among those whose ids must not be taken for each other's; 0 to 127.
+        sampler, remover, limiter: made for this capacity and batch size.
+        seed: seed of the sampling.
+        shard: number of the table, 0 to 127, which makes ids distinct between the shards of a buffer.
 
     Attributes:
-        dropped: transitions, by reason: ``rate_limited`` (not taken in), ``policy_lag`` (too old), ``reservoir`` (not
+        dropped: transitions, by reason: ``rate_limited`` (not inserted), ``policy_lag`` (too old), ``reservoir`` (not
             drawn into it).
-        replaced: columns whose place others took.
-        stale: priorities that came for columns which were gone.
+        replaced: columns that were overwritten.
+        stale: priorities received for columns that are gone.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class Table:
         self._version = np.zeros(capacity, np.int64)
         self._transitions = np.zeros(capacity, np.int64)
         self._generation = np.zeros(capacity, np.int64)
-        # Ids of another shard's columns are not taken for ours; chance tells those of another buffer, and of this one
-        # before its process died.
+        # The shard makes ids distinct between shards; random bits, between buffers and between restarts of one buffer.
         self._origin = shard << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
         self._lowest_version = _NEVER
         self._count = 0
@@ -79,7 +78,7 @@ class Table:
 
     @classmethod
     def uniform(cls, capacity: int, batch_size: int, limiter: RateLimiter | None = None, **options: int) -> Table:
-        """Every column is equally likely, the oldest goes."""
+        """Samples uniformly; replaces the oldest column."""
         return cls(capacity, batch_size, Uniform(capacity), Oldest(capacity), limiter, **options)
 
     @classmethod
@@ -92,17 +91,17 @@ class Table:
         exponent: float = 0.6,
         **options: int,
     ) -> Table:
-        """Prioritised experience replay; the oldest goes."""
+        """Prioritised experience replay; replaces the oldest column."""
         return cls(capacity, batch_size, Prioritised(capacity, exponent), Oldest(capacity), limiter, **options)
 
     @classmethod
     def reservoir(cls, capacity: int, batch_size: int, limiter: RateLimiter | None = None, **options: int) -> Table:
-        """A weighted sample of all that was ever pushed, drawn from uniformly."""
+        """Keeps a weighted sample of all columns ever pushed, and samples from it uniformly."""
         return cls(capacity, batch_size, Uniform(capacity), Reservoir(capacity), limiter, **options)
 
     @classmethod
     def of(cls, config: BufferConfig, seed: int | None = None, shard: int = 0) -> Table:
-        """What the options of a buffer ask for."""
+        """The table for a buffer's options."""
         capacity = config.capacity
         removers: dict[str, Callable[[int], Remover]] = {
             "oldest": Oldest,
@@ -125,16 +124,16 @@ class Table:
         )
 
     def __len__(self) -> int:
-        """Columns that are there."""
+        """Number of stored columns."""
         return self._count
 
     @property
     def room(self) -> int | None:
-        """Columns that may be inserted before some are sampled; None: any number."""
+        """Columns that the rate limiter allows to insert now; None: any number."""
         return self.limiter.room(self._count)
 
     def insert(self, columns: Batch) -> int:
-        """Copies columns ``[n, T + 1, ...]`` in, as far as the rate allows, and says how many of the first it took."""
+        """Copies the first columns of ``[n, T + 1, ...]`` in, as many as the rate allows; returns how many."""
         rows = len(columns["mask"])
         room = self.room
         count = rows if room is None else min(rows, room)
@@ -165,13 +164,13 @@ class Table:
         return count
 
     def sample(self, least_version: int | None = None) -> Batch | None:
-        """A batch, copied out; None when the limiter says wait, or nothing is there.
+        """A copied batch; None if the limiter does not allow one, or the table is empty.
 
-        With priorities it has ``weight`` ``[B]`` float32, which corrects the bias in full (see
-        `brayx.replay.importance`), and ``index`` ``[B]`` int64, which names the columns to `update_priorities`.
+        With priorities it has ``weight`` ``[B]`` float32 for ``beta`` 1 (see `brayx.replay.importance`), and ``index``
+        ``[B]`` int64, the columns' ids for `update_priorities`.
 
         Args:
-            least_version: columns with a step of an older policy are dropped first; None: none are.
+            least_version: first drop columns with a step of an older policy version; None: drop none.
         """
         if least_version is not None:
             self._expire(least_version)
@@ -186,13 +185,13 @@ class Table:
         return batch
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
-        """Sets the priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; says how many were there.
+        """Sets the priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; returns how many were stored.
 
-        Those of columns that are gone are counted as stale, those of other tables are let be. The last of a column
-        that comes twice counts.
+        Priorities of columns that are gone are counted as stale; ids of other tables are ignored. If an id is repeated,
+        its last priority counts.
 
         Raises:
-            ValueError: a priority of a column that is there is negative or not finite.
+            ValueError: a priority of a stored column is negative or not finite.
         """
         index, priorities = np.asarray(index, np.int64), np.asarray(priorities, np.float64)
         own = index >> (_SLOT_BITS + _GENERATION_BITS) == self._origin

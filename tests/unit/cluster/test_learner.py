@@ -106,7 +106,7 @@ def test_an_argument_named_state_is_a_normal_input(spec):
 @pytest.mark.parametrize(
     ("returns", "begin", "message"),
     [
-        (GOOD + ', "state": obs', STATE, "does not declare whether that is a memory: expected is_recurrent = True"),
+        (GOOD + ', "state": obs', STATE, "does not declare whether it is recurrent: expected is_recurrent = True"),
         (GOOD, STATE + "; Model.is_recurrent = True", r"expected an output 'state', got \['logits', 'value'\]"),
         (GOOD, "Model.is_recurrent = True", r"expected an argument 'state', got \['obs'\]"),
         (GOOD, "Model.is_recurrent = torch.nn.Identity()", r"is_recurrent is Identity\(\), expected True or False"),

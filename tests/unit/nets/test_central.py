@@ -107,5 +107,5 @@ def test_options_that_do_not_apply_are_refused_by_name(option, value):
 )
 def test_options_that_neither_policy_nor_value_goes_by_are_refused(network, option):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
-    with pytest.raises(ValueError, match=f"network.{option} .*fits: "):
+    with pytest.raises(ValueError, match=f"network.{option} .*(it needs|expected) "):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**network))

@@ -74,7 +74,7 @@ def test_what_fits_nothing_is_refused():
         ValueError, match=r"8 x 9 pixels is too small for convolutions 'nature'.* at least 36 x 36; .* impala$"
     ):
         policy_for(np.zeros((8, 9, 1), np.uint8), num_actions=2)
-    with pytest.raises(ValueError, match="beside its action_mask"):
+    with pytest.raises(ValueError, match="besides its action_mask"):
         policy_for({"action_mask": np.zeros(2)}, num_actions=2)
 
 
@@ -83,14 +83,19 @@ def test_what_fits_nothing_is_refused():
     [
         (MASKED, {"num_actions": 5}, {"entities": ["nope"]}, r"network\.entities has 'nope'.*leaves are \['table'\]"),
         (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*fits: continuous"),
-        (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0: this policy is of discrete"),
-        (FLAT, {"action_size": 2}, {"distribution": "squashed", "log_std": 0.0}, "finds its deviation from what it"),
+        (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0, but actions are discrete"),
+        (
+            FLAT,
+            {"action_size": 2},
+            {"distribution": "squashed", "log_std": 0.0},
+            "the deviation depends on the observation",
+        ),
         (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*fits: null or true"),
         (
             FLAT,
             {"num_actions": 3},
             {"convolutions": "impala"},
-            r"network\.convolutions is impala.*fits: a leaf of bytes",
+            r"network\.convolutions is impala.*it needs a uint8 leaf",
         ),
     ],
 )

@@ -70,8 +70,8 @@ def test_an_environment_that_is_not_there_is_told_with_file_component_and_name()
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("network.convolutions=impala", "network.convolutions is impala: nothing that is observed is an image"),
-        ("network.log_std=-1", "network.log_std is -1.0: this policy is of discrete actions"),
+        ("network.convolutions=impala", "network.convolutions is impala, but no observation is an image"),
+        ("network.log_std=-1", "network.log_std is -1.0, but actions are discrete"),
         ("rollout.sde_steps=4", "sde_steps is 4, and the model's noise does not depend on the state"),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_network_that_does_not_fit_is_one_line_and_leaves_no_trial(tmp_path):
     done = run("--distribution", "sde", "--tracking", str(tmp_path / "mlflow.db"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "network.distribution is sde: these actions are discrete" in done.stderr
+    assert "network.distribution is sde, but actions are discrete" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

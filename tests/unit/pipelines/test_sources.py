@@ -199,9 +199,9 @@ def test_actions_that_the_model_does_not_have_are_refused_beforehand(
     save(tmp_path / "set.npz", action=np.array([1, 5]))
     made = job(tmp_path, "path: set.npz, fields: {obs: observations}", monkeypatch)
     example = (np.zeros((1, 2), np.float32),)
-    with pytest.raises(ConfigError, match=r"source 'data': .*action: holds 5, and the model's are 0 to 3"):
+    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected 0 to 3, the model's range, got 5"):
         check_sources(made, Layout.of_model(example, ActionSpec("discrete", (4,), ())))
-    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected shape \(2,\) a step"):
+    with pytest.raises(ConfigError, match=r"source 'data': .*action: expected the model's shape \(2,\) a step"):
         check_sources(made, Layout.of_model(example, ActionSpec("box", (), (2,))))
     check_sources(made, Layout.of_model(example, ActionSpec("discrete", (6,), ())))
 

@@ -23,7 +23,7 @@ def test_first_in_first_out_each_once():
     assert buffer.pop() is None
 
 
-def test_the_oldest_goes_and_is_counted():
+def test_the_oldest_is_dropped_and_counted():
     buffer = ReplayBuffer(CONFIG)
     for number in range(5):
         buffer.push(fragment(WHOLE, number))
@@ -42,7 +42,7 @@ def test_a_bad_fragment_is_counted_and_the_next_is_taken():
     assert len(buffer) == 1
 
 
-def test_flush_makes_a_whole_batch_of_what_is_there():
+def test_flush_completes_the_unfinished_batch():
     buffer = ReplayBuffer(CONFIG)
     buffer.push(fragment(3, 1))
     assert buffer.pop() is None
@@ -52,7 +52,7 @@ def test_flush_makes_a_whole_batch_of_what_is_there():
     assert buffer.pop() is None
 
 
-def test_a_fifo_drops_what_is_too_old_when_it_is_taken():
+def test_a_fifo_drops_old_batches_when_one_is_taken():
     buffer = ReplayBuffer(changed(max_policy_lag=1))
     buffer.push(columns(2, 1, version=1))
     buffer.push(columns(1, 2, version=1))
@@ -65,7 +65,7 @@ def test_a_fifo_drops_what_is_too_old_when_it_is_taken():
     assert buffer.pop() is None
 
 
-def test_without_anybody_telling_the_newest_version_is_the_newest_pushed():
+def test_without_announcements_the_newest_version_is_the_newest_pushed():
     buffer = ReplayBuffer(changed(max_policy_lag=1))
     buffer.push(columns(2, version=1))
     buffer.push(columns(2, version=3))
@@ -88,7 +88,7 @@ def test_a_policy_version_that_was_never_published_is_refused(sampler):
     buffer.push(unlearned)
 
 
-def test_the_last_batch_comes_again_while_there_is_no_other():
+def test_the_last_batch_is_reused_while_there_is_no_other():
     buffer = ReplayBuffer(changed(max_reuse=2))
     assert buffer.pop() is None
     buffer.push(columns(2, 1))
@@ -101,7 +101,7 @@ def test_the_last_batch_comes_again_while_there_is_no_other():
     assert buffer.stats()["reused"] == 3
 
 
-def test_what_is_too_old_is_not_reused():
+def test_a_batch_that_is_too_old_is_not_reused():
     buffer = ReplayBuffer(changed(max_reuse=2, max_policy_lag=0))
     buffer.push(columns(2, version=1))
     assert buffer.pop() is not None
@@ -111,7 +111,7 @@ def test_what_is_too_old_is_not_reused():
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=12))
-def test_what_fits_is_taken_and_nothing_is_dropped_for_it(pushes):
+def test_push_what_fits_drops_nothing(pushes):
     buffer, taken = ReplayBuffer(CONFIG), 0
     for is_columns, size in pushes:
         replay = columns(size) if is_columns else fragment(size)
@@ -135,7 +135,7 @@ def test_waiting_for_the_rate_is_waiting_for_room():
 
 
 @pytest.mark.parametrize("options", [{"sampler": "uniform", "samples_per_insert": 2.0}, {}])
-def test_a_fragment_longer_than_there_is_ever_room_for_gets_in_by_and_by(options):
+def test_a_fragment_longer_than_the_buffer_gets_in_piece_by_piece(options):
     buffer, numbers = ReplayBuffer(changed(**options), seed=0), np.arange(101, dtype=np.float32)
     rest = dataclasses.replace(fragment(100), obs=np.stack([numbers, numbers], 1), reward=numbers[:-1])
     seen, batch = set(), None
@@ -174,9 +174,13 @@ def test_a_sampled_buffer_gives_fragments_and_columns_alike():
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("weight", 1.0, "buffer's own name"), ("index", 1.0, "buffer's own name"), ("priority", -1.0, "negative")],
+    [
+        ("weight", 1.0, "a name reserved by the buffer"),
+        ("index", 1.0, "a name reserved by the buffer"),
+        ("priority", -1.0, "negative"),
+    ],
 )
-def test_names_that_a_sampled_buffer_gives_itself_are_refused(name, value, said):
+def test_reserved_names_of_a_sampled_buffer_are_refused(name, value, said):
     buffer = ReplayBuffer(changed(sampler="prioritised"))
     arrays = columns(2).arrays
     with pytest.raises(BadFragment, match=said):
@@ -213,7 +217,7 @@ def test_memory_does_not_grow_with_time(sampler, reads):
     assert stats["pushed"] == sum(4 * (1 + n % 5) + 1 + n % 7 for n in range(2000)) + 20 * WHOLE
 
 
-def test_half_a_batch_that_is_too_old_does_not_mix_with_what_comes():
+def test_an_unfinished_batch_that_is_too_old_does_not_mix_with_new_columns():
     """Else every batch after it would be half of one version and half of the next."""
     buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
     buffer.push(columns(2, 1, version=1))
@@ -225,7 +229,7 @@ def test_half_a_batch_that_is_too_old_does_not_mix_with_what_comes():
     assert buffer.stats()["waiting"] == 0
 
 
-def test_what_comes_late_is_not_in_the_way_of_what_is_new():
+def test_late_columns_do_not_hold_up_new_ones():
     """A worker that is slower than an update would else leave half of every batch old, for good."""
     buffer = ReplayBuffer(changed(max_policy_lag=0, batch_size=4))
     buffer.expire(2)
@@ -246,7 +250,7 @@ def test_batches_that_are_too_old_make_room_at_once():
     assert buffer.dropped == {"policy_lag": 16}
 
 
-def test_what_is_new_enough_moves_up_with_the_column_that_is_begun():
+def test_columns_that_are_new_enough_move_up_with_the_unfinished_one():
     buffer = ReplayBuffer(changed(max_policy_lag=1, batch_size=4))
     buffer.push(columns(1, 1, version=1))
     buffer.push(columns(1, 2, version=2))

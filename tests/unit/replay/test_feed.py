@@ -38,7 +38,7 @@ def test_all_threads_share_one_deadline(monkeypatch):
     assert Hung.now == began + 5.0
 
 
-def test_a_thread_that_is_left_behind_hands_over_nothing_more():
+def test_an_abandoned_thread_pushes_nothing_more():
     taken, goes_on, read = [], threading.Event(), threading.Event()
 
     class Buffer:

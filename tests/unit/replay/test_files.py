@@ -56,7 +56,7 @@ def test_rows_become_episodes(tmp_path, kind):
         check(episode, None)
 
 
-def test_what_followed_is_taken_where_the_data_has_it(tmp_path):
+def test_next_obs_is_used_where_the_data_has_it(tmp_path):
     rows = steps("-C")
     save_npz(tmp_path / "data.npz", {**rows, "next_obs": rows["obs"] + 1, "bonus": np.ones(2, np.float32)})
     (only,) = Dataset(tmp_path / "data.npz")
@@ -99,7 +99,7 @@ def test_minari(tmp_path, as_groups):
             {"position": np.zeros(2, np.float32)} if as_groups else np.zeros(2, np.float32), np.zeros(1, np.float32)
         )
     )
-    assert has == {"obs", "action", "reward", "terminated", "truncated"}, "nobody says how likely an action was"
+    assert has == {"obs", "action", "reward", "terminated", "truncated"}, "the data has no log-probabilities"
     (first, *_) = Dataset(tmp_path / "set", demonstration=True)
     assert first.extras["demonstration"].tolist() == [True] * 3
     with pytest.raises(ConfigError, match=r"expected shape|missing"):
@@ -123,7 +123,7 @@ def test_a_missing_field_is_named_with_what_is_there(tmp_path, missing):
 
 
 @pytest.mark.parametrize("kind", SAVE)
-def test_every_file_is_looked_at_before_any_is_read(tmp_path, kind):
+def test_every_file_is_checked_before_any_is_read(tmp_path, kind):
     """What is wrong in a later file was found in the middle of a job, or all of it left out."""
     whole, file = steps("-T"), tmp_path / f"2.{kind}"
     SAVE[kind](tmp_path / f"1.{kind}", {**whole, "log_prob": np.zeros(2)})
@@ -143,13 +143,13 @@ def test_every_file_is_looked_at_before_any_is_read(tmp_path, kind):
     assert "log_prob" not in Dataset(tmp_path / f"*.{kind}").check(), "not all of it has what an algorithm asks for"
 
 
-def test_an_episode_that_is_not_the_first_is_not_read_to_look_at_its_file(tmp_path):
+def test_checking_a_file_reads_no_episode_but_the_first(tmp_path):
     save_npz(tmp_path / "1.npz", steps("-T"))
     save_npz(tmp_path / "2.npz", {**steps("-T"), "reward": np.full(2, np.nan)})
     Dataset(tmp_path / "*.npz").check()
 
 
-def test_every_minari_file_is_looked_at(tmp_path):
+def test_every_minari_file_is_checked(tmp_path):
     h5py = pytest.importorskip("h5py")
     for number, width in (("1", 2), ("2", 3)):
         with h5py.File(tmp_path / f"{number}.hdf5", "w") as file:
@@ -172,14 +172,14 @@ def test_other_things_that_are_wrong_with_a_file(tmp_path):
     for name in ("broken.npz", "broken.parquet"):
         with pytest.raises(ConfigError, match="cannot be read"):
             Dataset(tmp_path / name).check()
-    with pytest.raises(ConfigError, match="nothing says what it holds"):
+    with pytest.raises(ConfigError, match="unknown format: expected one of"):
         Dataset(tmp_path / "data.csv")
     save_npz(tmp_path / "short.npz", {**steps("-T"), "action": np.zeros(3)})
-    with pytest.raises(ConfigError, match="action has 3 rows, and reward 2"):
+    with pytest.raises(ConfigError, match="action has 3 rows, but reward has 2"):
         Dataset(tmp_path / "short.npz").check()
     rows = {**steps("-T"), "obs": np.zeros((2, 4)), "next_obs": np.zeros((2, 3))}
     save_npz(tmp_path / "narrow.npz", rows)
-    with pytest.raises(ConfigError, match=r"narrow.npz: next_obs has shape \(3,\) a step, and obs \(4,\)"):
+    with pytest.raises(ConfigError, match=r"narrow.npz: next_obs has shape \(3,\) a step, but obs has \(4,\)"):
         Dataset(tmp_path / "narrow.npz").check()
     save_npz(tmp_path / "pickled.npz", {**steps("-T"), "extra": np.array([{}, {}], object)})
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -187,7 +187,7 @@ def test_other_things_that_are_wrong_with_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_archive_that_is_cut_anywhere_is_told_as_one_that_cannot_be_read(tmp_path, save):
+def test_an_archive_cut_anywhere_is_refused_as_unreadable(tmp_path, save):
     save(tmp_path / "whole.npz", **steps("--T" * 20))
     whole = (tmp_path / "whole.npz").read_bytes()
     for length in range(0, len(whole), 11):
@@ -196,23 +196,23 @@ def test_an_archive_that_is_cut_anywhere_is_told_as_one_that_cannot_be_read(tmp_
             Dataset(tmp_path / "cut.npz").check()
 
 
-def test_a_broken_byte_is_told_so_too(tmp_path):
+def test_a_corrupt_byte_is_refused_as_unreadable(tmp_path):
     np.savez_compressed(tmp_path / "whole.npz", **steps("--T" * 20))
     whole = (tmp_path / "whole.npz").read_bytes()
-    told = 0
+    refused = 0
     for place in range(0, len(whole), 5):
         (tmp_path / "bad.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
             Dataset(tmp_path / "bad.npz").check()  # a date may be broken, for one
         except ConfigError:
-            told += 1
-    assert told > len(whole) / 10
+            refused += 1
+    assert refused > len(whole) / 10
 
 
 @pytest.mark.parametrize("kind", SAVE)
 @pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "log_prob", "policy_version"])
 @pytest.mark.parametrize("value", [np.zeros((3, 2)), np.array(["a"] * 3)])
-def test_what_is_one_number_for_each_step_is_nothing_else(tmp_path, kind, name, value):
+def test_a_field_of_one_number_a_step_takes_nothing_else(tmp_path, kind, name, value):
     SAVE[kind](tmp_path / f"data.{kind}", {**steps("--T"), name: value})
     with pytest.raises(ConfigError, match=rf"{name} has .*, expected a number for each step"):
         Dataset(tmp_path / f"data.{kind}").check()
@@ -226,7 +226,7 @@ def test_one_value_for_all_steps_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "message"),
     [
         ([[1], [2, 3, 4]], r"row 1 \(the first is 0\) has a list of another length than the first one, 1"),
         ([[1, 2], [3, 4], [5]], "row 2"),
@@ -238,14 +238,14 @@ def test_one_value_for_all_steps_is_refused(tmp_path, name):
         ([1, None], "row 1 .*holds null"),
     ],
 )
-def test_lists_in_a_column_are_of_one_length_and_whole(tmp_path, column, told):
+def test_lists_in_a_column_are_of_one_length_and_whole(tmp_path, column, message):
     """Else their values would be shared out among other rows."""
     import pyarrow as pa
     import pyarrow.parquet
 
     rows = {name: array.tolist()[: len(column)] for name, array in steps("---").items()}
     pyarrow.parquet.write_table(pa.table({**rows, "obs": column}), tmp_path / "data.parquet")
-    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {told}"):
+    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {message}"):
         Dataset(tmp_path / "data.parquet").check()
 
 
@@ -293,7 +293,7 @@ def test_a_long_archive_takes_no_more_memory_than_the_rows_at_hand(tmp_path, sav
         tracemalloc.stop()
 
 
-def test_a_dataset_that_was_looked_at_keeps_nothing_of_what_it_read(tmp_path):
+def test_a_checked_dataset_keeps_nothing_in_memory(tmp_path):
     episode = {**steps("-" * 24_999 + "T"), "obs": np.ones((25_000, 64), np.float32)}
     np.savez(tmp_path / "long.npz", **episode)
     dataset = Dataset(tmp_path / "long.npz")
@@ -307,9 +307,10 @@ def test_a_dataset_that_was_looked_at_keeps_nothing_of_what_it_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [(None, "row 9000 .* holds null"), ([1.0], "row 9000 .* another length than the first one, 2")]
+    ("wrong", "message"),
+    [(None, "row 9000 .* holds null"), ([1.0], "row 9000 .* another length than the first one, 2")],
 )
-def test_of_a_long_file_only_what_is_at_hand_is_read(tmp_path, wrong, told):
+def test_a_long_file_is_read_in_blocks(tmp_path, wrong, message):
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -320,7 +321,7 @@ def test_of_a_long_file_only_what_is_at_hand_is_read(tmp_path, wrong, told):
     dataset.check()
     episodes = iter(dataset)
     assert next(episodes).reward.tolist() == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {told}"):
+    with pytest.raises(ConfigError, match=rf"data\.parquet: obs: {message}"):
         list(episodes)
 
 
@@ -343,7 +344,7 @@ def grouped(path, arrays, rows):
     pyarrow.parquet.write_table(table, path, row_group_size=rows)
 
 
-def told(episode):
+def values(episode):
     return (*episode.obs[:, 0].tolist(), len(episode), episode.terminated)
 
 
@@ -354,12 +355,12 @@ def test_parts_of_one_parquet_file_have_every_episode_once_and_whole(tmp_path, m
     monkeypatch.setattr("brayx.replay.files._ROWS", rows)
     grouped(tmp_path / "data.parquet", steps(ends), group)
     dataset = Dataset(tmp_path / "data.parquet")
-    whole = [told(episode) for episode in dataset]
+    whole = [values(episode) for episode in dataset]
     for count in (1, 2, 3, 16):
         parts = dataset.parts(count)
         assert len(parts) == min(count, -(-len(ends) // group))
         for _epoch in range(2):
-            assert [told(episode) for part in parts for episode in part()] == whole, count
+            assert [values(episode) for part in parts for episode in part()] == whole, count
 
 
 def test_parts_of_more_files_than_there_are_readers_are_files_and_of_fewer_groups_of_each(tmp_path):
@@ -372,7 +373,7 @@ def test_parts_of_more_files_than_there_are_readers_are_files_and_of_fewer_group
         assert sorted(reward for part in parts for reward in part) == list(range(24))
 
 
-def test_a_part_reads_its_own_groups_and_tells_a_row_by_its_number_in_the_file(tmp_path):
+def test_a_part_reads_its_own_groups_and_names_a_row_by_its_number_in_the_file(tmp_path):
     made = {name: array.tolist() for name, array in steps("-T" * 10).items()}
     made["obs"][15] = [1.0]
     grouped(tmp_path / "data.parquet", made, 5)
@@ -382,14 +383,14 @@ def test_a_part_reads_its_own_groups_and_tells_a_row_by_its_number_in_the_file(t
         list(second())
 
 
-def test_parts_go_by_the_names_that_the_data_has(tmp_path):
+def test_parts_use_the_names_in_the_data(tmp_path):
     rows = steps("--T-----T--T")
     grouped(tmp_path / "data.parquet", {**rows, "done": rows.pop("terminated"), "cut": rows.pop("truncated")}, 3)
     dataset = Dataset(tmp_path / "data.parquet", fields={"terminated": "done", "truncated": "cut"})
-    assert [told(episode) for part in dataset.parts(4) for episode in part()] == [told(each) for each in dataset]
+    assert [values(episode) for part in dataset.parts(4) for episode in part()] == [values(each) for each in dataset]
 
 
-def test_what_cannot_be_shared_out_is_told(tmp_path):
+def test_an_unreadable_file_cannot_be_divided(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"no table")
     with pytest.raises(ConfigError, match="cannot be read"):
         Dataset(tmp_path / "broken.parquet").parts(2)
@@ -415,7 +416,7 @@ class Taker:
         return []
 
 
-def test_a_feed_waits_for_room_and_reads_each_part_as_often_as_it_is_told():
+def test_a_feed_waits_for_room_and_reads_each_part_once_per_epoch():
     taker = Taker()
     parts = [lambda first=first: (fragment(2, first + number) for number in range(3)) for first in (0, 10)]
     with Feed(taker, parts, epochs=2) as feed:
@@ -427,7 +428,7 @@ def test_a_feed_waits_for_room_and_reads_each_part_as_often_as_it_is_told():
     assert (feed.fed, feed.refused, feed.error) == (12, 0, None)
 
 
-def test_a_feed_leaves_out_what_is_refused_and_ends_at_what_breaks():
+def test_a_feed_skips_refused_fragments_and_ends_at_an_error():
     taker = Taker()
     taker.room.set()
 
@@ -443,7 +444,7 @@ def test_a_feed_leaves_out_what_is_refused_and_ends_at_what_breaks():
 
 
 @pytest.mark.parametrize("published", [None, 1])
-def test_what_is_fed_is_taken_whatever_versions_another_trial_gave_it(tmp_path, published):
+def test_fed_fragments_are_accepted_with_any_version_of_another_trial(tmp_path, published):
     save_npz(tmp_path / "data.npz", {**steps("-----T"), "policy_version": np.full(6, 800)})
     buffer = ReplayBuffer(changed(max_policy_lag=1))
     if published is not None:
@@ -466,8 +467,8 @@ def test_what_is_fed_is_taken_whatever_versions_another_trial_gave_it(tmp_path, 
     assert {int(version) for batch in batches for version in np.unique(batch["policy_version"])} == {0, 1}
 
 
-@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "gave a int")])
-def test_a_feed_of_something_else_is_told(part, said):
+@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "yielded a int")])
+def test_a_feed_of_something_else_is_an_error(part, said):
     taker = Taker()
     taker.room.set()
     with Feed(taker, [part]) as feed:
@@ -491,7 +492,7 @@ def test_a_feed_ends_with_its_context_and_a_lost_buffer_is_its_error():
     assert feed.error.message == "source 'data': buffer 'b' was lost"
 
 
-def test_a_feed_is_over_when_its_buffer_has_ended_since_the_learner_has_all_it_wants():
+def test_a_feed_ends_without_error_once_its_buffer_has_ended():
     class Over:
         def offer(self, *replays, timeout_s):
             raise ReplayError("buffer 'b' takes no more: its stream has ended", ended=True)

@@ -28,6 +28,6 @@ def test_weights_are_those_of_the_paper(start, batches, before, beta):
     assert given["weight"] is full, "which a buffer may give again"
 
 
-def test_a_batch_without_weights_is_as_it_was():
+def test_a_batch_without_weights_is_unchanged():
     batch = {"reward": np.zeros(2)}
     assert Importance().weigh(batch, 5) is batch

@@ -34,7 +34,7 @@ def test_the_window_exactly():
     [
         ({"samples_per_insert": 4.0, "error_buffer": 5, "samples": 8}, "wait for each other"),
         ({"min_size": 11, "capacity": 10}, "nothing would ever be sampled"),
-        ({"error_buffer": 5}, "there is none"),
+        ({"error_buffer": 5}, "which is not set"),
         ({"samples_per_insert": 0.0}, "more than 0"),
         ({"samples_per_insert": float("inf")}, "more than 0"),
         ({"min_size": 0}, "min_size"),
@@ -53,7 +53,7 @@ def test_settings_that_would_deadlock_are_refused_saying_why(arguments, said):
     samples=st.integers(1, 40),
     prefers_samples=st.booleans(),
 )
-def test_what_passes_never_deadlocks_and_keeps_the_rate(ratio, min_size, error_buffer, samples, prefers_samples):
+def test_valid_settings_never_deadlock_and_keep_the_rate(ratio, min_size, error_buffer, samples, prefers_samples):
     try:
         limiter = RateLimiter(ratio, min_size, error_buffer, samples=samples)
     except ValueError:
@@ -71,7 +71,7 @@ def test_what_passes_never_deadlocks_and_keeps_the_rate(ratio, min_size, error_b
             assert abs(limiter.balance - ratio * min_size) <= error_buffer + 1e-6
 
 
-def test_the_least_window_that_passes_is_tight():
+def test_the_least_valid_window_is_tight():
     RateLimiter(3.0, error_buffer=5.5, samples=8)
     with pytest.raises(ValueError, match=r"needs 5\.5"):
         RateLimiter(3.0, error_buffer=5.4, samples=8)

@@ -30,7 +30,7 @@ def used() -> int:
     ],
     ids=["fifo", "uniform", "prioritised", "reservoir"],
 )
-def test_what_went_through_leaves_nothing(options):
+def test_memory_is_freed_once_data_has_passed_through(options):
     buffer = ReplayBuffer(changed(size=64, **options), seed=0)
     many, one, bad = columns(ROWS), fragment(5), columns(1, float("nan"))
 

@@ -1,4 +1,4 @@
-"""`brayx.replay.mix`: shares over what is there, nobody waits, a dry stream does not push the others out."""
+"""`brayx.replay.mix`: shares over what is there, no waiting, a dry stream does not push the others out."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_two_to_one():
 
 @settings(max_examples=50, deadline=None)
 @given(weights=WEIGHTS, data=st.data())
-def test_who_has_something_never_waits_for_who_has_not(weights, data):
+def test_a_stream_with_data_never_waits_for_an_empty_one(weights, data):
     mix = Mix(weights)
     for _ in range(30):
         there = data.draw(st.sets(st.sampled_from(sorted(weights)), min_size=1))
         assert mix.choose(there) in there
 
 
-def test_what_was_dry_for_long_does_not_take_all_turns_afterwards():
+def test_a_stream_that_was_empty_for_long_does_not_take_all_turns_afterwards():
     mix = Mix({"a": 1, "b": 1})
     for _ in range(1000):
         mix.choose({"a"})
@@ -47,7 +47,7 @@ def test_what_was_dry_for_long_does_not_take_all_turns_afterwards():
     assert 9 <= after.count("b") <= 11
 
 
-def test_it_goes_on_from_its_state():
+def test_a_mix_continues_from_its_state():
     mix, other = Mix({"a": 3, "b": 2, "c": 1}), Mix({"a": 3, "b": 2, "c": 1})
     for _ in range(7):
         mix.choose("abc")

@@ -87,7 +87,7 @@ ENDS = st.sampled_from(["terminated", "truncated", "neither"])
     unroll_length=st.integers(1, 9),
     rooms=st.lists(st.integers(0, 4), min_size=1).filter(any),
 )
-def test_a_fragment_packed_in_parts_is_the_same_as_whole_and_fills_no_more_columns_than_asked_for(
+def test_a_fragment_packed_in_parts_is_the_same_as_whole_and_fills_at_most_the_given_columns(
     lengths, unroll_length, rooms
 ):
     fragments = [fragment(100 * number, length, end) for number, (length, end) in enumerate(lengths)]
@@ -151,7 +151,7 @@ def test_every_transition_once_in_order_with_the_observation_after_it(lengths, u
         ("action", {"action": np.zeros(2, np.int64)}),
         ("action", {"action": np.array(["a", "b", "c"])}),
         ("policy_version", {"policy_version": np.zeros(3, np.int32)}),
-        ("policy_version: -7 is none", {"policy_version": np.array([0, -7, 0])}),
+        ("policy_version: expected 0 or more, got -7", {"policy_version": np.array([0, -7, 0])}),
         ("mask", {"extras": {"mask": np.zeros(3, np.float32)}}),
         ("more", {"extras": {"more": np.zeros(3, np.float32)}}),
     ],
@@ -292,10 +292,10 @@ HALF = np.full((2, 5), 0.5, np.float32)
         ("obs/x: expected shape", {"obs/x": np.zeros((2, 5, 2), np.float32)}),
         ("action: expected shape", {"action": np.zeros((2, 5), np.float32)}),
         ("obs/x: holds NaN", {"obs/x": np.full((2, 5, 1), np.nan, np.float32)}),
-        ("mask: holds something else", {"mask": HALF}),
+        ("mask: expected only 0 and 1", {"mask": HALF}),
         ("mask: is 1 at", {"mask": np.ones((2, 5), np.float32)}),
         ("terminated: expected shape", {"terminated": np.zeros((2, 5), np.float32)}),
-        ("obs/y: is no array", {"obs/y": [[1], [1, 2]]}),
+        ("obs/y: not an array", {"obs/y": [[1], [1, 2]]}),
         ("obs/y: expected numbers", {"obs/y": np.full((2, 5), "a")}),
     ],
 )
@@ -323,7 +323,7 @@ def test_columns_observations_are_converted_to_what_the_model_takes():
     assert (batch["obs/x"].dtype, batch["obs/y"].dtype) == (np.float32, np.int64)
 
 
-def test_an_action_where_nothing_is_learned_may_be_anything():
+def test_a_masked_action_may_be_anything():
     packer = Packer(1, 3, Layout.of_model((np.zeros((1, 2), np.float32),), DISCRETE))
     (batch,) = Packer(1, 3).add(fragment(0, 3, "terminated", obs=np.zeros((4, 2), np.float32)))
     batch["mask"][:, 1:] = 0
@@ -335,13 +335,13 @@ def test_an_action_where_nothing_is_learned_may_be_anything():
 @pytest.mark.parametrize(
     ("acts", "good", "bad", "message"),
     [
-        (DISCRETE, [0, 3, 1], [0, 5, 1], "action: holds 5, and the model's are 0 to 3"),
-        (DISCRETE, [0.0, 3.0, 1.0], [0, -1, 1], "action: holds -1, and the model's are 0 to 3"),
-        (DISCRETE, [True, False, True], [0.5, 0.0, 1.0], "action: holds fractions"),
-        (DISCRETE, [0, 3, 1], [[0], [3], [1]], r"expected shape \(\) a step, as the model has it, got \(1,\)"),
-        (HEADS, [[1, 2]] * 3, [[1, 2], [2, 1], [0, 0]], "action: holds 2, and the model's are 0 to 1"),
-        (SQUASHED, [[0.5, -1.0]] * 3, [[0.5, -1.5]] * 3, "action: holds -1.5, and the model's are -1 to 1"),
-        (GAUSSIAN, [[7.0, -9.0]] * 3, [[7.0]] * 3, r"expected shape \(2,\) a step"),
+        (DISCRETE, [0, 3, 1], [0, 5, 1], "action: expected 0 to 3, the model's range, got 5"),
+        (DISCRETE, [0.0, 3.0, 1.0], [0, -1, 1], "action: expected 0 to 3, the model's range, got -1"),
+        (DISCRETE, [True, False, True], [0.5, 0.0, 1.0], "action: expected whole numbers, got fractions"),
+        (DISCRETE, [0, 3, 1], [[0], [3], [1]], r"expected the model's shape \(\) a step, got \(1,\)"),
+        (HEADS, [[1, 2]] * 3, [[1, 2], [2, 1], [0, 0]], "action: expected 0 to 1, the model's range, got 2"),
+        (SQUASHED, [[0.5, -1.0]] * 3, [[0.5, -1.5]] * 3, "action: expected -1 to 1, the model's range, got -1.5"),
+        (GAUSSIAN, [[7.0, -9.0]] * 3, [[7.0]] * 3, r"expected the model's shape \(2,\) a step"),
     ],
 )
 def test_actions_that_the_model_does_not_have_are_refused_in_fragments_and_columns(acts, good, bad, message):

@@ -1,4 +1,4 @@
-"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for who stays."""
+"""`brayx.replay.samplers` and `removers`: frequencies by a chi-square bound, oracles for what is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_uniform_draws_each_equally_often_after_removals():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=12))
-def test_uniform_knows_who_is_there(changes):
+def test_uniform_draws_stored_columns_only(changes):
     sampler, there = Uniform(20), set()
     for change in changes:
         gone, new = change & there, change - there
@@ -45,7 +45,7 @@ def test_uniform_knows_who_is_there(changes):
         assert set(sampler._slots[: sampler._count].tolist()) == there
 
 
-def test_prioritised_draws_by_the_powers_of_priorities_and_says_how_much_too_often():
+def test_prioritised_draws_by_the_powers_of_priorities_with_importance_weights():
     sampler = Prioritised(10, exponent=0.5)
     priorities = np.array([1.0, 4.0, 9.0, 0.0, 16.0])
     sampler.insert(np.arange(5), priorities)
@@ -78,7 +78,7 @@ def test_a_new_column_has_the_highest_priority_so_far():
 
 @settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=10), capacity=st.integers(1, 8))
-def test_the_oldest_goes(counts, capacity):
+def test_the_oldest_is_replaced(counts, capacity):
     remover, rng, there, number = Oldest(capacity), np.random.default_rng(0), {}, 0
     for count in counts:
         slots = remover.place(count, None, rng)
@@ -95,7 +95,7 @@ PRIORITIES = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
 
 @settings(max_examples=200, deadline=None)
 @given(pushes=st.lists(PRIORITIES, min_size=1, max_size=8), capacity=st.integers(1, 8))
-def test_the_lowest_priority_goes(pushes, capacity):
+def test_the_lowest_priority_is_replaced(pushes, capacity):
     remover, rng, there = LowestPriority(capacity), np.random.default_rng(0), {}
     for push in pushes:
         before = sorted(there.values())
@@ -109,7 +109,7 @@ def test_the_lowest_priority_goes(pushes, capacity):
 
 @settings(max_examples=100, deadline=None)
 @given(pushes=st.lists(st.integers(1, 12), min_size=1, max_size=8), capacity=st.integers(1, 8))
-def test_a_reservoir_keeps_the_highest_keys_of_all_however_they_came(pushes, capacity):
+def test_a_reservoir_keeps_the_highest_keys_in_any_order_of_arrival(pushes, capacity):
     remover, there, keys = Reservoir(capacity), {}, []
     for number, count in enumerate(pushes):
         slots = remover.place(count, None, np.random.default_rng(number))

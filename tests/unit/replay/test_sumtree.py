@@ -39,14 +39,14 @@ def test_it_is_a_running_sum(capacity, writes, places):
         assert ends[found] - naive[found] - 1e-6 <= place <= ends[found] + 1e-6
 
 
-def test_a_place_on_the_border_belongs_to_what_follows_and_one_past_the_end_to_the_last():
+def test_a_place_on_a_border_belongs_to_the_next_index_and_one_past_the_end_to_the_last():
     tree = SumTree(5)
     tree[np.array([1, 3])] = np.array([2.0, 1.0])
     assert tree.find(np.array([0.0, 1.999, 2.0, 2.999, 3.0, 4.0])).tolist() == [1, 1, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(("index", "weight"), [(5, 1.0), (-1, 1.0), (0, -1.0), (0, np.nan), (0, np.inf)])
-def test_what_makes_no_sense_is_refused_and_changes_nothing(index, weight):
+def test_invalid_weights_are_refused_and_change_nothing(index, weight):
     tree = SumTree(5)
     with pytest.raises(ValueError):
         tree[np.array([1, index])] = np.array([1.0, weight])

@@ -54,7 +54,7 @@ def test_a_sample_is_a_copy():
     assert table.sample()["reward"][0, 0] == 1
 
 
-def test_priorities_come_back_by_index_and_stale_ones_are_let_be():
+def test_priorities_are_set_by_index_and_stale_ones_are_ignored():
     table = Table.prioritised(4, 400, exponent=1.0, seed=0)
     table.insert(columns(range(4)))
     batch = table.sample()
@@ -68,7 +68,7 @@ def test_priorities_come_back_by_index_and_stale_ones_are_let_be():
     assert table.sample()["reward"][:, 0].max() == 12, "those in the same slots were not touched"
 
 
-def test_ids_of_another_table_are_not_taken_for_ones_own(monkeypatch):
+def test_ids_of_another_table_are_ignored(monkeypatch):
     chance = iter([7, 7, 8])
     monkeypatch.setattr("brayx.replay.table.secrets.randbits", lambda bits: next(chance))
     one, *others = (Table.prioritised(4, 4, seed=0, shard=shard) for shard in (126, 127, 126))
@@ -83,14 +83,14 @@ def test_ids_of_another_table_are_not_taken_for_ones_own(monkeypatch):
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, np.inf])
-def test_a_priority_that_is_none_is_refused(priority):
+def test_an_invalid_priority_is_refused(priority):
     table = Table.prioritised(4, 4, seed=0)
     table.insert(columns(range(4)))
     with pytest.raises(ValueError, match="priority"):
         table.update_priorities(table.sample()["index"], np.array([1, 1, 1, priority]))
 
 
-def test_what_was_pushed_with_a_priority_has_it():
+def test_a_pushed_priority_is_kept():
     table = Table.prioritised(4, 1000, exponent=1.0, seed=0)
     table.insert(columns(range(2), priority=[1.0, 3.0]))
     counts = np.bincount(table.sample()["reward"][:, 0].astype(int))
@@ -99,7 +99,7 @@ def test_what_was_pushed_with_a_priority_has_it():
 
 @pytest.mark.parametrize("remover", ["oldest", "lowest_priority", "reservoir"])
 @pytest.mark.parametrize("sampler", ["uniform", "prioritised"])
-def test_what_is_too_old_is_dropped_and_counted_with_every_composition(sampler, remover):
+def test_old_columns_are_dropped_and_counted_with_every_composition(sampler, remover):
     config = BufferConfig(size=2, batch_size=4, sampler=sampler, remover=remover)
     table = Table.of(config, seed=0)
     for version in range(8):
@@ -123,7 +123,7 @@ def test_steps_without_a_mask_have_no_age():
     assert table.sample(least_version=5) is not None
 
 
-def test_the_rate_is_kept_and_what_is_beyond_it_counted():
+def test_the_rate_is_kept_and_drops_are_counted():
     table = Table.uniform(100, 4, RateLimiter(2.0, min_size=4, error_buffer=8, samples=4))
     assert table.sample() is None
     assert table.insert(columns(range(20))) == 8
@@ -138,8 +138,11 @@ def test_the_rate_is_kept_and_what_is_beyond_it_counted():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sampler": "fifo", "samples_per_insert": 2.0}, "with fifo there is no samples_per_insert"),
-        ({"sampler": "fifo", "remover": "reservoir"}, "with fifo there is no remover"),
+        (
+            {"sampler": "fifo", "samples_per_insert": 2.0},
+            "samples_per_insert needs sampler uniform or prioritised, got fifo",
+        ),
+        ({"sampler": "fifo", "remover": "reservoir"}, "remover needs sampler uniform or prioritised, got fifo"),
         ({"samples_per_insert": 4.0, "error_buffer": 1.0}, "wait for each other"),
         ({"min_columns": 10_000}, "nothing would ever be sampled"),
     ],
