@@ -130,10 +130,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     evaluate = commands.add_parser("evaluate", help="play games against a running service")
-    evaluate.add_argument("env_id", help="Gymnasium id")
+    evaluate.add_argument("env_id", nargs="?", default="", help="Gymnasium id; without it, --gamecore plays")
+    evaluate.add_argument(
+        "--gamecore", default="", metavar="COMMAND",
+        help="any game: {http_url}, {ws_url}, {tcp_url} become the doors' URLs; it writes the return of each game as a "
+        "line of its standard output",
+    )  # fmt: skip
+    evaluate.add_argument("--at-once", type=_count, default=4, metavar="N", help="games side by side (default: 4)")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     evaluate.add_argument("--games", type=_count, default=20, help="how many (default: 20)")
-    evaluate.add_argument("--door", choices=["http", "ws"], default="http", help="protocol (default: %(default)s)")
+    evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
     evaluate.add_argument("--seed", type=int, default=0, help="of the games (default: 0)")
     evaluate.add_argument("--timeout-s", type=float, default=180.0, help="for the next game to end (default: 180)")
     evaluate.add_argument(
@@ -326,7 +332,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     result = evaluate(
         arguments.url,
         arguments.env_id,
+        gamecore=arguments.gamecore,
         games=arguments.games,
+        at_once=arguments.at_once,
         door=arguments.door,
         seed=arguments.seed,
         timeout_s=arguments.timeout_s,
@@ -342,7 +350,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{games}: neither is rated")
         if len(seen) > 1:
             raise ConfigError(f"while the games went on sessions got {', '.join(sorted(seen))}: none is rated")
-        rate(rated.name, rated.version, arguments.env_id, result, uri)
+        rate(rated.name, rated.version, arguments.env_id or arguments.gamecore, result, uri)
         print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
     return 1 if result.missing else 0
 

@@ -5,9 +5,12 @@ The games run in processes of their own, as everybody's gamecores do. Knows noth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
+import shlex
+import signal
 import socket
 import statistics
 import subprocess
@@ -21,6 +24,9 @@ from urllib.parse import urlsplit
 
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import credentials
+from brayx.gamecore.status import HAS_STATUS, read_status
+from brayx.gamecore.transports.base import Endpoint
+from pipelines.gamecores import environment, filled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,26 +62,32 @@ class Evaluation:
 
 def evaluate(
     url: str,
-    env_id: str,
+    env_id: str = "",
     *,
+    gamecore: str = "",
     games: int = 20,
-    processes: int = 4,
-    door: str = "http",
+    at_once: int = 4,
+    door: str | None = None,
     seed: int = 0,
     timeout_s: float = 180.0,
     keys_file: str | None = None,
     key: str | None = None,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> Evaluation:
-    """Plays ``games`` games of a Gymnasium environment against the service at ``url``.
+    """Plays ``games`` games against the service at ``url``.
+
+    Every process plays its own share of the games, so that short games count no more than long ones.
 
     Args:
         url: base URL of the door.
-        env_id: Gymnasium id.
+        env_id: Gymnasium id; empty: ``gamecore`` plays.
+        gamecore: command of any game, with the placeholders of `pipelines.gamecores.filled`. It writes the return of
+            each game that has ended as a line of standard output, ``{"return": 1.0}`` or just the number, and plays one
+            game or many: it is started again until it has played its share, and stopped then.
         games: how many, shared among the processes.
-        processes: gamecore processes, at most one a game.
-        door: ``http`` or ``ws``.
-        seed: of the first process's first game.
+        at_once: gamecore processes, at most one a game.
+        door: ``http`` or ``ws``, of ``env_id``; None: the URL's own.
+        seed: of the first process's first game, of ``env_id``.
         timeout_s: deadline for the next game to end, counted anew from each that has.
         keys_file: of the keys that the service asks for; None: the environment's, if it has any.
         key: which of them; None: the first.
@@ -92,17 +104,24 @@ def evaluate(
         *(["--keys-file", keys_file] if keys_file is not None else []),
         *(["--key", key] if key is not None else []),
     ]
-    processes = min(processes, games)
+    if bool(env_id) == bool(gamecore):
+        raise ConfigError("either a Gymnasium id or the command of a gamecore is played")
+    processes = min(at_once, games)
     shares = [games // processes + (index < games % processes) for index in range(processes)]
-    commands = [
-        [
-            *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, "--door", door),
-            *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
-            *keys,
+    if gamecore:
+        urls = _doors(url)
+        commands = [filled(gamecore, urls, door=urlsplit(url).scheme, index=index) for index in range(processes)]
+    else:
+        by_door = ["--door", door] if door is not None else []
+        commands = [
+            [
+                *(sys.executable, "-m", "brayx.gamecore.gym", env_id, "--url", url, *by_door),
+                *("--games", str(share), "--seed", str(seed + 10_000 * index), "--json", "--die-with-parent"),
+                *keys,
+            ]
+            for index, share in enumerate(shares)
         ]
-        for index, share in enumerate(shares)
-    ]
-    returns = play(commands, timeout_s=timeout_s, on_game=on_game)
+    returns = play(commands, shares, timeout_s=timeout_s, on_game=on_game)
     return Evaluation(returns, games - len(returns))
 
 
@@ -116,11 +135,22 @@ def _check_listening(url: str) -> None:
     try:
         socket.create_connection(address, _CONNECT_S).close()
     except OSError as error:
-        raise StartupError(f"nothing listens at {url}: {error.strerror or error}; is `serve run` up?") from error
+        raise StartupError(
+            f"nothing listens at {url}: {error.strerror or error}; is `brayx serve` or `serve run` up?"
+        ) from error
+
+
+def _doors(url: str) -> dict[str, str]:
+    """URL of each door by name, as far as the service says."""
+    endpoint = Endpoint.parse(url)
+    doors = {"http": endpoint.door_url("http"), "ws": endpoint.door_url("ws")} if endpoint.scheme in HAS_STATUS else {}
+    page = read_status(endpoint, _CONNECT_S) or {}
+    return {**page.get("doors", {}), **doors, endpoint.scheme: url}
 
 
 def play(
     commands: Sequence[Sequence[str]],
+    shares: Sequence[int] | None = None,
     *,
     timeout_s: float,
     clock: Callable[[], float] = time.monotonic,
@@ -131,7 +161,8 @@ def play(
     If the deadline passes, it gives the returns of the games that had ended.
 
     Args:
-        commands: that write a line of JSON with a ``return`` when a game has ended.
+        commands: that write a line with the return when a game has ended, see `evaluate`.
+        shares: games of each; None: until it ends.
         timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
         clock: seconds, for tests.
         on_game: as of `evaluate`.
@@ -144,8 +175,8 @@ def play(
     deadline = clock() + timeout_s
     with selectors.DefaultSelector() as selector:
         try:
-            for command in commands:
-                running.append(_Player(command))
+            for command, share in zip(commands, shares or [0] * len(commands), strict=True):
+                running.append(_Player(command, share))
                 selector.register(running[-1].output, selectors.EVENT_READ, running[-1])
             while selector.get_map():
                 for key, _ in selector.select(max(0.0, deadline - clock())):
@@ -154,11 +185,16 @@ def play(
                     if ended is None:
                         selector.unregister(player.output)
                         player.finish(max(0.0, deadline - clock()))
+                        if player.begin_again():
+                            selector.register(player.output, selectors.EVENT_READ, player)
                     elif ended:
                         for game_return in ended:
                             returns.append(game_return)
                             on_game(len(returns), game_return)
                         deadline = clock() + timeout_s
+                        if player.is_done:
+                            selector.unregister(player.output)
+                            player.close()
                 if selector.get_map() and clock() > deadline:
                     raise subprocess.TimeoutExpired("", timeout_s)
         except subprocess.TimeoutExpired:
@@ -171,20 +207,65 @@ def play(
 
 
 class _Player:
-    """A gamecore in a process of its own."""
+    """A gamecore in a process of its own.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Args:
+        command: its words.
+        share: games that it is to play; 0: until it ends.
+    """
+
+    def __init__(self, command: Sequence[str], share: int) -> None:
+        self._command, self._share = command, share
+        self._games = 0
+        self._start()
+
+    def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors)
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**environment(), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StartupError(f"gamecore {shlex.join(self._command)!r} did not start: {error.strerror}") from error
         assert self._process.stdout is not None
         self.output = self._process.stdout
         self._rest = b""
+        self._games_before = self._games
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has played its share."""
+        return 0 < self._share <= self._games
+
+    def begin_again(self) -> bool:
+        """Starts the command anew, if it has ended in order before it had played its share; whether it did.
+
+        Raises:
+            StartupError: it has written no return.
+        """
+        if not self._share or self.is_done:
+            return False
+        if self._games == self._games_before:
+            raise StartupError(
+                f"gamecore {shlex.join(self._command)!r} ended without the return of a game, expected as a line of its "
+                'standard output: {"return": 1.0}, or the number'
+            )
+        self.close()
+        self._start()
+        return True
 
     def read(self) -> list[float] | None:
-        """Returns of the games that it has told of since the last call; None: it has closed its output."""
+        """Returns of the games that have ended since the last call; None: it has closed its output."""
         data = os.read(self.output.fileno(), 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line)["return"] for line in lines if b'"return"' in line] if data else None
+        returns = [value for value in map(_return_in, lines) if value is not None]
+        returns = returns[: self._share - self._games] if self._share else returns
+        self._games += len(returns)
+        return returns if data else None
 
     def finish(self, timeout_s: float) -> None:
         """Waits for its end; raises `StartupError` if that was a failure."""
@@ -195,12 +276,21 @@ class _Player:
             raise StartupError(f"a gamecore ended with status {code} and said: {said}")
 
     def close(self) -> None:
-        """Ends it if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        """Ends it, with what it started, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self.output.close()
         self._errors.close()
+
+
+def _return_in(line: bytes) -> float | None:
+    """The return that a line of a gamecore holds; None: it holds none."""
+    try:
+        document = json.loads(line)
+        return float(document["return"] if isinstance(document, dict) else document)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def draw_curve(

@@ -72,6 +72,34 @@ def test_a_gamecore_that_fails_is_told_while_others_play() -> None:
         play([python("import time; time.sleep(60)"), python(fails)], timeout_s=60.0)
 
 
+@pytest.mark.parametrize("games", [1, 3], ids=["a game a process", "endless"])
+def test_a_gamecore_of_ones_own_plays_its_share_however_many_games_a_process_plays(games: int, tmp_path: Path) -> None:
+    program = tmp_path / "game.py"
+    endless = "import itertools; each = itertools.count()" if games > 1 else "each = range(1)"
+    program.write_text(
+        f"import sys; from brayx import Client\n{endless}\n"
+        "with Client(sys.argv[1]) as client:\n"
+        "    for game in each:\n"
+        "        client.start()\n"
+        "        reply = client.tick(b'{}').decode()\n"
+        "        client.stop()\n"
+        "        print('played', reply)\n"
+        "        print(7.5 if game % 2 else '{\"return\": 2.5}', flush=True)\n"
+    )
+    with serving(EchoApp(lambda body: body)) as address:
+        result = evaluate(f"http://{address}", gamecore=f"python {program} {{http_url}}", games=6, at_once=2)
+    assert sorted(result.returns) == ([2.5] * 6 if games == 1 else [2.5, 2.5, 2.5, 2.5, 7.5, 7.5])
+    assert result.missing == 0
+
+
+def test_a_gamecore_that_writes_no_return_is_named() -> None:
+    with pytest.raises(StartupError, match="ended without the return of a game, expected as a line"):
+        play([python("print('well played')")], [1], timeout_s=60.0)
+    either = pytest.raises(ConfigError, match="either a Gymnasium id or the command")
+    with serving(EchoApp(lambda body: body)) as address, either:
+        evaluate(f"http://{address}")
+
+
 def test_the_words_for_an_evaluation() -> None:
     assert str(Evaluation([500.0, 400.0])) == "450.0 ± 50.0 over 2 games (lowest 400, highest 500)"
 
@@ -113,7 +141,7 @@ def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file.chmod(0o600)
     with serving(Locked(lambda body: b'{"action":0}')) as address:
         url = f"http://{address}"
-        result = evaluate(url, "CartPole-v1", games=2, processes=2, keys_file=str(file), key="arena")
+        result = evaluate(url, "CartPole-v1", games=2, at_once=2, keys_file=str(file), key="arena")
         assert len(result.returns) == 2
         told: list[tuple[int, float]] = []
         words = {"keys_file": str(file), "key": "arena"}
