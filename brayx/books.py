@@ -5,6 +5,8 @@ Pure arithmetic over what processes or threads have recorded. Knows nothing of w
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -14,6 +16,7 @@ from brayx.errors import ConfigError
 from brayx.metrics import (
     DROPPED,
     FOLDED,
+    LOST,
     MAX_LABELS,
     METRICS,
     OTHER,
@@ -34,7 +37,12 @@ GAMES = "games"
 """Finished games since the trial began."""
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` where a trial or
-its hub was resumed."""
+its hub was resumed, or where games failed."""
+FAILED_IN_WINDOW = "games_failed_in_window"
+"""Games that failed, among the last `WINDOW_GAMES` that finished or failed."""
+FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW = "fragments_in_window", "fragments_lost_in_window"
+"""The newest fragments, `WINDOW_FRAGMENTS` or a few more, and how many of them errors took (`LOST`)."""
+WINDOW_FRAGMENTS = 100
 
 SECONDS = "seconds"
 """Since the trial began, without what it was interrupted for."""
@@ -89,7 +97,11 @@ class Books:
         self._ticks = 0.0
         self._latest: dict[str, float] = {}
         self.notes: dict[str, str] = {}
-        self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED}
+        self._outcomes = deque[float](maxlen=WINDOW_GAMES)
+        """Returns of the newest games; NaN: one that failed."""
+        self._fragments = deque[tuple[float, float]]()
+        """Fragments that came, or were lost, and how many of them were lost."""
+        self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED if name != "episode_return"}
         self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
         self._rate_window_s = rate_window_s
         self._clock = clock
@@ -100,6 +112,7 @@ class Books:
         cells, own = self._bounded(part)
         self._interval.merge((cells, own))
         now = self._clock()
+        failed = pushed = lost = 0.0
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
@@ -117,8 +130,18 @@ class Books:
                 self._rates[name].append((now, cell.total))
             if name in self._windows and cell.window is not None:
                 self._windows[name].extend(cell.window)
+            if name == "episode_return" and cell.window is not None:
+                self._outcomes.extend(cell.window)
+            failed += cell.total if name == "games_failed" else 0
+            pushed += cell.total if name == "fragments_pushed" else 0
+            lost += cell.total if name == "fragments_dropped" and label in LOST else 0
             if name == "episode_return":
                 self.totals[GAMES] = self.totals.get(GAMES, 0.0) + cell.count
+        self._outcomes.extend(itertools.repeat(math.nan, min(round(failed), WINDOW_GAMES)))
+        if pushed or lost:
+            self._fragments.append((pushed + lost, lost))
+            while sum(count for count, _ in self._fragments) - self._fragments[0][0] >= WINDOW_FRAGMENTS:
+                self._fragments.popleft()
 
     def take_interval(self) -> dict[str, float]:
         """Numbers of the metrics that came since the last call: sums as totals, everything else of the interval."""
@@ -190,7 +213,16 @@ class Books:
         return {name: self.totals.get(name, value) for name, value in summary.items()}
 
     def _derived(self) -> dict[str, float]:
-        derived: dict[str, float] = {GAMES_IN_WINDOW: len(self._windows["episode_return"])}
+        failed = sum(map(math.isnan, self._outcomes))
+        derived: dict[str, float] = {
+            GAMES_IN_WINDOW: len(self._outcomes) - failed,
+            FAILED_IN_WINDOW: failed,
+            FRAGMENTS_IN_WINDOW: sum(count for count, _ in self._fragments),
+            LOST_IN_WINDOW: sum(lost for _, lost in self._fragments),
+        }
+        returns = [each for each in self._outcomes if not math.isnan(each)]
+        if returns:
+            derived["episode_return.last100"] = sum(returns) / len(returns)
         now = self._clock()
         for name, window in self._windows.items():
             if window:

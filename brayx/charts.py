@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from brayx.books import GAMES, GAMES_IN_WINDOW, SECONDS
+from brayx.books import FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, GAMES, GAMES_IN_WINDOW, LOST_IN_WINDOW, SECONDS
 from brayx.metrics import METRICS, Kind
 
 CHARTS: Mapping[str, str] = {
@@ -69,6 +69,7 @@ NUMBERS_FILE = "numbers.json"
 """Artifact with every number, by its own name and label, whether MLflow shows it or not; seconds old at most."""
 
 _OWN = "game/"
+_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW)
 _SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
 
 
@@ -90,7 +91,7 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str
             shown[CHARTS[name]] = value
         elif base in CHARTS and METRICS[base].kind in (Kind.MEAN, Kind.LAST):  # with a label: of a component
             shown[f"{CHARTS[base]}{name.removeprefix(base)}"] = value
-        elif base not in METRICS:
+        elif base not in METRICS and name not in _NOT_SHOWN:
             shown[_own(name)] = value
     return shown
 

@@ -105,6 +105,13 @@ def raised_at(error: BaseException) -> str:
     return "{}:{}".format(*(own or places)[-1]) if places else ""
 
 
+def called_from() -> str:
+    """``FILE:LINE`` of the innermost line of the user's own code that led here; empty where there is none."""
+    frames = traceback.walk_stack(None)
+    places = (f"{frame.f_code.co_filename}:{line}" for frame, line in frames)
+    return next((place for place in places if not place.startswith(_LIBRARIES)), "")
+
+
 def nearest_version(version: int, known: Iterable[int]) -> tuple[str, dict[str, Json]]:
     """Message and details for a version that is not among ``known``.
 

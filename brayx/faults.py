@@ -12,6 +12,9 @@ from brayx.errors import AgentError, BrayxError
 from brayx.logs import limited
 
 logger = limited(__name__)
+AGENTS_LOGGER = f"{__name__}.agents"
+"""Logs exceptions of agents' hooks. They count as ``agent_errors`` too: a display that shows those disables it."""
+_agents_logger = limited(AGENTS_LOGGER)
 
 _FRAMES = 5
 
@@ -41,7 +44,8 @@ def report(
     if isinstance(error, AgentError):
         what, details, cause = error.message, error.details, error.__cause__
     fault = fault_id(cause or error)
-    logger.error("fault %s: %s: %s", fault, whose, what, exc_info=cause, extra={"fault": fault})
+    log = _agents_logger if isinstance(error, AgentError) else logger
+    log.error("fault %s: %s: %s", fault, whose, what, exc_info=cause, extra={"fault": fault})
     if cause is not None:
         name = type(cause).__name__
         details = {**details, "type": name}

@@ -84,6 +84,7 @@ METRICS: dict[str, Metric] = {
         Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
+        Metric("games_failed", "games", Kind.SUM, "games that an exception kept from a return, by where it was raised"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
         Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),
@@ -96,7 +97,7 @@ METRICS: dict[str, Metric] = {
         Metric("model_call_seconds", "s", Kind.PERCENTILE, "one call to a model deployment, with its queue there"),
         Metric("model_call_wait_seconds", "s", Kind.PERCENTILE, "time a forward waited for its call to a deployment"),
         Metric("fragments_pushed", "fragments", Kind.SUM, "fragments that reached the replay buffer"),
-        Metric("agent_errors", "errors", Kind.SUM, "exceptions that agents raised, by the method that raised"),
+        Metric("agent_errors", "errors", Kind.SUM, "exceptions raised in hooks of agents, by hook"),
         Metric("fragments_dropped", "fragments", Kind.SUM, "fragments dropped on the way to replay, by reason"),
         Metric("env_steps", "steps", Kind.SUM, "transitions that reached the replay buffer"),
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
@@ -134,6 +135,8 @@ METRICS: dict[str, Metric] = {
 }
 
 
+LOST = ("agent_error", "refused", "deadline", "cancelled")
+"""Labels of ``fragments_dropped`` that are an error's doing; others say that somebody was too slow, or has ended."""
 DROPPED = "metrics_dropped"
 """Counts samples of names past a bound."""
 FOLDED = "labels_folded"

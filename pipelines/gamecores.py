@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Gamecores:
         configs: what to run.
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
+        failed: gets a line for each process that ended with a status that is not 0, or could not be started again.
 
     Attributes:
         restarts: how often a process had ended by itself and was started again.
@@ -53,13 +54,20 @@ class Gamecores:
         messages: the newest lines of the processes' standard error.
     """
 
-    def __init__(self, configs: Sequence[GamecoreConfig], urls: Mapping[str, str], folder: str | Path) -> None:
+    def __init__(
+        self,
+        configs: Sequence[GamecoreConfig],
+        urls: Mapping[str, str],
+        folder: str | Path,
+        failed: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._folder = folder
         each = [config for config in configs for _ in range(config.num)]
         self._games = [
             _Game(filled(config.command, urls, door=config.door, index=index)) for index, config in enumerate(each)
         ]
         self._urls = sorted(urls.values(), key=len, reverse=True)
+        self._failed = failed
         self._selector = selectors.DefaultSelector()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
@@ -159,8 +167,7 @@ class Gamecores:
         try:
             self._start(game)
         except StartupError as error:
-            self.failures += 1
-            self.messages.append(error.message)
+            self._fail(error.message)
             game.restart_at = now + _LAST_RESTART_S
 
     def _read(self, game: _Game) -> None:
@@ -176,6 +183,11 @@ class Gamecores:
         self.messages.extend(said)
         game.said = said[-1] if said else game.said
 
+    def _fail(self, line: str) -> None:
+        self.failures += 1
+        self.messages.append(line)
+        self._failed(line)
+
     def _ended(self, game: _Game, now: float) -> None:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time."""
         assert game.process is not None
@@ -189,8 +201,11 @@ class Gamecores:
         game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
         game.restart_at = now + game.backoff_s
         last = f"; it said: {game.said}" if game.said else ""
-        self.messages.append(f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s{last}")
-        self.failures += game.process.returncode != 0
+        line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s{last}"
+        if game.process.returncode:
+            self._fail(line)
+        else:
+            self.messages.append(line)
         game.process, game.said = None, ""
 
 

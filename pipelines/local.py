@@ -8,13 +8,16 @@ interrupted one saves a last checkpoint), sessions and doors, books.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from brayx.errors import BrayxError, DeadlineExceeded, StartupError
+from brayx.errors import AgentError, BrayxError, DeadlineExceeded, StartupError
+from brayx.faults import AGENTS_LOGGER
+from brayx.logs import one_line
 from brayx.ports import check_ports
 from brayx.tracking import check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
@@ -25,7 +28,7 @@ from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
 from pipelines.result import TrainResult, ending_of, promote
-from pipelines.watching import Pace, Patience, Silence, last_of
+from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
@@ -130,6 +133,9 @@ class _Training:
             log_interval=log_interval,
         )
         stack.enter_context(self.progress)
+        shown = logging.getLogger(AGENTS_LOGGER)
+        shown.disabled = True  # the display has these
+        stack.callback(setattr, shown, "disabled", False)
         self.numbers = LocalNumbers(clerk.totals(), config.x_axis)
         self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
@@ -188,7 +194,7 @@ class _Training:
                 self._wait_for_weights()
                 self.acting.build(say)
                 began, self.learning = time.monotonic(), True
-                games = Gamecores(job.actors[self.actor].gamecores, self.host.urls, job.folder)
+                games = Gamecores(job.actors[self.actor].gamecores, self.host.urls, job.folder, self._game_failed)
                 with self._playing(games):
                     say(f"{games}; the door is {self.host.url}")
                     self._watch(games)
@@ -259,12 +265,13 @@ class _Training:
         """Shows progress until the learner's stream is over.
 
         Raises:
+            AgentError: errors take too large a share of the games or fragments.
             StartupError: nothing to learn from arrives, only errors.
             DeadlineExceeded: enough to learn from arrives, and the learner does not.
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
         pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned))
-        patience, silence = Patience(), Silence(games.num)
+        patience, silence, losses = Patience(), Silence(games.num), Losses(self.config.max_lost_share)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
             numbers = self.numbers.snapshot()
@@ -276,12 +283,16 @@ class _Training:
             if silence.is_over(numbers):
                 raise StartupError(f"{silence.verdict()}; {games}; the newest message of one: {last or 'none'}")
             if patience.is_over(numbers, games.failures):
-                refused = next(filter(None, (buffer.refusal for buffer in self.buffers.values())), "")
-                raise StartupError(patience.verdict(numbers, refused or "; ".join(errors) or last))
+                raise StartupError(patience.verdict(numbers, "; ".join(errors) or last))
+            if losses.is_over(numbers):
+                raise AgentError(losses.verdict(errors))
             if pace.is_over(numbers):
                 raise DeadlineExceeded(pace.verdict(numbers))
             if hint := pace.hint(numbers):
                 self.progress.say(f"{hint}; the learner {self.learner.state()}")
+
+    def _game_failed(self, line: str) -> None:
+        self.numbers.add("games_failed", 1.0, label="gamecore", note=one_line(line))
 
     def _stop_learner(self) -> None:
         """Stops the learner, and gives it a few seconds for its last checkpoint."""

@@ -20,9 +20,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from brayx.books import FAILED_IN_WINDOW, GAMES_IN_WINDOW
+from brayx.metrics import significant
+from pipelines.watching import lost_of
+
 LAG = "weights were behind when learned from"
 """What ``lag_versions`` says: so many newer versions had been published since a transition was acted with."""
 _LINE_EVERY_S = 5.0
+_COUNTED = ("errors", "fragments", "games")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -53,8 +58,17 @@ def _not_written(numbers: Mapping[str, float]) -> str:
     return f"failed writes to MLflow: {', '.join(failed)}; training goes on" if failed else ""
 
 
+_WHAT = {
+    "agent_errors": "{errors} in {label}",
+    "fragments_dropped": "{fragments} {label}",
+    "games_failed": "{games} failed in the {label}",
+}
+"""How many there were of each metric whose samples have notes."""
+
+
 def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
-    """Exceptions of agents, a line for each method that raised: their number, and the newest with its location.
+    """What errors took, a line for each cause: how many, and the newest with its location; then the share of the newest
+    games and fragments.
 
     A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
 
@@ -63,11 +77,22 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     """
     lines = []
     for name, count in sorted(numbers.items()):
-        metric, _, method = name.partition(".")
-        if metric == "agent_errors" and name in notes:
-            errors = "error" if count == 1 else "errors"
-            lines.append(f"{count:,.0f} {errors} in {method}; the newest: {notes[name]}")
-    return lines
+        metric, _, label = name.partition(".")
+        if metric in _WHAT and name in notes:
+            counted = {word: f"{count:,.0f} {word[:-1] if count == 1 else word}" for word in _COUNTED}
+            lines.append(f"{_WHAT[metric].format(**counted, label=label)}; the newest: {notes[name]}")
+    shares = [
+        f"{lost:.0f} of the last {of:.0f} {what} ({lost / of:.0%})" for what, lost, of in lost_of(numbers) if lost
+    ]
+    return [*lines, f"lost: {', '.join(shares)}"] if lines and shares else lines
+
+
+def mean_return(numbers: Mapping[str, float]) -> str:
+    """The mean return of the newest games, and how many those are."""
+    get = numbers.get
+    mean, games, failed = get("episode_return.last100", math.nan), get(GAMES_IN_WINDOW, 0.0), get(FAILED_IN_WINDOW, 0.0)
+    of = f"{games:.0f} {'game' if games == 1 else 'games'}" + (f", {failed:.0f} failed" if failed else "")
+    return f"{'-' if math.isnan(mean) else significant(mean)} ({of})"
 
 
 class Progress:
@@ -141,10 +166,11 @@ class Progress:
             note: one line to show below, after what could not be written.
             errors: lines to show in red: `error_lines`.
         """
-        note = "; ".join(filter(None, [_not_written(numbers), note]))
+        # Next to the error itself, what a game says of it is an echo.
+        note = "; ".join(filter(None, [_not_written(numbers), "" if errors else note]))
         if self._show is not None:
             self._show(Padding(self._panel(numbers, gamecores, workers, note, errors), 0))
-        elif self._line_is_due(numbers) or (errors and not self._last_errors):
+        elif self._line_is_due(numbers) or len(errors) > len(self._last_errors):
             self.say(self._line(numbers))
             if errors != self._last_errors:
                 self._last_errors = list(errors)
@@ -168,7 +194,7 @@ class Progress:
         get = numbers.get
         what, pace = _pace(numbers)
         return (
-            f"{number(get('env_steps', 0.0))} env steps  return {number(get('episode_return.last100'), '.1f')}  "
+            f"{number(get('env_steps', 0.0))} env steps  return {mean_return(numbers)}  "
             f"{pace} {what}  version {number(get('policy_version'))}  "
             f"lag {number(get('lag_versions'), '.1f')}"
         )
@@ -186,7 +212,7 @@ class Progress:
         players = ("workers", f"{workers}") if workers and not gamecores else ("sessions", sessions)
         target = f" / {self._target:g}" if self._target is not None else ""
         table.add_row(
-            "return", f"[bold]{number(get('episode_return.last100'), '.1f')}[/bold]{target}",
+            "return", f"[bold]{mean_return(numbers)}[/bold]{target}",
             "env steps", number(steps),
             *_pace(numbers),
             "tick p50/p99 ms", f"{milliseconds(get('tick_seconds.p50'))} / {milliseconds(get('tick_seconds.p99'))}",

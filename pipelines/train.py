@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from brayx.cluster.applications import delete_application
 from brayx.cluster.directory import NAMESPACE, stop_directory
-from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.errors import AgentError, BrayxError, ConfigError, DeadlineExceeded, StartupError
+from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.store import sqlite_path
 from deployments.actor import actor_spec, application
@@ -35,7 +36,7 @@ from pipelines.progress import Progress, error_lines
 from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, mark_unfinished, promote
 from pipelines.scale import hub_name, tell_where
 from pipelines.sources import Sources
-from pipelines.watching import Pace, Patience, Silence, last_of
+from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from ray import serve
@@ -144,7 +145,7 @@ def train_on(
     """Runs a training job on a cluster that is up; ``layout`` as `check_job` gave it, the rest as `train`."""
     import ray
 
-    from brayx.cluster.hub import create_hub
+    from brayx.cluster.hub import HubClient, create_hub
     from brayx.cluster.learner import Learner, LearnerSpec
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.shards import tell
@@ -197,6 +198,8 @@ def train_on(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
         )
         stack.callback(_kill, [hub])
+        recorder = HubClient(hub)
+        stack.callback(recorder.close)
         stack.callback(end_weight_store, store)
         if moments:
             stack.callback(_kill, [create_moments(moments, NAMESPACE)])
@@ -246,14 +249,20 @@ def train_on(
             began, learning = time.monotonic(), True
             largest = max(buffer.config.batch_size * buffer.config.unroll_length for buffer in learned)
             sources = Sources(job, buffers)
-            games = Gamecores(job.actors[actor].gamecores if actor else [], urls, job.folder)
+            games = Gamecores(
+                job.actors[actor].gamecores if actor else [],
+                urls,
+                job.folder,
+                lambda line: recorder.add("games_failed", 1.0, label="gamecore", note=one_line(line)),
+            )
             rollouts = Rollouts(job, names, NAMESPACE, before)
             with _at_work((sources, games, rollouts), buffers.values(), end):
                 if actor:
                     progress.say(f"{games}; the door is {cluster.url}")
                 if rollouts.num:
                     progress.say(f"{rollouts.num} rollout workers step environments")
-                _watch(progress, hub, learned, learner, games, sources, rollouts, largest * config.num_workers)
+                enough, share = largest * config.num_workers, config.max_lost_share
+                _watch(progress, hub, learned, learner, games, sources, rollouts, enough, share)
                 seconds = time.monotonic() - began
             steps = rollouts.collected.steps
             with end.paused():
@@ -410,13 +419,16 @@ def _watch(
     sources: Sources,
     rollouts: Rollouts,
     batch_steps: int,
+    max_lost_share: float | None,
 ) -> None:
     """Shows progress until the learner's stream is over; ends it when nothing more can come.
 
     Args:
         batch_steps: transitions that are enough for an update, of all ranks.
+        max_lost_share: as of `Losses`.
 
     Raises:
+        AgentError: errors take too large a share of the games or fragments.
         StartupError: nothing to learn from arrives, only errors; or the learner publishes no weights.
         DeadlineExceeded: enough to learn from arrives, and the learner does not.
         BrayxError: a source failed, or a rollout in a way that no further worker would mend.
@@ -424,7 +436,7 @@ def _watch(
     import ray
 
     patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
-    silence = Silence(games.num)
+    silence, losses = Silence(games.num), Losses(max_lost_share)
     while learner.running:
         if sources.errors:
             raise sources.errors[0]
@@ -452,10 +464,9 @@ def _watch(
             if silence.is_over(numbers):
                 raise StartupError(f"{silence.verdict()}; {games}; the newest message: {last or 'none'}")
             if patience.is_over(numbers, games.failures + rollouts.failures):
-                refused = ""
-                with contextlib.suppress(DeadlineExceeded):
-                    refused = next(filter(None, (buffer.shards.refusal(2.0) for buffer in buffers)), "")
-                raise StartupError(patience.verdict(numbers, refused or "; ".join(errors) or last))
+                raise StartupError(patience.verdict(numbers, "; ".join(errors) or last))
+            if losses.is_over(numbers):
+                raise AgentError(losses.verdict(errors))
             if pace.is_over(numbers):
                 raise DeadlineExceeded(pace.verdict(numbers))
             if hint := pace.hint(numbers):

@@ -6,9 +6,10 @@ Knows nothing of where the numbers come from, nor of what is done about it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from brayx.books import FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, GAMES_IN_WINDOW, LOST_IN_WINDOW
 from brayx.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ STALLED_TIMEOUT_S = 600.0
 
 So long, too, may it take to end once its stream is over."""
 _REQUESTS = ("sessions_started", "ticks", "requests_refused", "env_steps")
+_LOST_S = 10.0
+"""For so long too large a share must be lost, as a replica may be restarting;"""
+_FEW = 8
+"""and of so many games or fragments at least."""
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
 
@@ -94,6 +99,40 @@ class Silence:
             f"no request has come to the door for {self._clock() - self._since:.0f} s: does the game connect to the "
             "URL of its command, and by the protocol of that URL? `brayx doctor URL` tries the door"
         )
+
+
+class Losses:
+    """Tells when errors take too large a share of the games or fragments.
+
+    Args:
+        max_share: ``trainer.max_lost_share``; None: any share will do.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, max_share: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_share = 1.0 if max_share is None else max_share
+        self._clock = clock
+        self._since: float | None = None
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        """Whether to give up, by the hub's newest numbers."""
+        worst = max((lost / of for _, lost, of in lost_of(numbers) if of >= _FEW), default=0.0)
+        if worst <= self._max_share:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock()
+        return self._since is not None and self._clock() - self._since >= _LOST_S
+
+    def verdict(self, errors: Sequence[str]) -> str:
+        """One line for people; ``errors`` as of `pipelines.progress.error_lines`."""
+        return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {'; '.join(errors)}"
+
+
+def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """Of the newest games and of the newest fragments: how many errors have taken, and of how many."""
+    get = numbers.get
+    failed, lost = get(FAILED_IN_WINDOW, 0.0), get(LOST_IN_WINDOW, 0.0)
+    return [("games", failed, failed + get(GAMES_IN_WINDOW, 0.0)), ("fragments", lost, get(FRAGMENTS_IN_WINDOW, 0.0))]
 
 
 class Pace:

@@ -7,10 +7,11 @@ doors, or of time limits: `brayx.actor.session` owns those, and calls each metho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,12 +20,23 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.games import Games, Seat
 from brayx.actor.models import Arms, Carried, SessionModels
-from brayx.errors import AgentError, BadBody, BrayxError, ProtocolError, first_line, raised_at
+from brayx.errors import (
+    AgentError,
+    BadBody,
+    BrayxError,
+    DeadlineExceeded,
+    ModelError,
+    Overloaded,
+    ProtocolError,
+    first_line,
+    raised_at,
+)
+from brayx.faults import AGENTS_LOGGER
 from brayx.gamecore.protocol import game_of
 from brayx.logs import limited, one_line
-from brayx.metrics import Recorder
 
 logger = limited(__name__)
+_agents_logger = limited(AGENTS_LOGGER)
 
 _MOST_KEPT = 10_000
 _LAST_WORD_S = 1.0
@@ -197,6 +209,7 @@ class AgentActor(Actor):
         self._keep = factory.keeper() if factory.keeper is not None else None
         self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
         self._seat: Seat | None = None
+        self._failed_in = ""
 
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
@@ -216,7 +229,10 @@ class AgentActor(Actor):
     async def snapshot(self) -> bytes | None:
         """The agents' own snapshots; the episode so far is handed over first, so that nothing of it is lost."""
         with self._services.use():
-            agents = [agent.snapshot() for agent in self._agents]
+            agents = []
+            for agent in self._agents:
+                with self._counted_errors(agent, "snapshot"):
+                    agents.append(agent.snapshot())
             if any(data is None for data in agents):
                 return None
             if len(self._episode) > 1:
@@ -233,7 +249,8 @@ class AgentActor(Actor):
         try:
             with self._services.use():
                 for agent, data in zip(self._agents, agents, strict=True):
-                    agent.restore(data)
+                    with self._counted_errors(agent, "restore"):
+                        agent.restore(data)
         except BaseException:
             self._leave_game()
             raise
@@ -246,7 +263,11 @@ class AgentActor(Actor):
             state = self._seat.state(tick=self._tick, input=codec.decode(body), output=codec.empty())
         with self._services.use():
             await self._act(state, self._of_agent)
-            reply = codec.encode(state.output)
+            try:
+                reply = codec.encode(state.output)
+            except AgentError as error:
+                self._count(self._agents[-1].name, "on_tick", error)
+                raise
             self._tick += 1
             self._episode.append(state)
             if self._keep is not None:
@@ -262,7 +283,8 @@ class AgentActor(Actor):
         chosen = State(self._session, tick=tick, input=self._codec.decode(body), output=self._codec.empty())
         with self._services.use():
             for agent in self._agents:
-                agent.on_deadline(chosen)
+                with self._counted_errors(agent, "on_deadline"):
+                    agent.on_deadline(chosen)
         return self._codec.encode(chosen.output)
 
     async def missed(self) -> None:
@@ -311,6 +333,8 @@ class AgentActor(Actor):
                     raise
                 await self._tell_end(reason)
         finally:
+            if self._failed_in and (reason == "error" or not self._services.returns):
+                self._services.recorder.add("games_failed", 1.0, label=self._failed_in)
             if self._keep is not None and self._kept:
                 self._keep(list(self._kept), next(iter(self._services.returns), None))
             self._agents, self._episode = (), []
@@ -335,10 +359,12 @@ class AgentActor(Actor):
             try:
                 with own.use():
                     made.append(agent_class(name, config, state))
-            except BrayxError:
-                raise
             except Exception as error:
-                raise _agent_error(self._services.recorder, name, "the constructor", error) from error
+                self._count(name, "constructor", error)
+                self._services.recorder.add("games_failed", 1.0, label="constructor")  # it has no end
+                if isinstance(error, BrayxError):
+                    raise
+                raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error
         self._agents = made
 
     async def _act(self, state: State, services: Sequence[Services]) -> None:
@@ -355,11 +381,40 @@ class AgentActor(Actor):
             raise first from first.__cause__
 
     async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
-        if services is self._services:  # which are in use
-            await _on_tick(agent, state, services.recorder)
+        try:
+            if services is self._services:  # which are in use
+                await agent.on_tick(state)
+                return
+            with services.use():
+                await agent.on_tick(state)
+        except Exception as error:
+            self._count(agent.name, "on_tick", error)
+            if isinstance(error, BrayxError):
+                raise
+            raise AgentError(
+                f"agent {agent.name!r} raised in on_tick at tick {state.tick}", agent=agent.name
+            ) from error
+
+    @contextlib.contextmanager
+    def _counted_errors(self, agent: Agent, hook: str) -> Iterator[None]:
+        """Counts what ``hook`` raises, and lets it through."""
+        try:
+            yield
+        except Exception as error:
+            self._count(agent.name, hook, error)
+            raise
+
+    def _count(self, name: str, hook: str, error: Exception) -> None:
+        """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
+
+        That somebody else had no room or no time is counted where it was refused, and is no fault of the hook.
+        """
+        if isinstance(error, Overloaded | DeadlineExceeded) or type(error) is ModelError:
             return
-        with services.use():
-            await _on_tick(agent, state, services.recorder)
+        self._failed_in = self._failed_in or hook
+        # In one line: an agent may quote what its client sent, and no client controls this terminal.
+        note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
+        self._services.recorder.add("agent_errors", 1.0, label=hook, note=note)
 
     def _count_ticks(self) -> None:
         """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
@@ -402,9 +457,11 @@ class AgentActor(Actor):
                 if is_cancelled():
                     raise
             except Exception as error:
-                logger.exception("session %s: %s.on_episode raised, the episode is lost", self._session, agent.name)
+                _agents_logger.exception(
+                    "session %s: %s.on_episode raised, its episode is lost", self._session, agent.name
+                )
                 self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
-                _count(self._services.recorder, agent.name, "on_episode", error)
+                self._count(agent.name, "on_episode", error)
 
     async def _tell_end(self, reason: str) -> None:
         for agent in self._agents:
@@ -415,35 +472,14 @@ class AgentActor(Actor):
                     raise
                 logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
             except Exception as error:
-                logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
-                _count(self._services.recorder, agent.name, "on_session_end", error)
+                _agents_logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+                self._count(agent.name, "on_session_end", error)
 
 
 def is_cancelled() -> bool:
     """Whether this task itself is being cancelled, not only something that an actor or agent awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def _on_tick(agent: Agent, state: State, recorder: Recorder) -> None:
-    try:
-        await agent.on_tick(state)
-    except BrayxError:
-        raise
-    except Exception as error:
-        raise _agent_error(recorder, agent.name, "on_tick", error, f" at tick {state.tick}") from error
-
-
-def _agent_error(recorder: Recorder, name: str, method: str, error: Exception, when: str = "") -> AgentError:
-    _count(recorder, name, method, error)
-    return AgentError(f"agent {name!r} raised in {method}{when}", agent=name)
-
-
-def _count(recorder: Recorder, name: str, method: str, error: Exception) -> None:
-    """Counts an agent's exception, with a note of its message and location, which the training's progress shows."""
-    # In one line: an agent may quote what its client sent, and no client controls this terminal.
-    note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
-    recorder.add("agent_errors", 1.0, label=method.removeprefix("the "), note=note)
 
 
 def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:

@@ -18,7 +18,7 @@ import numpy as np
 
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.errors import BadFragment, BrayxError
-from brayx.logs import limited
+from brayx.logs import limited, one_line
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, rows, transitions
@@ -165,8 +165,9 @@ class BufferActor:
             whole += 1
         else:
             part = 0
-        if refused:
-            logger.warning("replay refused a fragment: %s", why)
+        if refused and self._learned:
+            note = one_line(f"BadFragment: {why}")
+            self._books.add("fragments_dropped", 1.0, label="refused", weight=refused, note=note)
         # Counted from what was told, since another push may have been taken while this one waited.
         self._count("env_steps", self._buffer.pushed - self._told_steps)
         self._told_steps = self._buffer.pushed
@@ -281,10 +282,6 @@ class BufferActor:
     async def has_room(self) -> bool:
         """Whether something can be taken without dropping."""
         return self._buffer.has_room
-
-    async def refusal(self) -> str:
-        """What the newest refused fragment was refused for; empty when none was."""
-        return self._buffer.last_refusal
 
     async def tell(self, timeout_s: float) -> bool:
         """Hands over to the hub what it was not told yet, which else takes half a second; False when it is too slow."""

@@ -197,10 +197,6 @@ class Shards:
         """What the learner failed with for good."""
         return next((error for error in self._ask("failure", timeout_s) if error is not None), None)
 
-    def refusal(self, timeout_s: float = _ANSWER_S) -> str:
-        """What a refused fragment was refused for; empty when none was."""
-        return next((why for why in self._ask("refusal", timeout_s) if why), "")
-
     def has_room(self, timeout_s: float = _ANSWER_S) -> bool:
         """Whether some shard can take something without dropping."""
         return any(self._ask("has_room", timeout_s))

@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from brayx.errors import BadFragment
-from brayx.logs import limited
+from brayx.errors import BadFragment, called_from
+from brayx.logs import one_line
 from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.replay.importance import Importance
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 from brayx.types import Columns, Fragment
-
-logger = limited(__name__)
 
 
 class LocalBuffer:
@@ -34,7 +32,8 @@ class LocalBuffer:
     Args:
         config: sizes, and how to sample.
         layout: what fragments must look like.
-        sink: counts ``env_steps``, ``fragments_pushed``, ``replay_dropped``, ``replay_batches`` and ``replay_reused``.
+        sink: counts ``env_steps``, ``fragments_pushed``, ``fragments_dropped``, ``replay_dropped``, ``replay_batches``
+            and ``replay_reused``.
         learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
         changed: called when there may be a batch, or the end, that was not there before.
     """
@@ -64,11 +63,6 @@ class LocalBuffer:
     def importance(self) -> Importance:
         """How far the learner corrects for prioritised sampling."""
         return self._config.importance
-
-    @property
-    def refusal(self) -> str:
-        """What the newest refused fragment was refused for; empty when none was."""
-        return self._buffer.last_refusal
 
     @property
     def over(self) -> bool:
@@ -153,7 +147,9 @@ class LocalBuffer:
         try:
             self._buffer.push(replay)
         except BadFragment as error:
-            logger.warning("replay refused a fragment: %s", error.message)
+            place = called_from()
+            note = f"{type(error).__name__}: {error.message}" + (f" ({place})" if place else "")
+            self._sink.add("fragments_dropped", 1.0, label="refused", note=one_line(note))
             return 0
         return 1
 

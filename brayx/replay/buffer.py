@@ -32,7 +32,6 @@ class ReplayBuffer:
         dropped: transitions dropped so far, by reason: ``bad_fragment``; ``full`` (the oldest); ``policy_lag``
             (too old when sampled); ``rate_limited`` and ``reservoir`` of a `Table`.
         reused: batches given again because there was no newer one.
-        last_refusal: why the last refused fragment was refused.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class ReplayBuffer:
         self._dropped: Counter[str] = Counter()
         self.pushed = 0
         self.reused = 0
-        self.last_refusal = ""
 
     @property
     def dropped(self) -> Counter[str]:
@@ -201,9 +199,8 @@ class ReplayBuffer:
         """Like `push`, for the first ``steps`` transitions of a fragment; None: all of ``replay``."""
         try:
             made = self._pack(replay, steps)
-        except BadFragment as error:
+        except BadFragment:
             self._dropped["bad_fragment"] += transitions(replay)
-            self.last_refusal = error.message
             raise
         self.pushed += len(replay) if steps is None else steps
         for batch in made:

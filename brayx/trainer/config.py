@@ -41,6 +41,9 @@ class TrainerConfig(BaseModel):
     """Training ends when the mean return of the last games reaches this; null: never."""
     target_games: Annotated[int, Field(ge=1)] = 20
     """Games that must have been finished before a mean return counts, in this run too when a trial is resumed."""
+    max_lost_share: Annotated[float, Field(gt=0, le=1)] | None = 0.5
+    """Training stops when errors have taken a larger share than this of the last 100 games, or of the last 100
+    fragments, for 10 s: exceptions in agents, fragments that are refused, game processes that fail. null: never."""
     weights_publish_interval: Annotated[int, Field(ge=1)] = 1
     """Updates between two published weights."""
     checkpoint_interval_s: Annotated[float, Field(gt=0)] = 15.0

@@ -10,7 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from brayx.actor.actor import AgentActor, AgentActorFactory, Codec
 from brayx.actor.agent import Agent, Services, State, record
-from brayx.errors import AgentError, BadBody, DeadlineExceeded
+from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.metrics import Kind
 from brayx.metrics import Recorder as MetricsRecorder
 
@@ -243,6 +243,62 @@ async def test_exceptions_of_every_agent_method_are_counted_with_their_location(
     assert recorder.summary()[f"agent_errors.{method}"] == 1
     line = Raises.fail.__code__.co_firstlineno + 2
     assert recorder.notes()[f"agent_errors.{method}"].endswith(f"'five' ({__file__}:{line})")
+
+
+async def test_what_hooks_outside_a_tick_raise_is_counted_too() -> None:
+    class Raises(Recorder):
+        def on_deadline(self, state: State) -> None:
+            raise RuntimeError("late")
+
+        def snapshot(self) -> bytes:
+            raise RuntimeError("whole")
+
+    actor, _ = make(Raises)
+    await actor.start("s", b"{}")
+    with pytest.raises(RuntimeError):
+        actor.fallback(0, b"{}")
+    with pytest.raises(RuntimeError):
+        await actor.snapshot()
+    recorder = actor._services.recorder
+    numbers = recorder.summary()
+    assert (numbers["agent_errors.on_deadline"], numbers["agent_errors.snapshot"]) == (1, 1)
+    assert "RuntimeError: whole" in recorder.notes()["agent_errors.snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"),
+    [(KeyError("obs"), 1), (BadBody("no obs"), 1), (QueueFull("full"), 0), (ModelError("its replica died"), 0)],
+    ids=["own", "of its input", "no room", "the model's"],
+)
+async def test_a_game_that_a_hook_fails_in_is_counted_once(error: Exception, counted: int) -> None:
+    class Raises(Recorder):
+        async def on_tick(self, state: State) -> None:
+            raise error
+
+        async def on_session_end(self, reason: str) -> None:
+            if counted:
+                raise RuntimeError("again")
+
+    actor, _ = make(Raises)
+    await actor.start("s", b"{}")
+    with pytest.raises(BrayxError):
+        await actor.tick(b"{}")
+    await actor.on_end("error")
+    numbers = actor._services.recorder.summary()
+    assert numbers.get("games_failed.on_tick", 0) == numbers.get("agent_errors.on_tick", 0) == counted
+
+
+async def test_a_game_whose_return_was_recorded_has_not_failed() -> None:
+    class Raises(Recorder):
+        async def on_session_end(self, reason: str) -> None:
+            record("episode_return", 3.0)
+            raise RuntimeError("afterwards")
+
+    actor, _ = make(Raises)
+    await play(actor, 1)
+    numbers = actor._services.recorder.summary()
+    assert numbers["agent_errors.on_session_end"] == 1
+    assert "games_failed.on_session_end" not in numbers
 
 
 async def test_protobuf_bodies() -> None:

@@ -123,7 +123,7 @@ async def test_of_what_is_not_learned_from_only_drops_are_told_under_a_name_of_t
         dropped = "replay_dropped" if learned else "eval_dropped"
         assert (told[f"{dropped}.full"], told[f"{dropped}.bad_fragment"]) == (WHOLE, WHOLE // 2)
         assert ("env_steps" in told) is learned, "the trial's steps are those that are learned from"
-        assert len(told) == (5 if learned else 2)
+        assert len(told) == (6 if learned else 2)
 
 
 async def test_a_batch_that_was_given_again_is_not_lost_with_its_reader():
@@ -158,7 +158,8 @@ async def test_a_bad_fragment_does_not_take_its_neighbours_along():
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
     await actor.ack()
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 2
-    assert "NaN" in await actor.refusal()
+    assert "NaN" in actor._books.notes()["fragments_dropped.refused"]
+    assert actor._books.summary()["fragments_dropped.refused"] == 1
 
 
 async def test_a_reader_of_a_process_that_died_is_told_to_attach_again():

@@ -92,6 +92,29 @@ class TestBooks:
         books.merge(part(("episode_return", 1.0)))
         assert (books.snapshot()["games_in_window"], books.snapshot()["episode_return.last100"]) == (100, 1.0)
 
+    def test_games_that_fail_have_their_place_among_the_last_hundred(self) -> None:
+        books = Books()
+        books.merge(part(*[("episode_return", 4.0)] * 90))
+        books.merge(part(*[("games_failed", 1.0)] * 30, label="on_episode"))
+        books.merge(part(*[("episode_return", 8.0)] * 35))
+        numbers = books.snapshot()
+        assert (numbers["games_in_window"], numbers["games_failed_in_window"], numbers["games"]) == (70, 30, 125)
+        assert numbers["episode_return.last100"] == (35 * 4.0 + 35 * 8.0) / 70
+        books.merge(part(("games_failed", 1000.0), label="on_episode"))
+        numbers = books.snapshot()
+        assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (0, 100)
+        assert "episode_return.last100" not in numbers
+
+    def test_fragments_that_errors_took_are_counted_over_the_newest(self) -> None:
+        books = Books()
+        for _ in range(50):
+            books.merge(part(("fragments_pushed", 10.0)))
+        assert (books.snapshot()["fragments_in_window"], books.snapshot()["fragments_lost_in_window"]) == (100, 0)
+        for _ in range(5):
+            books.merge(part(("fragments_dropped", 10.0), label="refused"))
+            books.merge(part(("fragments_dropped", 10.0), label="full"))
+        assert (books.snapshot()["fragments_in_window"], books.snapshot()["fragments_lost_in_window"]) == (100, 50)
+
     def test_rate_looks_back_its_window(self) -> None:
         clock = Clock()
         books = Books(clock=clock, rate_window_s=5.0)

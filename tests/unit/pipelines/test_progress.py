@@ -10,7 +10,7 @@ from rich.console import Console
 
 from brayx.books import Books
 from brayx.metrics import Recorder
-from pipelines.progress import Progress, error_lines
+from pipelines.progress import Progress, error_lines, mean_return
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -32,7 +32,7 @@ def test_a_line_where_there_is_no_terminal() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "p / t (resumed)"
     assert len(lines) == 2, "one line every few seconds, not one an update"
-    for part in ("12,345 env steps", "return 123.4", "2,222 ticks/s", "version 17", "lag 1.5"):
+    for part in ("12,345 env steps", "return 123.4 (0 games)", "2,222 ticks/s", "version 17", "lag 1.5"):
         assert part in lines[1]
 
 
@@ -50,7 +50,14 @@ def test_a_panel_on_a_terminal() -> None:
     with Progress("cartpole / main", num_steps=100_000, target=475.0, console=console) as progress:
         progress.update(NUMBERS, gamecores=8, note="a gamecore ended")
     shown = out.getvalue()
-    for part in ("cartpole / main", "123.4 / 475", "12,345", "0.42 / 5.10", "of 8 gamecores", "a gamecore ended"):
+    for part in (
+        "cartpole / main",
+        "123.4 (0 games) / 475",
+        "12,345",
+        "0.42 / 5.10",
+        "of 8 gamecores",
+        "a gamecore ended",
+    ):
         assert part in shown
 
 
@@ -95,8 +102,8 @@ def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
     out = io.StringIO()
     with Progress("t", num_steps=100, console=Console(file=out, width=40)) as progress:
         progress.say("word " * 20)
-        progress.update(NUMBERS, errors=["error " * 20], note="note " * 20)
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "1.5", "error", "note"]
+        progress.update({**NUMBERS, "checkpoints_failed": 3}, errors=["error " * 20], note="note " * 20)
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "1.5", "error", "on"]
 
 
 def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
@@ -116,3 +123,27 @@ def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
     shown = drawn({**books.snapshot(), "hub_write_failures": 3.0}, "a gamecore ended")
     assert "failed writes to MLflow: 3 of metrics, 1 of checkpoints; training goes on; a gamecore ended" in shown
     assert "MLflow" not in drawn({**NUMBERS, "hub_write_failures": 0.0})
+
+
+def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
+    books = Books()
+    recorder = Recorder()
+    for value in (1.0, 3.0):
+        recorder.add("episode_return", value)
+    recorder.add("games_failed", 6.0, label="on_episode")
+    recorder.add("agent_errors", 6.0, label="on_episode", note="agent 'a': KeyError: 'speed' (agent.py:3)")
+    recorder.add("games_failed", 2.0, label="gamecore", note="a gamecore ended with status 1 after 2 s")
+    recorder.add("fragments_pushed", 3.0)
+    recorder.add("fragments_dropped", 1.0, label="refused", note="BadFragment: obs (agent.py:9)")
+    recorder.add("fragments_dropped", 5.0, label="closed")
+    books.merge(recorder.drain())
+    numbers = books.snapshot()
+    assert error_lines(numbers, books.notes) == [
+        "6 errors in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:3)",
+        "1 fragment refused; the newest: BadFragment: obs (agent.py:9)",
+        "2 games failed in the gamecore; the newest: a gamecore ended with status 1 after 2 s",
+        "lost: 8 of the last 10 games (80%), 1 of the last 4 fragments (25%)",
+    ]
+    assert mean_return(numbers) == "2 (2 games, 8 failed)"
+    assert mean_return({}) == "- (0 games)"
+    assert mean_return({"episode_return.last100": 0.81234, "games_in_window": 1.0}) == "0.8123 (1 game)"

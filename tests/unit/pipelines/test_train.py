@@ -17,17 +17,19 @@ from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
 from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import Summary
 from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
 from pipelines.cluster import free_port
 from pipelines.progress import Progress
-from pipelines.result import TrainResult, promote
+from pipelines.result import TrainResult, ending_of, promote
 from pipelines.train import _undeploy, _wait_for_weights, check_books
 from pipelines.watching import (
     FIRST_STEP_TIMEOUT_S,
     NEXT_STEP_TIMEOUT_S,
     STALLED_TIMEOUT_S,
+    Losses,
     Pace,
     Patience,
     Silence,
@@ -85,6 +87,67 @@ def test_games_that_came_once_or_come_by_themselves_may_be_silent(gamecores):
     clock.now = 1e6
     assert not silence.hint({})
     assert not silence.is_over({})
+
+
+def lost(games=0.0, failed=0.0, fragments=0.0, lost=0.0):
+    return {
+        "games_in_window": games, "games_failed_in_window": failed,
+        "fragments_in_window": fragments, "fragments_lost_in_window": lost,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", [lost(games=3, failed=7), lost(games=100, fragments=100, lost=60)])
+def test_too_large_a_share_that_stays_lost_ends_a_training(numbers):
+    clock = Clock()
+    losses = Losses(0.5, clock)
+    assert not losses.is_over(numbers)
+    clock.now += 9.0
+    assert not losses.is_over(lost(games=100, fragments=100)), "it was over for a moment"
+    assert not losses.is_over(numbers)
+    clock.now += 9.0
+    assert not losses.is_over(numbers)
+    clock.now += 2.0
+    assert losses.is_over(numbers)
+    said = "errors take more than trainer.max_lost_share 0.5 allows: 7 errors in on_tick; lost: 7 of 10"
+    assert losses.verdict(["7 errors in on_tick", "lost: 7 of 10"]) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "numbers"),
+    [(0.5, lost(games=50, failed=50)), (0.5, lost(failed=7)), (None, lost(failed=100, fragments=100, lost=100))],
+    ids=["no more than the share", "too few to tell", "any share will do"],
+)
+def test_a_training_goes_on_with_what_may_be_lost(share, numbers):
+    clock = Clock()
+    losses = Losses(share, clock)
+    for clock.now in (0.0, 100.0, 1e6):
+        assert not losses.is_over(numbers)
+
+
+def ended(reason, mean, games):
+    return Summary(reason, 1000, 10, 11, 5.0, mean, games, False)
+
+
+@pytest.mark.parametrize(
+    ("learned", "line"),
+    [
+        (ended("target_return", 0.81239, 100), "target_return 0.8 reached over the last 100 games: mean return 0.8124"),
+        (ended("num_steps", 21.5, 1), "num_steps 1,000,000 reached: mean return 21.5 over the last 1 game"),
+        (
+            ended("num_steps", float("nan"), 0),
+            "num_steps 1,000,000 reached: fewer than 7 games (`target_games`) were finished",
+        ),
+        (ended("stream_ended", -3.0, 40), "no more transitions to learn from: mean return -3 over the last 40 games"),
+        (None, "interrupted; the same command resumes this trial"),
+    ],
+    ids=["target", "steps", "few games", "stream", "interrupted"],
+)  # fmt: skip
+def test_why_a_training_ended_is_the_last_line(tracking_db, learned, line):
+    assert ending_of(TRAINER.model_copy(update={"target_return": 0.8}), learned) == line
+    result = TrainResult(
+        Trial.open("p", "t", tracking_db), {}, True, "p", 1, 1.0, [], "champion: p version 1", ended=line
+    )
+    assert result.summary().splitlines()[-1].strip() == line
 
 
 def test_gamecores_that_keep_failing_count_as_errors():
