@@ -88,7 +88,7 @@ def test_continuous_actions_have_the_distribution_that_the_options_say(distribut
     assert names <= set(module(*example))
 
 
-def test_policy_and_value_start_uniform_where_asked_for():
+def test_policy_and_value_start_uniform_with_uniform_init():
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     module, _ = central_policy_for(obs, num_actions=2, network=NetworkConfig(hidden=[8], uniform_init=True))
     assert all(layer.bias.any() for layer in module.modules() if isinstance(layer, torch.nn.Linear))
@@ -105,7 +105,7 @@ def test_options_that_do_not_apply_are_refused_by_name(option, value):
 @pytest.mark.parametrize(
     ("network", "option"), [({"entities": ["others"]}, "entities"), ({"distribution": "sde"}, "distribution")]
 )
-def test_options_that_neither_policy_nor_value_goes_by_are_refused(network, option):
+def test_options_without_effect_on_policy_and_value_are_refused(network, option):
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match=f"network.{option} .*(it needs|expected) "):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**network))

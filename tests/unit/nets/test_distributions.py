@@ -101,7 +101,7 @@ def test_squashing_keeps_its_digits_far_out():
 
 
 @pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian"])
-def test_samples_come_as_often_as_they_are_likely(kind):
+def test_samples_follow_their_probabilities(kind):
     count = 40_000
     if kind == "gaussian":
         mean, log_std = torch.tensor([[0.5, -1.0]]).expand(count, 2), torch.tensor([[-0.5, 0.3]]).expand(count, 2)
@@ -152,6 +152,6 @@ def test_half_precision_is_computed_in_float32():
         ({"mean": torch.zeros(N, D), "log_std": torch.zeros(N, D)}, torch.zeros(N), r"\(7, 3\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(outputs, action, said):
+def test_outputs_and_actions_that_do_not_fit_are_refused(outputs, action, said):
     with pytest.raises(ValueError, match=said):
         log_prob_entropy(outputs, action)

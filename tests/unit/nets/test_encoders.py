@@ -74,13 +74,13 @@ def test_absent_entities_make_no_difference():
     nonsense = torch.where(mask.unsqueeze(-1), x, 100 * torch.randn(5, 6, 3))
     encode = Entities((6, 3))
     torch.testing.assert_close(encode(x, mask), encode(nonsense, mask))
-    torch.testing.assert_close(encode(x, mask), encode(x * mask.unsqueeze(-1)))  # a row of zeros is nobody
+    torch.testing.assert_close(encode(x, mask), encode(x * mask.unsqueeze(-1)))  # a row of zeros is absent
     assert not encode(torch.zeros(2, 6, 3)).any()
     present = encode(x, torch.ones(5, 6, dtype=torch.bool))
     assert (present - encode(x, mask)).abs().max() > 1e-3
 
 
-def test_nobody_there_teaches_nothing_and_is_a_number():
+def test_a_set_without_entities_has_finite_features_and_no_gradient():
     x = torch.zeros(2, 6, 3, requires_grad=True)
     Entities((6, 3))(x).sum().backward()
     assert not x.grad.any()

@@ -8,7 +8,7 @@ import torch
 from brayx.nets.lstm import LSTM
 
 
-def test_a_step_is_that_of_torch():
+def test_a_step_matches_torch():
     torch.manual_seed(0)
     ours, theirs = LSTM(3, 5), torch.nn.LSTMCell(3, 5)
     with torch.no_grad():

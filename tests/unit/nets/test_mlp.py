@@ -38,6 +38,6 @@ def test_towers_share_nothing():
 
 
 @pytest.mark.parametrize("sizes", [[], [4], [4, 0]])
-def test_sizes_that_make_no_network(sizes):
-    with pytest.raises(ValueError, match="sizes must be"):
+def test_invalid_sizes_are_refused(sizes):
+    with pytest.raises(ValueError, match="sizes must have"):
         MLP(sizes)

@@ -44,14 +44,14 @@ def _tuple(logits):
     return logits if isinstance(logits, tuple) else (logits,)
 
 
-def test_towers_share_nothing_unless_told():
+def test_towers_share_layers_only_with_the_option():
     for kind, shares in (("discrete", False), ("shared", True)):
         module, _ = make(kind)
         module(torch.randn(2, 5))["value"].sum().backward()
         assert any(p.grad is not None and p.grad.any() for p in module.trunk.parameters()) == shares
 
 
-def test_a_mask_forbids_and_nothing_allowed_teaches_nothing():
+def test_a_mask_forbids_actions_and_an_empty_mask_has_no_gradient():
     module, example = make("masked heads")
     mask = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 1]], dtype=torch.int8)
     outputs = module({**example[0], "action_mask": mask})
@@ -65,7 +65,7 @@ def test_a_mask_forbids_and_nothing_allowed_teaches_nothing():
     assert torch.isfinite(log_prob_entropy(outputs, torch.ones(2, 2).long())[1]).all()
 
 
-def test_what_fits_nothing_is_refused():
+def test_arguments_that_fit_no_network_are_refused():
     with pytest.raises(ValueError, match="num_actions or action_size"):
         policy_for(FLAT)
     with pytest.raises(ValueError, match="expected shape"):
@@ -82,7 +82,7 @@ def test_what_fits_nothing_is_refused():
     ("obs", "action", "network", "message"),
     [
         (MASKED, {"num_actions": 5}, {"entities": ["nope"]}, r"network\.entities has 'nope'.*leaves are \['table'\]"),
-        (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*fits: continuous"),
+        (FLAT, {"num_actions": 3}, {"distribution": "sde"}, r"network\.distribution is sde.*it needs continuous"),
         (FLAT, {"num_actions": [3, 2]}, {"log_std": -1.0}, r"network\.log_std is -1.0, but actions are discrete"),
         (
             FLAT,
@@ -90,7 +90,7 @@ def test_what_fits_nothing_is_refused():
             {"distribution": "squashed", "log_std": 0.0},
             "the deviation depends on the observation",
         ),
-        (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*fits: null or true"),
+        (FLAT, {"num_actions": 3}, {"lstm": 8, "shared": False}, r"network\.shared is False.*use null or true"),
         (
             FLAT,
             {"num_actions": 3},
@@ -99,7 +99,7 @@ def test_what_fits_nothing_is_refused():
         ),
     ],
 )
-def test_an_option_that_nothing_goes_by_is_refused_naming_what_fits(obs, action, network, message):
+def test_an_option_without_effect_is_refused_naming_what_it_needs(obs, action, network, message):
     with pytest.raises(ValueError, match=message):
         policy_for(obs, **action, network=NetworkConfig(**network))
 
@@ -119,7 +119,7 @@ def spread(layer):
         (np.zeros((36, 36, 3), np.uint8), {"convolutions": "impala"}),
     ],
 )
-def test_layers_start_uniform_where_asked_for(obs, network, uniform):
+def test_layers_start_uniform_with_uniform_init(obs, network, uniform):
     torch.manual_seed(0)
     module, _ = policy_for(obs, action_size=2, network=NetworkConfig(**network, uniform_init=uniform))
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]

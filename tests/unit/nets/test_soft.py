@@ -89,6 +89,6 @@ def test_options_that_do_not_apply_are_refused_by_name(option, value):
         ({"convolutions": "small"}, "convolutions"),
     ],
 )
-def test_options_that_nothing_goes_by_are_refused(network, option):
-    with pytest.raises(ValueError, match=f"network.{option} .*(it needs|expected) "):
+def test_options_without_effect_are_refused(network, option):
+    with pytest.raises(ValueError, match=f"network.{option} .*(needs|expected) "):
         soft_policy_for(np.zeros(3, np.float32), action_size=2, network=NetworkConfig(**network))
