@@ -6,8 +6,9 @@
     python -m benchmarks.train --cluster          # the host on Ray, too
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
-hyperparameters. With these, eight gamecores, each a process, play through a door: ``tcp``, ``ws`` and ``http`` of the
-local host, and with ``--cluster`` those of the host on Ray (``train``, ``process``: where its learner runs).
+hyperparameters. With these, eight games play through a door: those of one gamecore over TCP (``once``, as in the
+template), or of eight gamecores, each a process, over ``tcp``, ``ws`` or ``http`` of the local host, and with
+``--cluster`` over the WebSocket of the host on Ray (``train``, ``process``: where its learner runs).
 ``pendulum`` and ``pong`` are the tuned preset on other games, and have nothing beside them; ``pong`` needs the extra
 `atari`.
 
@@ -48,15 +49,16 @@ YARDSTICK = "Stable-Baselines3"
 VARIANTS = {
     "ppo": "brayx, one process",
     "same": "... with SB3's recipe",
-    "tcp": "brayx, local host, TCP",
-    "ws": "brayx, local host, WebSocket",
-    "http": "brayx, local host, HTTP",
+    "once": "brayx, local host",
+    "tcp": "... eight gamecores, TCP",
+    "ws": "... eight gamecores, WebSocket",
+    "http": "... eight gamecores, HTTP",
     "train": "brayx, Ray Train",
     "process": "brayx, Ray, learner in process",
     "sb3": YARDSTICK,
 }
-DOORS = ("tcp", "ws", "http")
-"""Variants of the local host."""
+DOORS = {"tcp": "tcp", "ws": "ws", "http": "http", "train": "ws", "process": "ws"}
+"""Door of a variant with eight gamecores of one game each."""
 CLUSTER = ("train", "process")
 """Variants of the host on Ray, by where its learner runs."""
 GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
@@ -73,6 +75,7 @@ _SAME = (
 _TIMEOUT_S = 900.0
 _PARTS_STEPS = 30_000
 GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet --die-with-parent"
+_NUM_GAMES = 8
 _EVALUATED = 100
 """Episodes that a finished policy is measured by."""
 
@@ -236,9 +239,11 @@ def train_words(variant: str, seed: int, steps: int, folder: str) -> list[str]:
         "actor.port": 0,
         "actor.native_port": 0,
         "actor.tcp_port": 0,
-        "actor.gamecores.0.command": GAMECORE,
+        "actor.gamecores.0.command": GAMECORE if variant in DOORS else f"{GAMECORE} --at-once {_NUM_GAMES}",
+        "actor.gamecores.0.num": _NUM_GAMES if variant in DOORS else 1,
+        "actor.gamecores.0.door": DOORS.get(variant, "tcp"),
     }
-    options |= {"trainer.where": variant} if variant in CLUSTER else {"actor.gamecores.0.door": variant}
+    options |= {"trainer.where": variant} if variant in CLUSTER else {}
     words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
     words += ["--cluster"] if variant in CLUSTER else []
     return ["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
@@ -249,7 +254,7 @@ def local_parts(variant: str, steps: int) -> Table:
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
         words, environment = train_words(variant, 0, steps, folder), environment_of({FILE: str(stamp)})
-        return parts_table(cpu_by_part(words, environment, stamp), steps)
+        return parts_table(VARIANTS[variant], cpu_by_part(words, environment, stamp), steps)
 
 
 def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
@@ -438,8 +443,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             games.append(run_game(game, seed, options.game_steps))
             console.print(f"seed {seed}, {GAMES[game][0]}: {games[-1]}", style="dim")
     tables = [table(outcomes)] if outcomes else []
-    if outcomes and (door := next((door for door in DOORS if door in outcomes), None)) and SPY.exists():
-        tables.append(local_parts(door, min(options.steps, _PARTS_STEPS)))
+    if SPY.exists():
+        tables += [local_parts(each, min(options.steps, _PARTS_STEPS)) for each in ("once", "tcp") if each in outcomes]
     tables += [games_table(played)] if played else []
     text = "\n\n".join(each.markdown() for each in (*tables, *measured))
     show(about, text, markdown=options.markdown)

@@ -42,6 +42,7 @@ _ON_THE_LOOP = {
 SPY = Path(shutil.which("py-spy") or Path(sys.executable).parent / "py-spy")
 _FIRST_TICK_S = 60.0
 _EVERY_S = 0.2
+_TRIES = 5
 
 
 def shares(stacks: Iterable[str]) -> dict[str, float]:
@@ -114,9 +115,18 @@ def _used(root: int) -> dict[Thread, float]:
 
 
 def _thread_names(pid: int) -> dict[int, str]:
-    """Python's names of a process's threads."""
-    dump = subprocess.run([str(SPY), "dump", "--pid", str(pid)], capture_output=True, text=True, check=False).stdout
-    return {int(thread): name for thread, name in re.findall(r'^Thread (\d+) \(.*?\): "(.*)"', dump, re.MULTILINE)}
+    """Python's names of a process's threads.
+
+    Raises:
+        RuntimeError: py-spy cannot tell; it may fail now and then, so it has several tries.
+    """
+    for _ in range(_TRIES):
+        dump = subprocess.run([str(SPY), "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
+        threads = re.findall(r'^Thread (\d+) \(.*?\): "(.*)"', dump.stdout, re.MULTILINE)
+        names = {int(thread): name for thread, name in threads}
+        if "brayx-learner" in names.values():
+            return names
+    raise RuntimeError(f"py-spy gave no names of threads: {dump.stderr.strip()[-500:]}")
 
 
 def _by_part(
@@ -144,9 +154,9 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def parts_table(parts: Mapping[str, float], steps: int) -> Table:
-    """CPU for each of ``steps``, by part."""
-    out = Table(["part", ">CPU µs a step", ">%"])
+def parts_table(name: str, parts: Mapping[str, float], steps: int) -> Table:
+    """CPU for each of ``steps``, by part, of a training of that name."""
+    out = Table([name, ">CPU µs a step", ">%"])
     total, count = sum(parts.values()), steps
     for part, seconds in parts.items():
         out.add(part, 1e6 * seconds / count, 100 * seconds / total)
