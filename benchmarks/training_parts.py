@@ -83,7 +83,7 @@ def cpu_by_part(words: Sequence[str], environment: Mapping[str, str], stamp: Pat
                 time.sleep(_EVERY_S)
             stacks = Path(folder) / "stacks"
             names = _thread_names(process.pid)
-            record = [str(SPY), "record", "--pid", str(process.pid), "--nonblocking", "--threads", "--rate", "50"]
+            record = [str(SPY), "record", "--pid", str(process.pid), "--threads", "--rate", "40"]
             with subprocess.Popen(
                 [*record, "--format", "raw", "--output", str(stacks)], stdout=quiet, stderr=quiet
             ) as spy:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from brayx import State
 
 
 def render(episode: list[State]) -> np.ndarray:
     """Observation, action and value over the ticks of ``episode``, as an image ``[height, width, 3]`` uint8."""
+    # Here: the training imports this module before its first tick, and Matplotlib takes half a second.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     steps = [state.step for state in episode]
     figure = Figure(figsize=(8, 6), dpi=100, layout="constrained")
     canvas: Any = FigureCanvasAgg(figure)
