@@ -11,7 +11,8 @@
 //   --sessions   how many
 //   --connections  how many of them; over tcp alone fewer than sessions, which then share them
 //   --seconds    what is counted, after a warm-up
-//   --body       echo (256 bytes, and the reply must be as long) or cartpole (the reply must not be an error)
+//   --body       echo (256 bytes, and the reply must be as long), cartpole (JSON) or image (64x64x3 bytes); of these
+//                two the reply must not be an error
 //   --check      of an echo: each tick has a body of its own, and the reply must equal it
 #include <fcntl.h>
 #include <netdb.h>
@@ -44,6 +45,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kWarmUp{300};
 constexpr std::chrono::seconds kStalled{10};  // without any reply for so long, the run has failed
 constexpr std::size_t kNumberBytes = 16;      // of a checked body: its number, in hexadecimal
+constexpr std::size_t kImageBytes = 64 * 64 * 3;
 const std::string kCartPole = R"({"obs":[0.0273956,-0.00611216,0.03585979,0.0197368],"reward":1.0})";
 
 enum class Door { tcp, http, websocket };
@@ -579,12 +581,12 @@ Plan read_options(int argc, char** argv) {
         } else if (name == "--seconds") {
             plan.seconds = std::atof(value.c_str());
             if (!(plan.seconds > 0)) fail("option --seconds: expected a number above 0, got " + value);
-        } else if (name == "--body" && (value == "echo" || value == "cartpole")) {
+        } else if (name == "--body" && (value == "echo" || value == "cartpole" || value == "image")) {
             plan.echo = value == "echo";
-            if (!plan.echo) plan.body = kCartPole;
+            if (!plan.echo) plan.body = value == "image" ? std::string(kImageBytes, '\x7f') : kCartPole;
         } else {
             fail("option " + name + " " + value + ": expected --url, --sessions, --connections, --seconds, "
-                 "--body echo|cartpole or --check");
+                 "--body echo|cartpole|image or --check");
         }
     }
     read_url(plan, url);
