@@ -74,6 +74,7 @@ def serve(model: str) -> None:
     from brayx.actor.actor import AgentActorFactory, Codec
     from brayx.actor.agent import Services
     from brayx.actor.config import ActorConfig
+    from brayx.actor.serving import Runtime
     from brayx.local.host import LocalHost
     from brayx.metrics import Recorder
 
@@ -81,7 +82,7 @@ def serve(model: str) -> None:
     services = Services({"model": _Stub() if model == "stub" else _small()}, {}, recorder)
     factory = AgentActorFactory({"agent": ImageAgent}, {}, services, Codec(None), episode_length=64)
     config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0, actors_per_worker=1024)
-    host = LocalHost(config, factory, recorder)
+    host = LocalHost(config, Runtime(factory, recorder))
     host.open()
     print(json.dumps(host.urls), flush=True)
     sys.stdin.read()
