@@ -12,6 +12,7 @@ import ast
 import difflib
 import itertools
 import math
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,13 +124,13 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     for cloning an evaluation after training.
 
     Args:
-        algorithm: its name, such as ``ppo``.
+        algorithm: its name, such as ``ppo``, or the module of the user's own, in the current folder.
         values: of the options.
 
     Raises:
         ConfigError: there is no such algorithm or option (names the nearest), or a value is out of range.
     """
-    model = algorithm_options(algorithm)
+    model = algorithm_options(algorithm, os.getcwd())
     here = [name for name in Training.model_fields if name not in _NOT_SEARCHED]
     known = [*here, *(name for name in model.model_fields if name not in ("name", "module"))]
     known += [_NETWORK + name for name in NetworkConfig.model_fields]

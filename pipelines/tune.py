@@ -183,7 +183,9 @@ def tune(
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
     started = not ray.is_initialized()
     folder = tempfile.mkdtemp(prefix="brayx-tune-")
-    books = _Books(trial, say, "transitions" if algorithm_options(algorithm).imitates == "everything" else _ENV_STEPS)
+    books = _Books(
+        trial, say, "transitions" if algorithm_options(algorithm, os.getcwd()).imitates == "everything" else _ENV_STEPS
+    )
     status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
     try:
         if started:
@@ -782,7 +784,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",
         help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
     )  # fmt: skip
-    parser.add_argument("--algorithm", default="ppo", help="(default: %(default)s)")
+    parser.add_argument("--algorithm", default="ppo", help="its name, or a module of your own (default: %(default)s)")
     parser.add_argument(
         "--demonstrations", default=None, metavar="FILES",
         help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",

@@ -29,7 +29,7 @@ from brayx.nets.distributions import log_prob_entropy, mode
 from brayx.types import DEMONSTRATION
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm")
-"""What `BC.update` measures, beside ``learning_rate``; ``error``, the mean absolute one, for continuous actions instead
+"""What `BC.update` measures, besides ``learning_rate``; for continuous actions ``error``, the mean absolute one, instead
 of ``accuracy``. Where steps are held out, ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error`` of those."""
 
 _ODD, _BITS = 0x9E3779B97F4A7C15 - 2**64, 20
@@ -153,6 +153,6 @@ class BC(Algorithm):
             held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
         measured = torch.stack([loss.detach(), *numbers, *held, discrete])
         if self.across.size > 1:
-            # Ranks wait for a gradient of every parameter, and nothing here is learned by a value's.
+            # Ranks wait for a gradient of every parameter, and the value's parameters have none here.
             loss = loss + 0 * torch.stack([parameter.sum() for parameter in self.optimise.parameters]).sum()
         return loss, measured

@@ -29,7 +29,7 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
-from brayx.components import load_module
+from brayx.components import check_module, load_module
 from brayx.errors import ConfigError, first_line
 from brayx.types import DEMONSTRATION
 
@@ -418,14 +418,24 @@ def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
     )
 
 
-def algorithm_options(name: str) -> type[AlgorithmConfig]:
-    """The options' class of an algorithm of brayx.
+def algorithm_options(name: str, folder: str = "") -> type[AlgorithmConfig]:
+    """The options' class of an algorithm of brayx, or of a user's own by the name of its module.
+
+    Args:
+        name: of the algorithm or module.
+        folder: looked in first for the module.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or as `config_class`.
     """
-    for config in OURS:
-        if config.name == name:
-            return type(config)
-    expected = ", ".join(config.name for config in OURS)
-    raise ConfigError(f"algorithm is {name!r}, expected one of {expected}", key="algorithm")
+    if all(config.name != name for config in OURS):
+        try:
+            check_module(name, folder)
+        except ConfigError as error:
+            expected = ", ".join(config.name for config in OURS)
+            raise ConfigError(
+                f"algorithm is {name!r}, expected one of {expected}, or a module of your own: {error.message}",
+                key="algorithm",
+            ) from None
+        return config_class({"module": name}, folder)
+    return config_class({"name": name})

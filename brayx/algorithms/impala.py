@@ -29,7 +29,7 @@ METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "rho", "clip_fraction", "explained_variance",
     "grad_norm",
 )  # fmt: skip
-"""What `Impala.update` measures, beside ``learning_rate``; ``rho`` is the mean ratio before clipping."""
+"""What `Impala.update` measures, besides ``learning_rate``; ``rho`` is the mean ratio before clipping."""
 
 
 class ImpalaConfig(OptimiseConfig):
@@ -163,7 +163,7 @@ class Impala(Algorithm):
             own_turn_t=batch[columns.TURN][:, 1:].transpose(0, 1) if columns.TURN in batch else None,
             dtype=values.dtype,
         )
-        # Where the agent did not act, nobody was more or less likely to.
+        # Steps where the agent did not act have a ratio of 1.
         log_rho = torch.where(policy_weight > 0, log_prob.detach() - old_log_prob, torch.zeros_like(log_prob))
         found = returns.vtrace(
             reward,

@@ -1,8 +1,8 @@
 """MAPPO: PPO of a policy that the agents of a game share, with a value that sees the whole game. Torch only.
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
-https://arxiv.org/abs/2103.01955. Each agent's columns hold, beside what it observed itself, the game's state before
-every step under ``obs/state``; that is a leaf of the observation to replay, which the acting module does not take. The
+https://arxiv.org/abs/2103.01955. Each agent's columns hold its own observations and, under ``obs/state``, the game's
+state before every step: a leaf of the observation in replay that the acting module does not take. The
 module gives the policy's outputs of an agent's own observation, and has a submodule ``critic`` from states ``[N, ...]``
 to values ``[N]``, which acting never computes (`brayx.nets.central`).
 

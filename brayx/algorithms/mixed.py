@@ -71,12 +71,14 @@ class MixedConfig(AlgorithmConfig):
     demonstrations_kept: Annotated[int, Field(ge=1, le=4096)] = 32
     """Batches of demonstrations kept, the newest."""
     fit_value: Annotated[float, Field(ge=0)] = 0.0
-    """Weight, beside the imitation loss and falling with it, of half the squared error between the value and the
-    demonstrations' returns; 0: the value knows nothing of them. Demonstrations must then have their rewards."""
+    """Weight of half the squared error between the value and the demonstrations' returns, which need their rewards; it
+    falls with the weight of imitation. 0: the value is not fitted to them."""
 
     @model_validator(mode="after")
     def _a_plain_value(self) -> Self:
         options = self.reinforcement
+        if options.module is not None:
+            raise ValueError("reinforcement is one of brayx's algorithms, without a module")
         for name in ("normalise_value", "reward_heads"):
             if self.fit_value and getattr(options, name, None):
                 raise ValueError(f"fit_value fits a plain value: it goes with reinforcement without {name}, or is 0")

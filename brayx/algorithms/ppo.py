@@ -4,8 +4,8 @@ Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.o
 learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from, of publishing or
 of checkpoints.
 
-What the outputs of the module are, says `brayx.nets.distributions`; beside them it gives ``value`` ``[N]``, or
-``[N, K]`` with reward heads. A module with memory is replayed in whole columns, see `brayx.algorithms.forward`.
+The module gives the outputs of a policy (`brayx.nets.distributions`), and ``value`` ``[N]``, or ``[N, K]`` with reward
+heads. A module with memory is replayed in whole columns, see `brayx.algorithms.forward`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from brayx.nets.distributions import log_prob_entropy
 METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"
 )  # fmt: skip
-"""What `PPO.update` measures, beside ``learning_rate`` and ``epochs``."""
+"""What `PPO.update` measures, besides ``learning_rate`` and ``epochs``."""
 _NEVER = 1e4
 """Log-probability at acting time of a step that is masked out: its ratio vanishes, as if it had never happened."""
 _TOO_FAR = 1.5
@@ -484,7 +484,7 @@ class PPO(Algorithm):
         return self.across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self.across.size)
 
     def _too_far(self, done: _Done, epochs: int, count: int, clip_param: float) -> bool:
-        """Whether the last of so many epochs was one too many; asked of the device only if there is a target."""
+        """Whether the last epoch went beyond the KL target. Without one it does not wait for the device."""
         target = self.config.kl_target
         if target is None or self.config.kl_reaction != "stop" or not epochs:
             return False
@@ -506,7 +506,7 @@ class PPO(Algorithm):
     def _explained_variance(self, value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
         """Over all ranks and heads."""
         if value.ndim == 3:
-            value, target, mask = value.sum(-1), target.sum(-1), mask
+            value, target = value.sum(-1), target.sum(-1)
         error = target - value
         sums = [mask, mask * target, mask * target.square(), mask * error, mask * error.square()]
         count, one, two, error_one, error_two = self.across.sum(torch.stack([x.sum() for x in sums])).unbind()

@@ -10,8 +10,7 @@ loss. A batch with an ``index`` gets priorities back, the mean absolute error of
 
 The module gives ``tanh_mean`` and ``tanh_log_std``, and has a submodule ``critic``, called with observations and
 actions for ``[N, number of critics]``, which acting never computes (`brayx.nets.soft`). The critics that targets come
-from are a copy, which is in this algorithm's `SAC.state_dict`, beside the temperature. Only ``terminated`` stops the
-bootstrap.
+from are a copy, which is in `SAC.state_dict` with the temperature. Only ``terminated`` stops the bootstrap.
 
 Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of how they were sampled.
 """
@@ -37,7 +36,7 @@ from brayx.algorithms.optimise import OptimiseConfig, Schedule
 from brayx.nets.distributions import sample
 
 METRICS = ("loss", "critic_loss", "policy_loss", "entropy", "q", "td_error", "alpha", "grad_norm")
-"""What `SAC.update` measures, beside ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
+"""What `SAC.update` measures, besides ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
 
 CRITIC = Critic("(observation, action) -> [N, critics]", takes=("obs", "action"), rank=2)
 """What a module's submodule ``critic`` is to SAC."""
@@ -92,7 +91,7 @@ class Step(NamedTuple):
         discount: of the value to bootstrap from.
         next_obs: the observation to bootstrap from.
         weight: of the step in means; they add up to 1, but on several ranks.
-        importance: of the step in the critics' loss, beside that.
+        importance: of the step in the critics' loss, a further factor.
         next_noise, noise: what the actions at ``next_obs`` and ``obs`` are made of.
     """
 
@@ -162,8 +161,8 @@ class SAC(Algorithm):
         learned = batch["mask"][:, :-1]
         count = self.across.sum(learned.sum())
         alpha = self._log_alpha.exp()
-        # For the whole batch, so that its parts have the same dice; by the CPU's generator, whose state a checkpoint
-        # has for every device.
+        # For the whole batch, so that micro-batches change nothing; by the CPU's generator, whose state is in every
+        # checkpoint.
         action = returns.full_precision(batch["action"][:, :-1])
         noise = torch.randn(*learned.shape, 2, *action.shape[2:], dtype=action.dtype).to(action.device)
         pieces = columns.parts({**batch, "noise": noise}, self.config.accumulate)
@@ -222,7 +221,7 @@ class SAC(Algorithm):
             outputs = _call(self.module, step.obs)
             q = returns.full_precision(_call(self._critic, step.obs, step.action))
             action, log_prob = sample(outputs, step.noise)
-            self._critic.requires_grad_(False)  # the policy's loss is not the critics' to lessen
+            self._critic.requires_grad_(False)  # the policy's loss must not train them
             q_of_policy = returns.full_precision(_call(self._critic, step.obs, action))
             self._critic.requires_grad_(True)
         if q.ndim != 2 or len(q) != len(step.reward):  # else errors of all with all

@@ -22,6 +22,7 @@ from brayx.trainer.config import TrainerConfig
 from brayx.trainer.fits import check_model
 from brayx.trainer.loop import learn
 from deployments.job import JobConfig
+from pipelines import search
 from pipelines.rollouts import train_local
 from pipelines.training import Training
 from tests.unit.algorithms.tables import Table, random_batch, sgd
@@ -129,6 +130,19 @@ def test_one_that_cannot_be_made_is_refused_before_anything_starts(folder):
     (folder / f"{module_of(folder)}.py").write_text(AWR.replace("AWR(module, optimizer", "AWR(optimizer"))
     with pytest.raises(ModelError, match=r"algorithm 'awr' raised AttributeError: .*awr_\w+\.py:\d+\)"):
         check_model(options(folder), ActorCritic(3, 2), (np.zeros((1, 3), np.float32),))
+
+
+def test_its_options_are_searched(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    config, training = search.arguments(module_of(folder), {"beta": 0.3, "num_envs": 4})
+    assert (config.name, config.beta, training.num_envs) == ("awr", 0.3, 4)
+    with pytest.raises(ConfigError, match="there is no option 'betta'; nearest is 'beta'"):
+        search.arguments(module_of(folder), {"betta": 0.3})
+
+
+def test_it_is_not_put_inside_another():
+    with pytest.raises(ValidationError, match="one of brayx's algorithms, without a module"):
+        CONFIGS.validate_python({"name": "mixed", "reinforcement": {"module": "awr"}})
 
 
 def test_another_process_finds_it_without_its_folder_on_the_path(folder):
