@@ -183,9 +183,8 @@ def tune(
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
     started = not ray.is_initialized()
     folder = tempfile.mkdtemp(prefix="brayx-tune-")
-    books = _Books(
-        trial, say, "transitions" if algorithm_options(algorithm, os.getcwd()).imitates == "everything" else _ENV_STEPS
-    )
+    plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
+    books = _Books(trial, say, _ENV_STEPS if plays else "transitions")
     status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
     try:
         if started:

@@ -29,8 +29,8 @@ from brayx.nets.distributions import log_prob_entropy, mode
 from brayx.types import DEMONSTRATION
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm")
-"""What `BC.update` measures, besides ``learning_rate``; for continuous actions ``error``, the mean absolute one, instead
-of ``accuracy``. Where steps are held out, ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error`` of those."""
+"""What `BC.update` measures, besides ``learning_rate``. For continuous actions the mean absolute ``error`` replaces
+``accuracy``. Where steps are held out, their ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error`` too."""
 
 _ODD, _BITS = 0x9E3779B97F4A7C15 - 2**64, 20
 
