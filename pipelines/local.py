@@ -49,7 +49,9 @@ _DOORS_END_S = 2.0
 _INTERRUPTED_END_TIMEOUT_S = 4.0
 """an interrupted learner with its last checkpoint,"""
 _OPENED_S = 2.0
-"""and MLflow, where it is still coming up."""
+"""and MLflow, where it is still coming up;"""
+_OPENED_ON_ERROR_S = 10.0
+"""it has longer after an error."""
 
 
 def beyond_local(job: JobConfig) -> list[str]:
@@ -214,6 +216,8 @@ class _Training:
                     raise
             except BaseException:
                 self._stop_learner()
+                if self.learning:  # what went wrong after so little time should be in MLflow all the same
+                    self.clerk.opened(self.end.left(_OPENED_ON_ERROR_S))
                 raise
         try:
             return self._result(began, seconds, learned)

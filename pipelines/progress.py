@@ -24,8 +24,6 @@ from brayx.books import FAILED_IN_WINDOW, GAMES_IN_WINDOW
 from brayx.metrics import significant
 from pipelines.watching import lost_of
 
-LAG = "weights were behind when learned from"
-"""What ``lag_versions`` says: so many newer versions had been published since a transition was acted with."""
 _LINE_EVERY_S = 5.0
 _COUNTED = ("errors", "fragments", "games")
 
@@ -196,7 +194,7 @@ class Progress:
         return (
             f"{number(get('env_steps', 0.0))} env steps  return {mean_return(numbers)}  "
             f"{pace} {what}  version {number(get('policy_version'))}  "
-            f"lag {number(get('lag_versions'), '.1f')}"
+            f"lag {number(get('lag_versions'), '.1f')} versions"
         )
 
     def _panel(

@@ -16,7 +16,7 @@ from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
 from deployments.job import JobConfig, pool_name
 from pipelines.champion import best_of, register_best
-from pipelines.progress import LAG, milliseconds, number
+from pipelines.progress import milliseconds, number
 
 if TYPE_CHECKING:
     from brayx.trainer.loop import Summary
@@ -64,7 +64,7 @@ class TrainResult:
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games",
-            f"  {self._rates()}; {LAG}: {number(get('lag_versions'), '.1f')} versions",
+            f"  {self._rates()}; weights were {number(get('lag_versions'), '.1f')} versions old when learned from",
         ]
         lines += [f"  {line}" for line in (*self.errors, *self.outcome.splitlines(), self.ended) if line]
         return "\n".join(lines)

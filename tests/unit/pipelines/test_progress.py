@@ -103,7 +103,7 @@ def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
     with Progress("t", num_steps=100, console=Console(file=out, width=40)) as progress:
         progress.say("word " * 20)
         progress.update({**NUMBERS, "checkpoints_failed": 3}, errors=["error " * 20], note="note " * 20)
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "1.5", "error", "on"]
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "versions", "error", "on"]
 
 
 def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
