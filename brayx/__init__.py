@@ -1,4 +1,4 @@
-"""brayx: train game agents and serve them with one code path.
+"""brayx: train game agents and serve them with one code path: `train`, `serve`, `evaluate` and `tune`.
 
 Names are imported when first used: a game client that needs `Client` loads neither ray nor torch.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from brayx.gamecore.client import AsyncClient, Client
     from brayx.types import Columns, Fragment, NestedArray, Step, Weights
 
-_HOME = {
+_HOME = {  # pipelines is above brayx, which must not import it: by name only
     "Actor": "brayx.actor.actor",
     "Agent": "brayx.actor.agent",
     "AsyncClient": "brayx.gamecore.client",
@@ -33,11 +33,15 @@ _HOME = {
     "State": "brayx.actor.agent",
     "Step": "brayx.types",
     "Weights": "brayx.types",
+    "evaluate": "pipelines.front",
     "forward": "brayx.actor.agent",
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
     "record": "brayx.actor.agent",
     "sample_categorical": "brayx.actor.decode",
+    "serve": "pipelines.front",
+    "train": "pipelines.front",
+    "tune": "pipelines.tune",
 }
 
 __all__ = [
@@ -55,11 +59,15 @@ __all__ = [
     "State",
     "Step",
     "Weights",
+    "evaluate",
     "forward",
     "pinned",
     "push",
     "record",
     "sample_categorical",
+    "serve",
+    "train",
+    "tune",
 ]
 
 __version__ = "0.1.0"

@@ -51,6 +51,9 @@ class Evaluation:
         """Their mean."""
         return statistics.fmean(self.returns)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         spread = statistics.pstdev(self.returns)
         return (

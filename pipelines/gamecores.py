@@ -83,10 +83,11 @@ class Gamecores:
     def __str__(self) -> str:
         """How many there are, and the URL that each was given."""
         given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
-        parts = [
-            f"{num} gamecores play at {url}" if url else f"{num} gamecores were given no URL"
-            for url, num in given.items()
-        ]
+        parts = []
+        for url, num in given.items():
+            one = num == 1
+            shown = f"play{'s' * one} at {url}" if url else f"{'was' if one else 'were'} given no URL"
+            parts.append(f"{num} gamecore{'' if one else 's'} {shown}")
         return "; ".join(parts) or "no gamecore is started here"
 
     @property

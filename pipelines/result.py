@@ -19,6 +19,8 @@ from pipelines.champion import best_of, register_best
 from pipelines.progress import milliseconds, number
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from brayx.trainer.loop import Summary
 
 STEPS_THIS_RUN = "rollout_steps_this_run"
@@ -55,6 +57,15 @@ class TrainResult:
     began: float = 0.0
     errors: tuple[str, ...] = ()
     ended: str = ""
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def plot(self) -> Figure:
+        """The mean return of the last 100 games over env steps, as a matplotlib figure."""
+        from pipelines.evaluate import draw_curve
+
+        return draw_curve(self.curve, title=self.trial.project)
 
     def summary(self) -> str:
         """What there is to say, for people; the last line is why training ended."""

@@ -123,6 +123,12 @@ class Serving:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        acting = ", ".join(
+            f"{name} acts with {' or '.join(of) or 'weights as built'}" for name, of in self.registered.items()
+        )
+        return f"{', '.join(self.urls.values())}: {acting}"
+
     @property
     def url(self) -> str:
         """Base URL of the main HTTP door."""

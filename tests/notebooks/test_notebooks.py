@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from pipelines.ending import marked
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MARK = "BRAYX_TEST_NOTEBOOK"
 CELL_S = 420
-"""For the slowest cell, which starts Ray and trains, on a machine that does other things too."""
+"""For the slowest cell, which trains, on a machine that does other things too."""
 GONE_S = 15.0
 
 pytestmark = pytest.mark.slow
@@ -46,11 +47,19 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return read
 
 
-def test_it_is_committed_without_outputs() -> None:
+def test_it_is_committed_with_the_outputs_of_one_run() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
-        for cell in _read(path).cells:
-            assert not cell.get("outputs"), f"{path.name}: clear its outputs before committing"
-            assert cell.get("execution_count") is None, path.name
+        cells = [cell for cell in _read(path).cells if cell.cell_type == "code"]
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), path.name
+        outputs = [output for cell in cells for output in cell.outputs]
+        assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+        assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def test_it_uses_the_python_front_only() -> None:
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        source = "\n".join(cell.source for cell in _read(path).cells if cell.cell_type == "code")
+        assert not re.findall(r"(?:from|import) (?:brayx\.|pipelines|deployments|ray)", source)
 
 
 def test_there_are_notebooks() -> None:
@@ -69,7 +78,7 @@ def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
         output["data"]["text/html"]
         for cell in notebook.cells
         for output in cell.get("outputs", [])
-        if "policy version" in output.get("data", {}).get("text/html", "")
+        if "ticks/s" in output.get("data", {}).get("text/html", "")
     ]
     assert len(panels) == 1
 
@@ -89,7 +98,7 @@ def _read(path: Path) -> Any:
 
 
 def _text(outputs: list[Any]) -> str:
-    return "".join(output["text"] for output in outputs if output.output_type == "stream")
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
 
 
 def _left(mark: str) -> list[str]:

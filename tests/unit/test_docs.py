@@ -69,6 +69,7 @@ NOT_RUN = {
     "starts Ray and trains; tests/integration/test_tune.py does the same": 1,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
     "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
+    "trains for a minute; tests/notebooks does the same": 1,
     "a drawing": 2,
     "an error's message": 1,
     "needs Ray; tests/integration/test_shards.py does the same": 1,

@@ -152,4 +152,4 @@ def test_each_door_has_a_placeholder_and_what_each_gamecore_was_given_is_told(tm
     assert str(Gamecores(each, URLS, tmp_path)) == (
         "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
     )
-    assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecores were given no URL"
+    assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecore was given no URL"

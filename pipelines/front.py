@@ -1,0 +1,97 @@
+"""The Python front: `brayx.train`, `brayx.serve` and `brayx.evaluate`, as the commands of these names.
+
+A job is the path of its YAML file, or the name of a shipped one (``cartpole.yaml``). Knows nothing of how they are run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deployments.job import JobConfig
+    from pipelines.evaluate import Evaluation
+    from pipelines.result import TrainResult
+    from pipelines.serving import Serving
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def train(
+    job: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    trial: str | None = None,
+    resume: bool = True,
+    tracking: str | Path | None = None,
+    cluster: str | None = None,
+) -> TrainResult:
+    """Trains a job to its end, and registers the best checkpoint.
+
+    Args:
+        job: path of its YAML.
+        overrides: options of this run: ``{"trainer.num_steps": 50_000}``.
+        trial: name of the MLflow run; None: the job's.
+        resume: continue an interrupted trial of that name.
+        tracking: MLflow's URI, or the path of its sqlite file or its folder; None: the job's, then ``mlflow.db`` here.
+        cluster: address of a Ray cluster to join, empty to start one; None: this process, if it can run the job.
+
+    Raises:
+        BrayxError: the job could not be started, or its learner failed for good.
+    """
+    from pipelines import hosts
+
+    where = None if tracking is None else str(tracking)
+    return hosts.train(_job(job, overrides), cluster=cluster, trial_name=trial, resume=resume, tracking=where)
+
+
+def serve(
+    job: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    actor: str = "",
+    models: Mapping[str, str] | None = None,
+    tracking: str | Path | None = None,
+) -> Serving:
+    """Serves the champion of a job's project in this process, until ``close()`` or the end of a ``with`` block.
+
+    Args:
+        job, overrides, tracking: as of `train`.
+        actor: which of the job's actors; it may stay empty when there is one.
+        models: which version each model serves: ``{"model": "models:/cartpole/3"}``.
+
+    Raises:
+        ConfigError, StartupError, TrackingError: as of `pipelines.serving.Serving`.
+    """
+    from brayx.tracking import tracking_uri
+    from pipelines.serving import Serving
+
+    loaded = _job(job, overrides)
+    where = loaded.tracking if tracking is None else str(tracking)
+    return Serving(loaded, tracking_uri(where), actor=actor, models=models)
+
+
+def evaluate(service: str | Serving, env_id: str = "", **options: Any) -> Evaluation:
+    """Plays games against a service.
+
+    Args:
+        service: base URL of its door, or what `serve` gave.
+        env_id: Gymnasium id; empty: the option ``gamecore`` has the command of another game.
+        options: as of `pipelines.evaluate.evaluate`: ``games``, ``at_once``, ``seed``, ``gamecore`` and others.
+
+    Raises:
+        ConfigError, StartupError: as of `pipelines.evaluate.evaluate`.
+    """
+    from pipelines.evaluate import evaluate as play
+
+    return play(service if isinstance(service, str) else service.url, env_id, **options)
+
+
+def _job(path: str | Path, overrides: Mapping[str, Any] | None) -> JobConfig:
+    from deployments.job import JobConfig
+
+    shipped = _TEMPLATES / path
+    file = shipped if not Path(path).exists() and shipped.is_file() else path
+    return JobConfig.load(file, [f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()])

@@ -1,0 +1,48 @@
+"""The Python front: what it takes, what it gives, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import brayx
+from brayx.errors import ConfigError
+from pipelines import hosts
+from pipelines.evaluate import Evaluation
+from tests.unit.gamecore.echo_server import EchoApp, serving
+
+
+def test_every_public_name_is_there() -> None:
+    for name in brayx.__all__:
+        assert getattr(brayx, name) is not None
+    assert {"train", "serve", "evaluate", "tune"} <= set(dir(brayx))
+
+
+def test_its_names_load_neither_ray_nor_torch() -> None:
+    code = "import sys, brayx; brayx.train, brayx.serve, brayx.evaluate; assert not {'ray', 'torch', 'mlflow'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_train_takes_a_shipped_job_and_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(hosts, "train", lambda job, **options: asked.update(options, job=job))
+    overrides = {"trainer.num_steps": 50_000, "trainer.target_return": None, "agent.module": "gym_agent"}
+    brayx.train("cartpole.yaml", overrides, trial="second", tracking=tmp_path)
+    job = asked.pop("job")
+    assert (job.trainers["trainer"].num_steps, job.trainers["trainer"].target_return) == (50_000, None)  # type: ignore[attr-defined]
+    assert asked == {"cluster": None, "trial_name": "second", "resume": True, "tracking": str(tmp_path)}
+
+
+def test_a_job_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        brayx.train("none.yaml")
+
+
+def test_evaluate_plays_against_a_url() -> None:
+    with serving(EchoApp(lambda body: b'{"action":0}')) as address:
+        played = brayx.evaluate(f"http://{address}", "CartPole-v1", games=2)
+    assert isinstance(played, Evaluation)
+    assert repr(played).endswith(f"over 2 games (lowest {min(played.returns):g}, highest {max(played.returns):g})")
