@@ -22,7 +22,8 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_its_names_load_neither_ray_nor_torch() -> None:
-    code = "import sys, brayx; brayx.train, brayx.serve, brayx.evaluate; assert not {'ray', 'torch', 'mlflow'} & {*sys.modules}"
+    code = "import sys, brayx; brayx.train, brayx.serve, brayx.evaluate; "
+    code += "assert not {'ray', 'torch', 'mlflow'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
