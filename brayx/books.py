@@ -99,6 +99,7 @@ class Books:
         self.notes: dict[str, str] = {}
         self._outcomes = deque[float](maxlen=WINDOW_GAMES)
         """Returns of the newest games; NaN: one that failed."""
+        self._explained = 0.0
         self._fragments = deque[tuple[float, float]]()
         """Fragments that came, or were lost, and how many of them were lost."""
         self._windows = {name: deque[float](maxlen=WINDOW_GAMES) for name in WINDOWED if name != "episode_return"}
@@ -112,7 +113,7 @@ class Books:
         cells, own = self._bounded(part)
         self._interval.merge((cells, own))
         now = self._clock()
-        failed = pushed = lost = 0.0
+        failed = processes = pushed = lost = 0.0
         for (name, label), cell in cells.items():
             kind = METRICS[name].kind if name in METRICS else own[name].kind if name in own else Kind.MEAN
             key = _key(name, label)
@@ -133,11 +134,16 @@ class Books:
             if name == "episode_return" and cell.window is not None:
                 self._outcomes.extend(cell.window)
             failed += cell.total if name == "games_failed" else 0
+            processes += cell.total if name == "gamecores_failed" else 0
             pushed += cell.total if name == "fragments_pushed" else 0
             lost += cell.total if name == "fragments_dropped" and label in LOST else 0
             if name == "episode_return":
                 self.totals[GAMES] = self.totals.get(GAMES, 0.0) + cell.count
-        self._outcomes.extend(itertools.repeat(math.nan, min(round(failed), WINDOW_GAMES)))
+        # A game process often ends of what failed in its session: that is one game.
+        self._explained = min(self._explained + failed, WINDOW_GAMES)
+        unexplained = max(processes - self._explained, 0.0)
+        self._explained -= processes - unexplained
+        self._outcomes.extend(itertools.repeat(math.nan, min(round(failed + unexplained), WINDOW_GAMES)))
         if pushed or lost:
             self._fragments.append((pushed + lost, lost))
             while sum(count for count, _ in self._fragments) - self._fragments[0][0] >= WINDOW_FRAGMENTS:

@@ -85,6 +85,7 @@ METRICS: dict[str, Metric] = {
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
         Metric("games_failed", "games", Kind.SUM, "games that an exception kept from a return, by where it was raised"),
+        Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
         Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),

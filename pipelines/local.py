@@ -296,7 +296,7 @@ class _Training:
                 self.progress.say(f"{hint}; the learner {self.learner.state()}")
 
     def _game_failed(self, line: str) -> None:
-        self.numbers.add("games_failed", 1.0, label="gamecore", note=one_line(line))
+        self.numbers.add("gamecores_failed", 1.0, note=one_line(line))
 
     def _stop_learner(self) -> None:
         """Stops the learner, and gives it a few seconds for its last checkpoint."""

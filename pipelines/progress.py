@@ -25,7 +25,7 @@ from brayx.metrics import significant
 from pipelines.watching import lost_of
 
 _LINE_EVERY_S = 5.0
-_COUNTED = ("errors", "fragments", "games")
+_COUNTED = ("errors", "fragments", "gamecores")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -59,7 +59,7 @@ def _not_written(numbers: Mapping[str, float]) -> str:
 _WHAT = {
     "agent_errors": "{errors} in {label}",
     "fragments_dropped": "{fragments} {label}",
-    "games_failed": "{games} failed in the {label}",
+    "gamecores_failed": "{gamecores} failed",
 }
 """How many there were of each metric whose samples have notes."""
 

@@ -253,7 +253,7 @@ def train_on(
                 job.actors[actor].gamecores if actor else [],
                 urls,
                 job.folder,
-                lambda line: recorder.add("games_failed", 1.0, label="gamecore", note=one_line(line)),
+                lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
             )
             rollouts = Rollouts(job, names, NAMESPACE, before)
             with _at_work((sources, games, rollouts), buffers.values(), end):

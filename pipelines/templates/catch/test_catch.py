@@ -43,4 +43,4 @@ def test_it_trains(tmp_path):
     if "name: bc\n" not in JOB.read_text():
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
         runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
-        assert any("policy_loss" in run.data.metrics for run in runs), "nothing was reinforced"
+        assert any("learner/policy_loss" in run.data.metrics for run in runs), "nothing was reinforced"

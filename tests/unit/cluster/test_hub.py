@@ -105,6 +105,14 @@ class TestBooks:
         assert (numbers["games_in_window"], numbers["games_failed_in_window"]) == (0, 100)
         assert "episode_return.last100" not in numbers
 
+    def test_a_game_process_that_ends_of_what_failed_in_its_session_is_no_second_game(self) -> None:
+        books = Books()
+        books.merge(part(("games_failed", 3.0), label="on_tick"))
+        books.merge(part(("gamecores_failed", 2.0)))
+        assert books.snapshot()["games_failed_in_window"] == 3
+        books.merge(part(("gamecores_failed", 4.0)))
+        assert books.snapshot()["games_failed_in_window"] == 6
+
     def test_fragments_that_errors_took_are_counted_over_the_newest(self) -> None:
         books = Books()
         for _ in range(50):

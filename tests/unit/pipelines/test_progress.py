@@ -132,7 +132,7 @@ def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
         recorder.add("episode_return", value)
     recorder.add("games_failed", 6.0, label="on_episode")
     recorder.add("agent_errors", 6.0, label="on_episode", note="agent 'a': KeyError: 'speed' (agent.py:3)")
-    recorder.add("games_failed", 2.0, label="gamecore", note="a gamecore ended with status 1 after 2 s")
+    recorder.add("gamecores_failed", 8.0, note="a gamecore ended with status 1 after 2 s")
     recorder.add("fragments_pushed", 3.0)
     recorder.add("fragments_dropped", 1.0, label="refused", note="BadFragment: obs (agent.py:9)")
     recorder.add("fragments_dropped", 5.0, label="closed")
@@ -141,7 +141,7 @@ def test_what_errors_took_is_shown_with_its_cause_and_its_share() -> None:
     assert error_lines(numbers, books.notes) == [
         "6 errors in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:3)",
         "1 fragment refused; the newest: BadFragment: obs (agent.py:9)",
-        "2 games failed in the gamecore; the newest: a gamecore ended with status 1 after 2 s",
+        "8 gamecores failed; the newest: a gamecore ended with status 1 after 2 s",
         "lost: 8 of the last 10 games (80%), 1 of the last 4 fragments (25%)",
     ]
     assert mean_return(numbers) == "2 (2 games, 8 failed)"
