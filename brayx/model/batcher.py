@@ -5,8 +5,8 @@ There is one call at a time, which is what lets rows gather while it runs; more 
 asked to be shared (``max_calls``). A call goes one of three ways:
 
 - ``run`` is a coroutine function (the work is elsewhere): it is awaited;
-- calls of that batch size have taken less than ``inline_below_s``: on the event loop itself, because the hop to a
-  thread and back costs more (60-150 us on 2 cores) than such a call blocks the loop;
+- calls of that batch size take less than ``inline_below_s``, in the median: on the event loop itself, because the hop
+  to a thread and back costs more (60-150 us on 2 cores) than such a call blocks the loop;
 - otherwise: in the batcher's own thread, so that the loop goes on answering.
 
 With ``max_wait_s`` 0 a batch is what is there when the engine is free: rows of one iteration of the event loop share
@@ -34,6 +34,11 @@ from brayx.errors import DeadlineExceeded, ModelError, QueueFull
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
+
+
+_STEP = 1.05
+"""Each call moves the estimate of the median duration by this factor, up or down. A mean would follow the few calls
+that waited milliseconds for the interpreter's lock or for a core, and send short calls to the thread."""
 
 
 class _Request(Generic[Row]):
@@ -78,7 +83,7 @@ class Batcher(Generic[Row, Result]):
         max_wait_s: how long the first row of an incomplete batch waits for company while the engine is free.
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
-        inline_below_s: mean duration under which a call runs on the event loop; 0 for never.
+        inline_below_s: median duration under which a call runs on the event loop; 0 for never.
         buckets: sizes that batches are padded up to; empty for no padding.
         max_calls: calls under way at once at most, where ``run`` is a coroutine function.
         count: how much work the rows of a call are, where one may stand for several.
@@ -133,7 +138,7 @@ class Batcher(Generic[Row, Result]):
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_at = float("inf")  # of that timer
         self._executor: ThreadPoolExecutor | None = None
-        self._mean_s: dict[int, float] = {}
+        self._typical_s: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -388,7 +393,7 @@ class Batcher(Generic[Row, Result]):
                 break
         if (
             not self._run_is_async
-            and self._mean_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s
+            and self._typical_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s
         ):
             self._run_inline(batch, rows)
         else:
@@ -447,8 +452,8 @@ class Batcher(Generic[Row, Result]):
             self._fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
             return
         size_class = self._count(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
-        mean_s = self._mean_s.get(size_class)
-        self._mean_s[size_class] = seconds if mean_s is None else 0.9 * mean_s + 0.1 * seconds
+        typical_s = self._typical_s.get(size_class, seconds)
+        self._typical_s[size_class] = typical_s * _STEP if seconds > typical_s else typical_s / _STEP
         for request, result in zip(batch, results, strict=False):
             if not request.future.done():
                 request.future.set_result(result)

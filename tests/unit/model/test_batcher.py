@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from brayx.errors import DeadlineExceeded, ModelError, QueueFull
+from brayx.model import batcher as batcher_module
 from brayx.model.batcher import Batcher
 
 
@@ -275,6 +277,24 @@ async def test_fast_calls_move_to_the_loop_and_slow_ones_stay_in_the_thread(make
     for i in range(3):
         await slow.submit(i)
     assert all(name.startswith("brayx-batcher") for name in engine.threads)
+
+
+async def test_a_few_calls_that_had_to_wait_do_not_move_short_ones_to_the_thread(make, monkeypatch):
+    """One call in five takes 50 times as long as the rest, as one does that waits for the interpreter's lock."""
+    now, threads = 0.0, []
+
+    def run(rows):
+        nonlocal now
+        now += 5e-3 if len(threads) % 5 == 0 else 100e-6
+        threads.append(threading.current_thread().name)
+        return rows
+
+    batcher = make(run, inline_below_s=200e-6)
+    monkeypatch.setattr(batcher_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    for i in range(500):
+        await batcher.submit(i)
+    assert threads[0].startswith("brayx-batcher")
+    assert set(threads[300:]) == {threading.current_thread().name}
 
 
 async def test_batch_sizes_are_judged_apart(make, engine):
