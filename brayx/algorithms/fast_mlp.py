@@ -23,6 +23,8 @@ from brayx.algorithms.optimise import Optimise
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.mlp import Towers
 
+_Layers = Sequence[tuple[Tensor, Tensor]]
+"""Weight and bias of each linear layer."""
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
@@ -51,6 +53,8 @@ class MLPGradient:
         self._value_coef = value_coef
         self._entropy_coef = entropy_coef
         self._parameters = towers.parameters()
+        # A module looks its parameters up by name, which takes as long as a small operation.
+        self._policy, self._value = ([(each.weight, each.bias) for each in x] for x in (towers.policy, towers.value))
         self._dtype = self._parameters[0].dtype
         self._tanh = towers.activation == "tanh"
 
@@ -85,8 +89,8 @@ class MLPGradient:
                 p.grad = torch.empty_like(p)
         towers = self._towers
         leaves: list[Any] = optree.tree_leaves(obs)
-        hidden, out = self._forward(towers.policy, leaves[0].to(self._dtype))
-        hidden_value, value = self._forward(towers.value, leaves[-1].to(self._dtype))
+        hidden, out = self._forward(self._policy, leaves[0].to(self._dtype))
+        hidden_value, value = self._forward(self._value, leaves[-1].to(self._dtype))
         error = value.squeeze(-1) - target
         if towers.log_std is None:
             log_probs = out.log_softmax(-1)
@@ -117,30 +121,28 @@ class MLPGradient:
             towers.log_std.grad.copy_(d_log_std)
             entropy = (towers.log_std + _HALF_LOG_TAU + 0.5).sum() * weight.sum()
         weighted_error = weight * error
-        self._backward(towers.policy, hidden, d_out)
-        self._backward(towers.value, hidden_value, (self._value_coef * weighted_error).unsqueeze(-1))
+        self._backward(self._policy, hidden, d_out)
+        self._backward(self._value, hidden_value, (self._value_coef * weighted_error).unsqueeze(-1))
         value_loss = 0.5 * torch.dot(weighted_error, error)
         return torch.stack([-torch.minimum(free, held).sum(), value_loss, entropy]), log_ratio
 
-    def _forward(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    def _forward(self, layers: _Layers, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The input of each layer, and the output of the last."""
         inputs = []
-        for index, layer in enumerate(layers):
+        for index, (weight, bias) in enumerate(layers):
             if index:
                 x = x.tanh_() if self._tanh else x.relu_()
             inputs.append(x)
-            x = torch.addmm(layer.bias, x, layer.weight.t())
+            x = torch.addmm(bias, x, weight.t())
         return inputs, x
 
-    def _backward(self, layers: Sequence[nn.Linear], inputs: Sequence[Tensor], d: Tensor) -> None:
+    def _backward(self, layers: _Layers, inputs: Sequence[Tensor], d: Tensor) -> None:
         for index in range(len(layers) - 1, -1, -1):
-            layer, x = layers[index], inputs[index]
-            assert layer.weight.grad is not None
-            assert layer.bias.grad is not None
-            torch.mm(d.t(), x, out=layer.weight.grad)
-            torch.sum(d, 0, out=layer.bias.grad)
+            (weight, bias), x = layers[index], inputs[index]
+            torch.mm(d.t(), x, out=weight.grad)
+            torch.sum(d, 0, out=bias.grad)
             if index:
-                d = torch.mm(d, layer.weight)
+                d = torch.mm(d, weight)
                 d = torch.ops.aten.tanh_backward(d, x) if self._tanh else torch.ops.aten.threshold_backward(d, x, 0)
 
 
