@@ -1,68 +1,54 @@
-"""Searches options of a training: many trials through Ray Tune, each a nested run in MLflow, with one table in the end.
+"""Searches options of a training: many trials, each a nested run in MLflow, and one table in the end.
 
     python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --trials 8
 
 ``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are behind the others at the same age.
 ``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) lets those behind go on as copies of those ahead,
 weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, as
-it goes on, and keep a checkpoint of then. Only the driver writes to MLflow. Knows nothing of how a trial learns.
+it goes on, and keep a checkpoint of then. Trials run in processes of this machine, or by Ray Tune with ``--cluster``.
+Only this process writes to MLflow. Knows nothing of how a trial learns.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
-import json
 import math
 import os
 import random
 import shutil
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ray.tune import Callback
-
 from brayx.charts import CHARTS
 from brayx.errors import BrayxError, ConfigError, StartupError
-from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
+from brayx.trainer.competition import Asha, Competition, Look, Population
 from pipelines import search
 from pipelines.search import Domain, Space
+from pipelines.tune_trial import Spec, or_least, train_trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from brayx.actions import ActionSpec
     from brayx.algorithms.config import AlgorithmConfig
     from brayx.replay.files import Dataset
-    from brayx.rollout.policy import Policy
-    from brayx.tracking import Trial
-    from brayx.types import NestedArray
-    from pipelines.rollouts import Model
+    from brayx.tracking import Status, Trial
     from pipelines.training import Training
 
 Method = Literal["asha", "pbt"]
 _ENV_STEPS = "env steps"
 Say = Callable[[str], None]
 
-_REDUCTION = 3
-"""ASHA lets one in so many go on."""
 _DRAWN_ANEW = 0.25
 """Share of a copy's options that are drawn from their domains again."""
 _TIMEOUT_S = 24 * 3600.0
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 """Options whose moments a copy takes over, which one without them could not."""
-_END_S = 60
-"""How long a trial that is stopped may take to end, a run that it collects included."""
-_ORIGIN_FILE = "origin.json"
-_OUTPUT = "RAY_AIR_NEW_OUTPUT"
-_GAMES_SEED = 10_000
-"""Of the games that are played with clones, added to the search's: no training's."""
 
 
 @dataclass
@@ -124,7 +110,7 @@ def tune(
     project: str = "tuning",
     name: str | None = None,
     tracking: str | None = None,
-    address: str = "",
+    cluster: str | None = None,
     say: Say = print,
 ) -> TuneResult:
     """Runs a search.
@@ -145,16 +131,15 @@ def tune(
         project: MLflow experiment.
         name: MLflow run that the trials' are nested in; None: of method and environment.
         tracking: MLflow's URI or the path of its sqlite file; None: ``mlflow.db`` in the current folder.
-        address: of a running Ray cluster; empty: Ray is used where it runs already in this process, else started.
-        say: told of progress, a line at a time.
+        cluster: address of a Ray cluster to run the trials on; empty: start one, or use the one that this process has
+            joined. None: in processes of this machine.
+        say: gets the progress, a line at a time.
 
     Raises:
         ConfigError, ModelError: a count is none, or the space, the environment, the demonstrations, the algorithm or
             its network cannot be trained with; before anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
-    import ray
-
     from brayx.algorithms.build import algorithm_options
     from brayx.rollout.envs import check_env
     from brayx.tracking import Trial, initialise, tracking_uri
@@ -181,27 +166,40 @@ def tune(
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
                       "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
-    started = not ray.is_initialized()
-    folder = tempfile.mkdtemp(prefix="brayx-tune-")
+    folder = Path(tempfile.mkdtemp(prefix="brayx-tune-"))
     plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
-    books = _Books(trial, say, _ENV_STEPS if plays else "transitions")
-    status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED"
+    found = _Outcomes(trial, say, _ENV_STEPS if plays else "transitions", folder)
+    status: Status = "FAILED"
+    rng = random.Random(seed)
+    domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
+    # Drawn here, so that a seed gives the same trials on every host.
+    drawn = [
+        {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
+        for _ in range(num_trials)
+    ]
+    competition: Competition = Asha(total_steps, min(interval, total_steps))
+    if method == "pbt":
+        competition = Population(partial(perturbed, domains=domains, rng=rng), seed)
+    work = partial(train_trial, Spec(env, algorithm, total_steps, interval, target_return, seed, demonstrations))
     try:
-        if started:
-            _start_ray(address)
-        spec = _Spec(env, algorithm, total_steps, interval, target_return, seed, tuple(sys.path), demonstrations)
-        _fit(spec, space, method, num_trials, folder, books)
-        result = _finish(books, trial, folder)
+        found.expect(drawn)
+        if cluster is None:
+            from brayx.local.search import run_trials
+
+            run_trials(work, drawn, competition, found, deadline_s=_TIMEOUT_S)
+        else:
+            from brayx.cluster.search import run_trials as run_on_ray
+
+            run_on_ray(work, drawn, competition, found, deadline_s=_TIMEOUT_S, address=cluster)
+        result = _finish(found, trial)
         status = "FINISHED"
         return result
     except KeyboardInterrupt:
         status = "KILLED"
         raise
     finally:
-        books.close(status)
+        found.close(status)
         trial.finish(status)
-        if started:
-            ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -283,230 +281,64 @@ def _fits(
     return fits
 
 
-@dataclass(frozen=True)
-class _Spec:
-    """What all trials have in common; travels to their processes."""
-
-    env: str
-    algorithm: str
-    total_steps: int
-    interval_steps: int
-    target_return: float | None
-    seed: int
-    path: tuple[str, ...]
-    demonstrations: Dataset | None = None
-
-
-Report = Callable[[dict[str, Any], Path], None]
-"""Tells Tune numbers of a trial, with a checkpoint that is copied; a trial that is stopped ends there."""
-
-
-class _Looks:
-    """The `Books` of a trial: its newest checkpoint, which is reported when it is time to look at the trial.
-
-    That is at the same env steps in all trials, up to a run: at each whole number of intervals from the beginning. But
-    not when less than one is left of all, since the return of a short rest would be of few games. The first look waits
-    until as many games have ended as are played side by side: those that end before are the short ones, and a trial is
-    not behind because its games last.
+class _Outcomes:
+    """A `Listener`: keeps what trials report for the ranking, prints it, and writes it to a nested run each.
 
     Args:
-        path: of a folder for the checkpoint.
-        number: of the trial.
-        spec: what all trials have in common.
-        options: of this one.
-        num_envs: games side by side.
-        report: called at each look.
-        play: gives the mean return at a look, where the training plays no games; None: it does.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        number: int,
-        spec: _Spec,
-        options: Mapping[str, Any],
-        num_envs: int,
-        report: Report,
-        play: Callable[[], float] | None = None,
-    ) -> None:
-        self._path = path
-        self._number = self._origin = number
-        self._spec = spec
-        self._options = options
-        self._num_envs = num_envs
-        self._report = report
-        self._play = play
-        self._asked: tuple[int, float] | None = None
-        self._seen: int | None = None
-
-    def adopt(self, folder: Path) -> None:
-        """Takes a checkpoint, perhaps another trial's, as its own to begin with."""
-        shutil.copytree(folder, self._path)
-        self._origin = json.loads((self._path / _ORIGIN_FILE).read_text())
-
-    def due(self, env_steps: int, numbers: Mapping[str, float]) -> bool:
-        """As `train_local` asks."""
-        if self._seen is None:  # a copy's first steps here are not its first
-            self._seen = env_steps - int(numbers.get("env_steps", 0))  # none while demonstrations come first
-        interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
-        passed = env_steps // interval - self._seen // interval
-        if not passed or left < interval:
-            return False
-        if self._play is None and numbers.get(GAMES_METRIC, 0) < self._num_envs:
-            return False
-        self._asked = (env_steps, numbers[RETURN_METRIC] if self._play is None else self._play())
-        return True
-
-    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`."""
-        shutil.rmtree(self._path, ignore_errors=True)
-        shutil.copytree(folder, self._path)
-        (self._path / _ORIGIN_FILE).write_text(json.dumps(self._number))
-        if self._asked is not None:
-            (self._seen, mean), self._asked = self._asked, None
-            self.report(self._seen, mean)
-
-    def report(self, env_steps: int, return_mean: float, *, over: bool = False) -> None:
-        """Has the trial looked at."""
-        origin, self._origin = self._origin, self._number
-        numbers = {
-            "env_steps": env_steps,
-            "return_mean": return_mean,
-            "score": _or_least(return_mean),  # what schedulers compare
-            "origin": origin,
-            "over": over,
-            "options": self._options,
-        }
-        self._report(numbers, self._path)
-
-    def latest(self) -> Path | None:
-        """As `Keeper.latest`."""
-        return self._path if self._path.exists() else None
-
-    def push(self, part: Any) -> None:
-        """As `Books.push`: the driver keeps the books, of what is reported."""
-
-    def check(self) -> None:
-        """As `Books.check`."""
-
-
-class _Player:
-    """Plays games with what a cloning trial has learned: the same ones at every look, and in all trials.
-
-    Args:
-        spec: what all trials have in common.
-        algorithm, training: options of this one.
-
-    Attributes:
-        reached: set once a mean return was the target.
-    """
-
-    def __init__(self, spec: _Spec, algorithm: AlgorithmConfig, training: Training) -> None:
-        from brayx.rollout.envs import make_envs
-        from pipelines.rollouts import ready_made
-
-        self.reached = threading.Event()
-        self._seed = spec.seed + _GAMES_SEED
-        self._target = math.inf if spec.target_return is None else spec.target_return
-        self._training = training
-        self._envs = make_envs(
-            spec.env,
-            min(training.num_envs, training.evaluation_episodes),
-            vectorization=training.vectorization,
-            options=training.env_options,
-        )
-        self._ready_made = ready_made(training.network, self._envs, algorithm)
-        self._module: Any = None
-        self._policy: Policy | None = None
-
-    def model(self, obs: NestedArray, spec: ActionSpec) -> Model:
-        """As `train_local` has it: the module that it learns is the one that plays."""
-        from brayx.rollout.policy import Policy
-
-        made = self._ready_made(obs, spec)
-        self._module, self._policy = made[0], Policy(*made, engine=self._training.engine)
-        return made
-
-    def play(self) -> float:
-        """The mean return."""
-        from brayx.engines.torch import module_weights
-        from brayx.rollout.evaluate import evaluate
-
-        assert self._policy is not None
-        self._policy.load(module_weights(self._module), self._policy.version + 1)
-        training = self._training
-        found = evaluate(
-            self._envs,
-            self._policy,
-            training.evaluation_episodes,
-            seed=self._seed,
-            scale_actions=training.scale_actions,
-            max_steps=training.evaluation_steps,
-        )
-        if found.mean >= self._target:
-            self.reached.set()
-        return found.mean
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._envs.close()
-
-
-class _Books(Callback):
-    """What the trials report, in the driver: kept for the ranking, told to people, and written to a nested run each.
-
-    Args:
-        trial: the run that theirs are nested in.
-        say: told of each report.
+        trial: the run that the trials' runs are nested in.
+        say: gets a line for each report.
         steps: what trials count.
+        folder: for the newest checkpoint of each trial.
     """
 
-    def __init__(self, trial: Trial, say: Say, steps: str) -> None:
+    def __init__(self, trial: Trial, say: Say, steps: str, folder: Path) -> None:
         self.steps = steps
         self.outcomes: list[Outcome] = []
-        self.checkpoints: dict[int, str] = {}
+        self._folder = folder
         self._trial = trial
         self._say = say
         self._runs: dict[int, Trial] = {}
 
     def expect(self, drawn: Sequence[Mapping[str, Any]]) -> None:
-        """Takes down what each trial begins with, by number."""
+        """Notes the options that each trial starts with, by number."""
         self.outcomes = [Outcome(number, dict(options)) for number, options in enumerate(drawn)]
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+    def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
         """A trial has come an interval further."""
-        if "env_steps" not in result:
-            return
-        number = _number(trial)
         outcome, run = self.outcomes[number], self._run(number)
-        steps, mean, origin = int(result["env_steps"]), float(result["return_mean"]), int(result["origin"])
+        steps, mean, origin = look.env_steps, look.return_mean, look.origin
         said = f"trial {number}: {steps:,} {self.steps}, return {mean:.4g}"
         if origin != number:
             outcome.clones.append((len(outcome.curve), origin))
             run.set_tag("brayx.copy_of", ", ".join(str(copied) for _, copied in outcome.clones))
             said += f", a copy of trial {origin}"
-        outcome.options = dict(result["options"])
+        outcome.options = dict(look.options)
         outcome.curve.append((steps, mean))
         numbers = {f"option/{name}": value for name, value in outcome.options.items() if type(value) in (int, float)}
         if math.isfinite(mean):
             numbers[CHARTS["episode_return"]] = mean
         run.log_metrics(numbers, steps)
-        if trial.checkpoint is not None:
-            self.checkpoints[number] = trial.checkpoint.path
+        if checkpoint is not None:
+            kept = self.checkpoint(number)
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(checkpoint, kept)
         self._say(said)
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """A trial is done, or stopped because others are better."""
-        self._end(_number(trial), "FINISHED")
+    def checkpoint(self, number: int) -> Path:
+        """Folder of a trial's newest checkpoint; it is there once the trial has been looked at."""
+        return self._folder / f"{number:03d}"
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_end(self, number: int) -> None:
+        """A trial is done, or stopped because others are better."""
+        self._end(number, "FINISHED")
+
+    def on_error(self, number: int, error: str) -> None:
         """A trial failed."""
-        number = _number(trial)
-        self.outcomes[number].error = _why(trial)
-        self._say(f"trial {number} failed: {self.outcomes[number].error}")
+        self.outcomes[number].error = error
+        self._say(f"trial {number} failed: {error}")
         self._end(number, "FAILED")
 
-    def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+    def close(self, status: Status) -> None:
         """Ends the runs that are still open."""
         for number in list(self._runs):
             self._end(number, status)
@@ -522,168 +354,10 @@ class _Books(Callback):
             self._runs[number] = run
         return self._runs[number]
 
-    def _end(self, number: int, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+    def _end(self, number: int, status: Status) -> None:
         run = self._runs.pop(number, None)
         if run is not None:
             run.finish(status)
-
-
-def _number(trial: Any) -> int:
-    return int(trial.trial_id.rsplit("_", 1)[-1])
-
-
-def _why(trial: Any) -> str:
-    """A failed trial's error in a line: ours by its message, any other by its last line."""
-    text = Path(trial.error_file).read_text() if trial.error_file else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "no report"
-
-
-def train_trial(
-    spec: _Spec, number: int, options: Mapping[str, Any], report: Report, begun: Path | None = None
-) -> None:
-    """Trains one trial from its start to its end, without a break at the looks: its games and what it has collected go
-    on from one to the next.
-
-    Args:
-        spec: what all trials have in common.
-        number: of the trial.
-        options: of this one.
-        report: called at each look and in the end.
-        begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
-    """
-    from pipelines.rollouts import train_local
-
-    algorithm, training = search.arguments(spec.algorithm, options)
-    training = training.model_copy(
-        update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
-    )
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))
-        play = model = stop = None
-        if algorithm.imitates == "everything":
-            player = _Player(spec, algorithm, training)
-            stack.callback(player.close)
-            play, model, stop = player.play, player.model, player.reached
-            training = training.model_copy(update={"evaluation_episodes": 0})  # the player's, at every look
-        looks = _Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
-        if begun is not None:
-            looks.adopt(begun)
-        result = train_local(
-            spec.env,
-            algorithm,
-            training,
-            demonstrations=spec.demonstrations,
-            model=model,
-            clerk=looks,
-            stop=stop,
-            due=looks.due,
-        )
-        looks.report(result.env_steps, result.return_mean if play is None else play(), over=True)
-
-
-def _train(config: dict[str, Any], spec: _Spec) -> None:
-    """A trial, in a process of Ray Tune's."""
-    sys.path[:] = [*spec.path, *(path for path in sys.path if path not in spec.path)]
-    # A trial that is stopped closes its environments before another one has its process.
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)
-    from ray import tune as ray_tune
-
-    def report(numbers: dict[str, Any], folder: Path) -> None:
-        ray_tune.report(numbers, checkpoint=ray_tune.Checkpoint.from_directory(str(folder)))
-
-    number = int(ray_tune.get_context().get_trial_id().rsplit("_", 1)[-1])
-    kept = ray_tune.get_checkpoint()
-    with contextlib.nullcontext() if kept is None else kept.as_directory() as begun:
-        train_trial(spec, number, config["options"], report, None if begun is None else Path(begun))
-
-
-def _fit(spec: _Spec, space: Space, method: Method, num_trials: int, folder: str, books: _Books) -> None:
-    import ray
-    from ray import tune as ray_tune
-
-    rng = random.Random(spec.seed)
-    domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
-    # Drawn here and not by Tune, so that a seed gives the same trials whatever Tune's version.
-    drawn = [
-        {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
-        for _ in range(num_trials)
-    ]
-    books.expect(drawn)
-    cpus = float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))  # type: ignore[no-untyped-call]
-    each, at_once = _shares(method, num_trials, cpus)
-    tuner = ray_tune.Tuner(
-        ray_tune.with_resources(ray_tune.with_parameters(_train, spec=spec), {"cpu": each}),
-        param_space={"options": ray_tune.grid_search(drawn)},
-        tune_config=ray_tune.TuneConfig(
-            metric="score",
-            mode="max",
-            scheduler=_scheduler(method, spec, domains, rng),
-            max_concurrent_trials=at_once,
-            reuse_actors=True,
-            time_budget_s=_TIMEOUT_S,
-        ),
-        run_config=ray_tune.RunConfig(
-            # Before the scheduler sees it: nobody goes on who is done, not as a copy either.
-            stop=lambda _, result: bool(result.get("over")),
-            storage_path=folder,
-            name="tune",
-            verbose=0,
-            callbacks=[books],
-            failure_config=ray_tune.FailureConfig(1),
-        ),
-    )
-    with _quiet():
-        tuner.fit()
-
-
-def _shares(method: Method, num_trials: int, cpus: float) -> tuple[float, int | None]:
-    """CPUs of a trial, and how many run at once in a cluster of so many; None: all. A population lives side by side,
-    since a trial that makes room for another one costs a process's start."""
-    if method == "pbt":
-        return min(1.0, cpus / num_trials), None
-    return min(1.0, cpus), max(1, min(num_trials, int(cpus)))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what Tune prints at the start however quiet it is told to be: folders that are gone when it ends."""
-    before = os.environ.get(_OUTPUT)
-    os.environ[_OUTPUT] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(_OUTPUT)
-        if before is not None:
-            os.environ[_OUTPUT] = before
-
-
-def _scheduler(method: Method, spec: _Spec, domains: Mapping[str, Domain], rng: random.Random) -> Any:
-    from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-
-    if method == "asha":
-        return ASHAScheduler(
-            # Not the number of looks, of which trials whose games last have fewer at the same age.
-            time_attr="env_steps",
-            max_t=spec.total_steps,
-            grace_period=min(spec.interval_steps, spec.total_steps),
-            reduction_factor=_REDUCTION,
-            # Else a trial whose first look is at a later rung is taken down at an earlier one afterwards, too old.
-            stop_last_trials=False,
-        )
-
-    def explore(config: dict[str, Any]) -> dict[str, Any]:
-        return {**config, "options": perturbed(config["options"], domains, rng)}
-
-    return PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=1,
-        burn_in_period=1,
-        # Tune asks for at least one; `explore` does all of it, because Tune's own leaves the ranges.
-        hyperparam_mutations={"unused": lambda: 0},
-        custom_explore_fn=explore,
-        synch=False,
-    )
 
 
 def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: random.Random) -> dict[str, Any]:
@@ -699,37 +373,21 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
     return changed
 
 
-def _start_ray(address: str) -> None:
-    import logging
-
-    from brayx.cluster.start import join_ray, start_ray
-
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address:
-        join_ray(address, **options)
-    else:
-        start_ray(num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)
-
-
-def _finish(books: _Books, trial: Trial, folder: str) -> TuneResult:
+def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
     """Ranks the trials, and keeps table, picture and the best one's checkpoint with the run."""
-    ranked = sorted(books.outcomes, key=lambda each: (bool(each.error) or not each.curve, -_or_least(each.return_mean)))
+    ranked = sorted(found.outcomes, key=lambda each: (bool(each.error) or not each.curve, -or_least(each.return_mean)))
     if not ranked or not ranked[0].curve:
         why = next((each.error for each in ranked if each.error), "none reported anything")
         raise StartupError(f"every trial failed; the first: {why}")
     best = ranked[0]
     trial.log_dict({"trials": [asdict(each) for each in ranked]}, "tuning.json")
-    trial.log_figure(draw(ranked, books.steps), "tuning.png")
-    kept = books.checkpoints.get(best.number)
+    trial.log_figure(draw(ranked, found.steps), "tuning.png")
+    kept = found.checkpoint(best.number)
     steps, mean = best.curve[-1]
-    if kept is not None and Path(kept).exists():
-        trial.save_checkpoint(Path(kept), steps, {"episode_return": mean})
+    if kept.exists():
+        trial.save_checkpoint(kept, steps, {"episode_return": mean})
     trial.log_metrics({CHARTS["episode_return"]: mean, "return/best_trial": best.number}, steps)
-    return TuneResult(tuple(ranked), trial, books.steps)
-
-
-def _or_least(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
+    return TuneResult(tuple(ranked), trial, found.steps)
 
 
 def draw(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> Figure:
@@ -801,7 +459,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
     parser.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")
-    parser.add_argument("--address", default="", help="of a running Ray cluster (default: start one)")
+    parser.add_argument(
+        "--cluster", nargs="?", const="", metavar="ADDRESS",
+        help="run the trials on Ray: join the cluster at ADDRESS, or start one",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     try:
         found = tune(
@@ -817,7 +478,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=arguments.seed,
             project=arguments.project,
             tracking=arguments.tracking,
-            address=arguments.address,
+            cluster=arguments.cluster,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     except BrayxError as error:

@@ -66,8 +66,8 @@ URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
     "minutes of training": 10,
-    "starts Ray and trains; tests/integration/test_tune.py does the same": 1,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
+    "trains; tests/end_to_end/test_tune.py does the same": 1,
     "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
     "trains for a minute; tests/notebooks does the same": 1,
     "a drawing": 2,

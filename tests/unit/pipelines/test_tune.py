@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ray.tune.experiment import Trial
 
 from brayx.replay.files import Dataset
-from pipelines.tune import Method, _by_whole_path, _scheduler, _shares, _Spec, train_trial
+from brayx.trainer.competition import Look as Reported
+from pipelines.tune import _by_whole_path
+from pipelines.tune_trial import Spec, train_trial
 from tests.leaning import leaning
 
 PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
@@ -27,7 +27,7 @@ PPO = {"num_envs": 4, "unroll_length": 20, "epochs": 1, "network.hidden": [8]}
 class Look:
     """What one report said, with a copy of its checkpoint."""
 
-    numbers: dict[str, Any]
+    numbers: Reported
     folder: Path
 
     @property
@@ -54,12 +54,12 @@ def looks_at(
     """Every report of a trial."""
     looks: list[Look] = []
 
-    def report(numbers: dict[str, Any], checkpoint: Path) -> None:
+    def report(numbers: Reported, checkpoint: Path) -> None:
         copy = folder / f"{number}-{len(looks)}"
         shutil.copytree(checkpoint, copy)
         looks.append(Look(numbers, copy))
 
-    spec = _Spec(env, algorithm, total, interval, target, 0, (), data)
+    spec = Spec(env, algorithm, total, interval, target, 0, data)
     train_trial(spec, number, options, report, begun)
     return looks
 
@@ -67,14 +67,14 @@ def looks_at(
 def test_games_go_on_from_one_look_to_the_next(tmp_path: Path) -> None:
     """A game of Pendulum takes 200 steps, and between two looks each environment takes 100."""
     looks = looks_at(tmp_path, "Pendulum-v1", PPO, total=2200, interval=400)
-    steps = [look.numbers["env_steps"] for look in looks]
-    means = [look.numbers["return_mean"] for look in looks]
+    steps = [look.numbers.env_steps for look in looks]
+    means = [look.numbers.return_mean for look in looks]
     assert steps[0] >= 800, "there is something to look at once a game of each environment has ended"
     assert len(looks) == 4
     assert all(math.isfinite(mean) for mean in means)
     assert means[1] == means[0], "of the same games"
     assert len(set(means)) > 1
-    assert [look.numbers["over"] for look in looks] == [False, False, False, True]
+    assert [look.numbers.over for look in looks] == [False, False, False, True]
     assert [step - step % 400 for step in steps[:-1]] == [800, 1200, 1600]
     assert all(step % 400 < 4 * 20 for step in steps[:-1]), "the first run that is past it"
     assert steps[-1] - steps[-2] >= 400, "the return of a short rest would decide about the whole trial"
@@ -90,7 +90,7 @@ def test_what_was_collected_stays_in_the_table_from_one_look_to_the_next(tmp_pat
     updates = [look.counters["updates"] for look in looks]
     assert len(looks) > 1
     assert updates[0] > 0
-    assert updates[-1] - updates[0] > 0.8 * (looks[-1].numbers["env_steps"] - looks[0].numbers["env_steps"]) / 8
+    assert updates[-1] - updates[0] > 0.8 * (looks[-1].numbers.env_steps - looks[0].numbers.env_steps) / 8
 
 
 def test_sac_learns_once_for_each_transition_where_nothing_else_is_said(tmp_path: Path) -> None:
@@ -106,16 +106,16 @@ def test_a_clone_plays_at_each_look_what_it_has_learned_by_then(tmp_path: Path) 
     data = leaning(tmp_path / "games.npz")
     options = {**CLONE, "learning_rate": 1e-2}
     looks = looks_at(tmp_path, "CartPole-v1", options, total=60_000, interval=2000, algorithm="bc", data=data)
-    means = [look.numbers["return_mean"] for look in looks]
+    means = [look.numbers.return_mean for look in looks]
     assert means[0] < means[-1]
     assert means[-1] > 150
-    assert [look.numbers["over"] for look in looks] == [*[False] * (len(looks) - 1), True]
-    steps = [look.numbers["env_steps"] for look in looks]
+    assert [look.numbers.over for look in looks] == [*[False] * (len(looks) - 1), True]
+    steps = [look.numbers.env_steps for look in looks]
     assert [step // 2000 for step in steps] == [*range(1, 29), 30]
 
     idle = {**CLONE, "learning_rate": 1e-9}
     bound = looks_at(tmp_path, "CartPole-v1", idle, total=6000, interval=2000, algorithm="bc", data=data, number=1)
-    assert len({look.numbers["return_mean"] for look in bound}) == 1, "the same weights play the same games"
+    assert len({look.numbers.return_mean for look in bound}) == 1, "the same weights play the same games"
 
 
 def test_a_clone_that_reaches_its_target_is_over(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_clone_that_reaches_its_target_is_over(tmp_path: Path) -> None:
     looks = looks_at(
         tmp_path, "CartPole-v1", options, total=10**9, interval=2000, algorithm="bc", data=data, target=150.0
     )
-    assert [look.numbers["return_mean"] >= 150.0 for look in looks] == [*[False] * (len(looks) - 2), True, True]
-    assert looks[-1].numbers["over"]
+    assert [look.numbers.return_mean >= 150.0 for look in looks] == [*[False] * (len(looks) - 2), True, True]
+    assert looks[-1].numbers.over
 
 
 @pytest.mark.parametrize("algorithm", ["bc", "mixed"])
@@ -136,7 +136,7 @@ def test_a_copy_that_imitates_goes_on_where_the_other_was(tmp_path: Path, algori
     options |= {} if algorithm == "bc" else {"imitation_updates": 50}
     about = {"algorithm": algorithm, "data": data, "interval": 800}
     first, *_ = looks_at(tmp_path, "CartPole-v1", options, total=2400, **about)
-    total = first.numbers["env_steps"]
+    total = first.numbers.env_steps
     (ended,) = looks_at(tmp_path, "CartPole-v1", options, total=total, number=1, begun=first.folder, **about)
     assert ended.counters["updates"] == first.counters["updates"] > 0
     for name, array in first.weights.items():
@@ -144,8 +144,8 @@ def test_a_copy_that_imitates_goes_on_where_the_other_was(tmp_path: Path, algori
     for of_first, of_copy in zip(first.adam, ended.adam, strict=True):
         torch.testing.assert_close(of_copy["exp_avg_sq"], of_first["exp_avg_sq"], rtol=0, atol=0)
     copy, *_ = looks_at(tmp_path, "CartPole-v1", options, total=total + 1600, number=2, begun=first.folder, **about)
-    assert copy.numbers["origin"] == 0
-    assert copy.numbers["env_steps"] >= total + 800
+    assert copy.numbers.origin == 0
+    assert copy.numbers.env_steps >= total + 800
     assert 0 < copy.counters["updates"] - first.counters["updates"] <= 45, "two of a run of 80 steps at most"
 
 
@@ -161,22 +161,22 @@ def test_a_trial_imitates_demonstrations_that_were_named_from_another_folder(
     options = {name: value for name, value in PPO.items() if name != "epochs"}
     options |= {"learning_rate": 1e-2, "imitation_updates": 200}
     looks = looks_at(tmp_path, "CartPole-v1", options, total=1600, interval=400, algorithm="mixed", data=data)
-    assert looks[0].numbers["return_mean"] > 60, "a policy that learned nothing plays for 22 steps"
+    assert looks[0].numbers.return_mean > 60, "a policy that learned nothing plays for 22 steps"
 
 
 def test_a_trial_that_reaches_its_target_is_told_of_once_more_and_is_over(tmp_path: Path) -> None:
     looks = looks_at(tmp_path, "CartPole-v1", PPO, total=40_000, interval=4000, target=5.0)
-    assert [look.numbers["over"] for look in looks] == [True]
-    assert looks[-1].numbers["return_mean"] >= 5.0
+    assert [look.numbers.over for look in looks] == [True]
+    assert looks[-1].numbers.return_mean >= 5.0
 
 
 def test_a_copy_begins_with_the_weights_the_optimiser_and_the_counters_of_the_other(tmp_path: Path) -> None:
     """One that has nothing left to do ends as it began."""
     first, *_ = looks_at(tmp_path, "CartPole-v1", {**PPO, "learning_rate": 1e-2}, total=4000, interval=1600)
-    total = first.numbers["env_steps"]
+    total = first.numbers.env_steps
     other = {**PPO, "learning_rate": 1e-3}
     (copy,) = looks_at(tmp_path, "CartPole-v1", other, total=total, interval=1600, number=1, begun=first.folder)
-    assert (copy.numbers["origin"], copy.numbers["env_steps"], copy.numbers["over"]) == (0, total, True)
+    assert (copy.numbers.origin, copy.numbers.env_steps, copy.numbers.over) == (0, total, True)
     for name in ("env_steps", "updates"):
         assert copy.counters[name] == first.counters[name] > 0
     assert first.weights.keys() == copy.weights.keys()
@@ -191,8 +191,8 @@ def test_a_copy_begins_with_the_weights_the_optimiser_and_the_counters_of_the_ot
 def test_a_copy_is_looked_at_after_an_interval_of_its_own(tmp_path: Path) -> None:
     first, *_ = looks_at(tmp_path, "CartPole-v1", PPO, total=4000, interval=1600)
     looks = looks_at(tmp_path, "CartPole-v1", PPO, total=8000, interval=1600, number=1, begun=first.folder)
-    assert [look.numbers["origin"] for look in looks] == [0, 1, 1]
-    steps = [look.numbers["env_steps"] for look in (first, *looks)]
+    assert [look.numbers.origin for look in looks] == [0, 1, 1]
+    steps = [look.numbers.env_steps for look in (first, *looks)]
     assert all(0 <= step - 1600 * number < 80 for number, step in enumerate(steps[:-1], 1))
 
 
@@ -203,45 +203,6 @@ def test_trials_are_looked_at_at_the_same_env_steps_however_many_environments_th
     """Runs of 300, 1200 and 4800 steps do not drift from looks that are 6000 apart."""
     options = {**PPO, "num_envs": num_envs, "unroll_length": 300, "learning_rate": 1e-9}
     looks = looks_at(tmp_path, "CartPole-v1", options, total=36_000, interval=6000)
-    steps = [look.numbers["env_steps"] for look in looks[:-1]]
+    steps = [look.numbers.env_steps for look in looks[:-1]]
     assert [step // 6000 for step in steps] == [1, 2, 3, 4]
     assert all(step % 6000 < num_envs * 300 for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("method", "trials", "cpus", "shares"),
-    [
-        ("asha", 8, 2.0, (1.0, 2)),
-        ("asha", 8, 64.0, (1.0, 8)),
-        ("asha", 3, 0.5, (0.5, 1)),
-        ("pbt", 8, 2.0, (0.25, None)),
-        ("pbt", 2, 64.0, (1.0, None)),
-    ],
-)
-def test_the_clusters_cpus_decide_how_many_trials_run(
-    method: Method, trials: int, cpus: float, shares: tuple[float, int | None]
-) -> None:
-    assert _shares(method, trials, cpus) == shares
-
-
-def test_asha_compares_trials_at_the_same_env_steps_however_often_they_were_looked_at() -> None:
-    """Games that last are first looked at at 3000 steps, with a return that is high for 1000 and low for 3000."""
-    spec = _Spec("CartPole-v1", "ppo", 9000, 1000, None, 0, ())
-    scheduler = _scheduler("asha", spec, {}, random.Random(0))
-    scheduler.set_search_properties("score", "max")
-    quick, slow, late = (Trial("a_trial", trial_id=name, stub=True) for name in ("quick", "slow", "late"))
-    for trial in (quick, slow, late):
-        scheduler.on_trial_add(None, trial)
-
-    def told(trial: Trial, env_steps: int, looks: int, score: float) -> str:
-        numbers = {"env_steps": env_steps, "training_iteration": looks, "score": score}
-        return scheduler.on_trial_result(None, trial, numbers)
-
-    for looks in (1, 2, 3):
-        assert told(quick, 1000 * looks, looks, 10.0 * looks) == "CONTINUE"
-    assert told(slow, 3040, 1, 25.0) == "STOP"
-    assert told(late, 3010, 1, 35.0) == "CONTINUE"
-    assert told(late, 4010, 2, 90.0) == "CONTINUE"
-    other = Trial("a_trial", trial_id="other", stub=True)
-    scheduler.on_trial_add(None, other)
-    assert told(other, 1000, 1, 12.0) == "CONTINUE", "nobody of 4010 steps is among those of 1000"

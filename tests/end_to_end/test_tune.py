@@ -1,9 +1,8 @@
-"""A search over a training's options with real trials: who is behind goes on as a copy of who is ahead."""
+"""Searches over a training's options with real trials, on both hosts: those behind are stopped, or copy those ahead."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pytest
@@ -16,12 +15,17 @@ SMALL = {"num_envs": 8, "unroll_length": 64}
 pytestmark = pytest.mark.slow
 
 
-def test_a_copy_plays_as_the_one_ahead_without_learning(ray_cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [None, ""], ids=["local", "ray"])
+def test_a_copy_plays_as_the_one_ahead_without_learning(
+    request: pytest.FixtureRequest, tmp_path: Path, cluster: str | None
+) -> None:
     """One of two learns nothing at its rate. After a look it goes on as a copy of the other, and with this seed
     at a rate that learns nothing again, so what it plays like is what it was given.
 
     What else a copy is given: tests/unit/pipelines/test_tune.py.
     """
+    if cluster is not None:
+        request.getfixturevalue("ray_cluster")
     found = tune(
         "CartPole-v1",
         {"learning_rate": Domain("choice", (1e-9, 1e-3)), **SMALL},
@@ -31,6 +35,7 @@ def test_a_copy_plays_as_the_one_ahead_without_learning(ray_cluster: Any, tmp_pa
         interval_steps=8_000,
         seed=24,
         tracking=str(tmp_path),
+        cluster=cluster,
         say=lambda line: None,
     )
     source, copy = sorted(found.trials, key=lambda outcome: outcome.number)
@@ -54,7 +59,7 @@ def test_a_copy_plays_as_the_one_ahead_without_learning(ray_cluster: Any, tmp_pa
     assert {"tuning.json", "tuning.png"} <= artifacts
 
 
-def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Path) -> None:
+def test_who_is_behind_is_stopped_before_the_end(tmp_path: Path) -> None:
     """Those whose rate learns nothing do not get the env steps of the one that learns."""
     found = tune(
         "CartPole-v1",
@@ -80,7 +85,7 @@ def test_who_is_behind_is_stopped_before_the_end(ray_cluster: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("method", ["asha", "pbt"])
-def test_every_trial_imitates_the_demonstrations(ray_cluster: Any, tmp_path: Path, method: Method) -> None:
+def test_every_trial_imitates_the_demonstrations(tmp_path: Path, method: Method) -> None:
     """Demonstrations are imitated at one rate, and at the other nobody is; a copy plays like who imitated."""
     found = tune(
         "CartPole-v1",
@@ -104,7 +109,7 @@ def test_every_trial_imitates_the_demonstrations(ray_cluster: Any, tmp_path: Pat
 
 
 def test_clones_are_compared_by_games_and_those_behind_are_stopped(
-    ray_cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but the search's own lines is told, of transitions and not of env steps."""
     said: list[str] = []

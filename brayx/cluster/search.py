@@ -1,0 +1,186 @@
+"""Trials of a search by Ray Tune, over all machines of a cluster. Knows nothing of what a trial trains."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+from brayx.cluster.start import join_ray, start_ray
+from brayx.trainer.competition import Asha, Competition, Listener, Look, Options, Population, Work
+
+_END_S = 60
+"""How long a trial that is stopped may take to end, a run that it collects included."""
+_OUTPUT = "RAY_AIR_NEW_OUTPUT"
+
+
+def run_trials(
+    work: Work,
+    drawn: Sequence[Options],
+    competition: Competition,
+    listener: Listener,
+    *,
+    deadline_s: float,
+    address: str = "",
+) -> None:
+    """Runs all trials to their ends; arguments as of `brayx.local.search.run_trials`.
+
+    Args:
+        address: of a running cluster; empty: Ray is used where it runs already in this process, else started.
+    """
+    started = not ray.is_initialized()
+    if started:
+        _start(address)
+    try:
+        with tempfile.TemporaryDirectory(prefix="brayx-search-", ignore_cleanup_errors=True) as folder, _quiet():
+            _fit(work, drawn, competition, listener, deadline_s, folder)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _fit(
+    work: Work,
+    drawn: Sequence[Options],
+    competition: Competition,
+    listener: Listener,
+    deadline_s: float,
+    folder: str,
+) -> None:
+    cpus = float(sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]))  # type: ignore[no-untyped-call]
+    each, at_once = shares(competition, len(drawn), cpus)
+    train = tune.with_parameters(_train, work=work, path=tuple(sys.path))
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"cpu": each}),
+        param_space={"options": tune.grid_search([dict(options) for options in drawn])},
+        tune_config=tune.TuneConfig(
+            metric="score",
+            mode="max",
+            scheduler=scheduler(competition),
+            max_concurrent_trials=at_once,
+            reuse_actors=True,
+            time_budget_s=deadline_s,
+        ),
+        run_config=tune.RunConfig(
+            # Before the scheduler sees it: no trial goes on that is done, not as a copy either.
+            stop=lambda _, result: bool(result.get("over")),
+            storage_path=folder,
+            name="tune",
+            verbose=0,
+            callbacks=[_Callback(listener)],
+            failure_config=tune.FailureConfig(1),
+        ),
+    )
+    tuner.fit()
+
+
+def shares(competition: Competition, num_trials: int, cpus: float) -> tuple[float, int | None]:
+    """CPUs of a trial, and how many trials run at once; None: all. A population lives side by side, since a trial that
+    makes room for another one costs a process's start."""
+    if isinstance(competition, Population):
+        return min(1.0, cpus / num_trials), None
+    return min(1.0, cpus), max(1, min(num_trials, int(cpus)))
+
+
+def scheduler(competition: Competition) -> Any:
+    """Ray Tune's scheduler for these rules."""
+    if isinstance(competition, Asha):
+        return ASHAScheduler(
+            # Not the number of looks: trials whose games last have fewer of them at the same age.
+            time_attr="env_steps",
+            max_t=competition.max_steps,
+            grace_period=competition.grace_steps,
+            reduction_factor=competition.reduction,
+            # Else a trial whose first look is at a later rung is taken down at an earlier one afterwards, too old.
+            stop_last_trials=False,
+        )
+    change = competition.change
+    return PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=1,
+        burn_in_period=1,
+        # Tune asks for at least one; `change` does all of it, because Tune's own leaves the ranges.
+        hyperparam_mutations={"unused": lambda: 0},
+        custom_explore_fn=lambda config: {**config, "options": change(config["options"])},
+        synch=False,
+    )
+
+
+def _train(config: dict[str, Any], work: Work, path: tuple[str, ...]) -> None:
+    """A trial, in a process of Ray Tune's."""
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    # A trial that is stopped closes its environments before another one has its process.
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_END_S)
+
+    def report(look: Look, folder: Path) -> None:
+        tune.report(
+            {"env_steps": look.env_steps, "score": look.score, "over": look.over, "look": look},
+            checkpoint=tune.Checkpoint.from_directory(str(folder)),
+        )
+
+    number = int(tune.get_context().get_trial_id().rsplit("_", 1)[-1])
+    kept = tune.get_checkpoint()
+    with contextlib.nullcontext() if kept is None else kept.as_directory() as begun:
+        work(number, config["options"], report, None if begun is None else Path(begun))
+
+
+class _Callback(tune.Callback):
+    """Passes on what Tune hears of trials."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        """A trial has been looked at."""
+        if "look" in result:
+            checkpoint = None if trial.checkpoint is None else Path(trial.checkpoint.path)
+            self._listener.on_look(_number(trial), result["look"], checkpoint)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """A trial is done, or stopped because others are better."""
+        self._listener.on_end(_number(trial))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """A trial failed."""
+        self._listener.on_error(_number(trial), _why(trial))
+
+
+def _number(trial: Any) -> int:
+    return int(trial.trial_id.rsplit("_", 1)[-1])
+
+
+def _why(trial: Any) -> str:
+    """A failed trial's error in a line: ours by its message, any other by its last line."""
+    text = Path(trial.error_file).read_text() if trial.error_file else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else "no report"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Tune prints at the start at any verbosity: folders that are gone when it ends."""
+    before = os.environ.get(_OUTPUT)
+    os.environ[_OUTPUT] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_OUTPUT)
+        if before is not None:
+            os.environ[_OUTPUT] = before
+
+
+def _start(address: str) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        join_ray(address, **options)
+    else:
+        start_ray(num_cpus=os.cpu_count() or 1, include_dashboard=False, **options)

@@ -1,0 +1,247 @@
+"""One trial of a search: trains an environment, and is looked at after each interval as it goes on.
+
+Knows nothing of how trials compete, of MLflow or of Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brayx.trainer.competition import Look, Report
+from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
+from pipelines import search
+
+if TYPE_CHECKING:
+    from brayx.actions import ActionSpec
+    from brayx.algorithms.config import AlgorithmConfig
+    from brayx.replay.files import Dataset
+    from brayx.rollout.policy import Policy
+    from brayx.types import NestedArray
+    from pipelines.rollouts import Model
+    from pipelines.training import Training
+
+_ORIGIN_FILE = "origin.json"
+_GAMES_SEED = 10_000
+"""Of the games that are played with clones, added to the search's: no training's."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What all trials have in common; travels to their processes.
+
+    Attributes:
+        env: Gymnasium id.
+        algorithm: name of one.
+        total_steps: env steps of a trial that is not stopped before; of cloning, transitions of its batches.
+        interval_steps: of these between two looks.
+        target_return: a trial that reaches it is done.
+        seed: trial ``n`` trains with ``seed + n``.
+        demonstrations: that every trial imitates.
+    """
+
+    env: str
+    algorithm: str
+    total_steps: int
+    interval_steps: int
+    target_return: float | None
+    seed: int
+    demonstrations: Dataset | None = None
+
+
+class Looks:
+    """The `Books` of a trial: its newest checkpoint, which is reported when it is time to look at the trial.
+
+    That is at the same env steps in all trials, up to a run: at each whole number of intervals from the beginning. But
+    not when less than one is left of all, since the return of a short rest would be of few games. The first look waits
+    until as many games have ended as are played side by side: those that end before are the short ones, and a trial is
+    not behind because its games last.
+
+    Args:
+        path: of a folder for the checkpoint.
+        number: of the trial.
+        spec: what all trials have in common.
+        options: of this one.
+        num_envs: games side by side.
+        report: called at each look.
+        play: gives the mean return at a look, where the training plays no games; None: it does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        spec: Spec,
+        options: Mapping[str, Any],
+        num_envs: int,
+        report: Report,
+        play: Callable[[], float] | None = None,
+    ) -> None:
+        self._path = path
+        self._number = self._origin = number
+        self._spec = spec
+        self._options = options
+        self._num_envs = num_envs
+        self._report = report
+        self._play = play
+        self._asked: tuple[int, float] | None = None
+        self._seen: int | None = None
+
+    def adopt(self, folder: Path) -> None:
+        """Takes a checkpoint, perhaps another trial's, as its own to begin with."""
+        shutil.copytree(folder, self._path)
+        self._origin = json.loads((self._path / _ORIGIN_FILE).read_text())
+
+    def due(self, env_steps: int, numbers: Mapping[str, float]) -> bool:
+        """As `train_local` asks."""
+        if self._seen is None:  # a copy's first steps here are not its first
+            self._seen = env_steps - int(numbers.get("env_steps", 0))  # none while demonstrations come first
+        interval, left = self._spec.interval_steps, self._spec.total_steps - env_steps
+        passed = env_steps // interval - self._seen // interval
+        if not passed or left < interval:
+            return False
+        if self._play is None and numbers.get(GAMES_METRIC, 0) < self._num_envs:
+            return False
+        self._asked = (env_steps, numbers[RETURN_METRIC] if self._play is None else self._play())
+        return True
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `Keeper.save`."""
+        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.copytree(folder, self._path)
+        (self._path / _ORIGIN_FILE).write_text(json.dumps(self._number))
+        if self._asked is not None:
+            (self._seen, mean), self._asked = self._asked, None
+            self.report(self._seen, mean)
+
+    def report(self, env_steps: int, return_mean: float, *, over: bool = False) -> None:
+        """Has the trial looked at."""
+        origin, self._origin = self._origin, self._number
+        score = or_least(return_mean)
+        self._report(Look(env_steps, score, return_mean, origin, over, dict(self._options)), self._path)
+
+    def latest(self) -> Path | None:
+        """As `Keeper.latest`."""
+        return self._path if self._path.exists() else None
+
+    def push(self, part: Any) -> None:
+        """As `Books.push`: the driver keeps the books, of what is reported."""
+
+    def check(self) -> None:
+        """As `Books.check`."""
+
+
+class Player:
+    """Plays games with what a cloning trial has learned: the same ones at every look, and in all trials.
+
+    Args:
+        spec: what all trials have in common.
+        algorithm, training: options of this one.
+
+    Attributes:
+        reached: set once a mean return was the target.
+    """
+
+    def __init__(self, spec: Spec, algorithm: AlgorithmConfig, training: Training) -> None:
+        from brayx.rollout.envs import make_envs
+        from pipelines.rollouts import ready_made
+
+        self.reached = threading.Event()
+        self._seed = spec.seed + _GAMES_SEED
+        self._target = math.inf if spec.target_return is None else spec.target_return
+        self._training = training
+        self._envs = make_envs(
+            spec.env,
+            min(training.num_envs, training.evaluation_episodes),
+            vectorization=training.vectorization,
+            options=training.env_options,
+        )
+        self._ready_made = ready_made(training.network, self._envs, algorithm)
+        self._module: Any = None
+        self._policy: Policy | None = None
+
+    def model(self, obs: NestedArray, spec: ActionSpec) -> Model:
+        """As `train_local` has it: the module that it learns is the one that plays."""
+        from brayx.rollout.policy import Policy
+
+        made = self._ready_made(obs, spec)
+        self._module, self._policy = made[0], Policy(*made, engine=self._training.engine)
+        return made
+
+    def play(self) -> float:
+        """The mean return."""
+        from brayx.engines.torch import module_weights
+        from brayx.rollout.evaluate import evaluate
+
+        assert self._policy is not None
+        self._policy.load(module_weights(self._module), self._policy.version + 1)
+        training = self._training
+        found = evaluate(
+            self._envs,
+            self._policy,
+            training.evaluation_episodes,
+            seed=self._seed,
+            scale_actions=training.scale_actions,
+            max_steps=training.evaluation_steps,
+        )
+        if found.mean >= self._target:
+            self.reached.set()
+        return found.mean
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._envs.close()
+
+
+def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Report, begun: Path | None = None) -> None:
+    """Trains one trial from its start to its end, without a break at the looks: its games and what it has collected go
+    on from one to the next.
+
+    Args:
+        spec: what all trials have in common.
+        number: of the trial.
+        options: of this one.
+        report: called at each look and in the end.
+        begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
+    """
+    from pipelines.rollouts import train_local
+
+    algorithm, training = search.arguments(spec.algorithm, options)
+    training = training.model_copy(
+        update={"total_steps": spec.total_steps, "target_return": spec.target_return, "seed": spec.seed + number}
+    )
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-trial-"))
+        play = model = stop = None
+        if algorithm.imitates == "everything":
+            player = Player(spec, algorithm, training)
+            stack.callback(player.close)
+            play, model, stop = player.play, player.model, player.reached
+            training = training.model_copy(update={"evaluation_episodes": 0})  # the player's, at every look
+        looks = Looks(Path(folder, "checkpoint"), number, spec, options, training.num_envs, report, play)
+        if begun is not None:
+            looks.adopt(begun)
+        result = train_local(
+            spec.env,
+            algorithm,
+            training,
+            demonstrations=spec.demonstrations,
+            model=model,
+            clerk=looks,
+            stop=stop,
+            due=looks.due,
+        )
+        looks.report(result.env_steps, result.return_mean if play is None else play(), over=True)
+
+
+def or_least(value: float) -> float:
+    """``value``, or minus infinity for what is no number: what cannot be compared is the worst."""
+    return value if math.isfinite(value) else -math.inf
