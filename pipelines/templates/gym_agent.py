@@ -17,6 +17,9 @@ from brayx import Agent, Fragment, State, Step, forward, push, record, sample_ca
 from brayx.errors import BadBody
 from brayx.types import flatten
 
+_LARGEST = float(np.finfo(np.float32).max)
+"""Reward: the buffer keeps float32."""
+
 
 class GymAgent(Agent):
     """Samples from the policy while training, takes the most probable action when serving."""
@@ -73,10 +76,13 @@ class GymAgent(Agent):
 
 
 def _reward(state: State) -> float:
-    reward = _field(state, "reward")
-    if reward.ndim or not np.isfinite(reward):
+    try:
+        reward = float(state.input["reward"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise _bad_body(state) from None
+    if not abs(reward) <= _LARGEST:  # nor NaN
         raise _bad_body(state)
-    return float(reward)
+    return reward
 
 
 def _field(state: State, name: str) -> np.ndarray:
