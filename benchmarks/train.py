@@ -221,16 +221,17 @@ _READ: tuple[Callable[[Outcome], float | None], ...] = (
 )
 
 
-def run_brayx(variant: str, seed: int, steps: int) -> Outcome | None:
+def run_brayx(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()) -> Outcome | None:
     """One ``brayx train`` from nothing, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
-        ran = _process(train_words(variant, seed, steps, folder), {FILE: str(stamp)})
+        words = train_words(variant, seed, steps, folder, overrides)
+        ran = _process(words, {FILE: str(stamp)})
         return outcome(points_of(Path(folder)), ran, float(stamp.read_text())) if ran is not None else None
 
 
-def train_words(variant: str, seed: int, steps: int, folder: str) -> list[str]:
-    """Arguments of Python for ``brayx train``, with its trial in ``folder``."""
+def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Sequence[str]) -> list[str]:
+    """Arguments of Python for ``brayx train``, with its trial in ``folder`` and further ``overrides`` of the job."""
     # No early stop: both sides learn from the same number of steps, towards which their learning rates fall.
     options = {
         "trainer.num_steps": steps,
@@ -244,16 +245,17 @@ def train_words(variant: str, seed: int, steps: int, folder: str) -> list[str]:
         "actor.gamecores.0.door": DOORS.get(variant, "tcp"),
     }
     options |= {"trainer.where": variant} if variant in CLUSTER else {}
-    words = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    settings = [*(f"{name}={value}" for name, value in options.items()), *overrides]
+    words = [word for setting in settings for word in ("--set", setting)]
     words += ["--cluster"] if variant in CLUSTER else []
     return ["-m", "pipelines.cli", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
 
 
-def local_parts(variant: str, steps: int) -> Table:
+def local_parts(variant: str, steps: int, overrides: Sequence[str] = ()) -> Table:
     """What a training on the local host takes of the CPU, by part: a run of its own."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
-        words, environment = train_words(variant, 0, steps, folder), environment_of({FILE: str(stamp)})
+        words, environment = train_words(variant, 0, steps, folder, overrides), environment_of({FILE: str(stamp)})
         return parts_table(VARIANTS[variant], cpu_by_part(words, environment, stamp), steps)
 
 
@@ -326,13 +328,13 @@ def run_sb3(seed: int, steps: int) -> Outcome | None:
     return outcome([Point(*point) for point in json.loads(ran.out.splitlines()[-1])["points"]], ran)
 
 
-def run(variant: str, seed: int, steps: int) -> Outcome | None:
+def run(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()) -> Outcome | None:
     """One run of a variant."""
     if variant == "sb3":
         return run_sb3(seed, steps)
     if variant == "ppo":
         return run_ppo(_TUNED, seed, max(steps, _TUNED_STEPS))
-    return run_ppo(_SAME, seed, steps) if variant == "same" else run_brayx(variant, seed, steps)
+    return run_ppo(_SAME, seed, steps) if variant == "same" else run_brayx(variant, seed, steps, overrides)
 
 
 def _process(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran | None:
@@ -401,6 +403,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cluster", action="store_true", help=f"{' and '.join(CLUSTER)}, too: they start Ray")
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=["pendulum"], help="(default: pendulum)")
     parser.add_argument("--parts", action="store_true", help="measure only what the loop is made of")
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of brayx's job, in the runs through a door",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
@@ -435,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes: Outcomes = {variant: [] for variant in options.variant}
     for seed in options.seeds:
         for variant, runs in outcomes.items():
-            runs.append(run(variant, seed, options.steps))
+            runs.append(run(variant, seed, options.steps, options.overrides))
             console.print(f"seed {seed}, {VARIANTS[variant]}: {runs[-1]}", style="dim")
     played: dict[str, list[Played | None]] = {game: [] for game in options.games}
     for seed in options.seeds:
@@ -444,7 +450,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"seed {seed}, {GAMES[game][0]}: {games[-1]}", style="dim")
     tables = [table(outcomes)] if outcomes else []
     if SPY.exists():
-        tables += [local_parts(each, min(options.steps, _PARTS_STEPS)) for each in ("once", "tcp") if each in outcomes]
+        steps_of_parts = min(options.steps, _PARTS_STEPS)
+        measured_parts = (each for each in ("once", "tcp") if each in outcomes)
+        tables += [local_parts(each, steps_of_parts, options.overrides) for each in measured_parts]
     tables += [games_table(played)] if played else []
     text = "\n\n".join(each.markdown() for each in (*tables, *measured))
     show(about, text, markdown=options.markdown)
