@@ -5,18 +5,26 @@ Loads Ray only for a job with rollouts. Starts nothing.
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brayx.errors import ConfigError
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from pipelines.fitting import check_algorithm
+from pipelines.gamecores import environment
 from pipelines.sources import check_sources
 
 if TYPE_CHECKING:
     from brayx.replay.files import Dataset
     from brayx.replay.packing import Layout
     from brayx.types import Fragment
+
+
+_SCRIPTS = (".py", ".sh", ".js", ".jar")
 
 
 def check_job(job: JobConfig) -> tuple[str, Layout]:
@@ -29,7 +37,29 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     """
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
+    check_gamecores(job)
     return name, check_learning(job)
+
+
+def check_gamecores(job: JobConfig) -> None:
+    """Makes sure that the gamecores' programs and scripts are there.
+
+    A word of a command is taken for a script if it ends as one (``.py``, ``.sh``, ``.js``, ``.jar``) and is no option.
+
+    Raises:
+        ConfigError: names the component, the command and what is not there.
+    """
+    path = environment()["PATH"]
+    for name, actor in job.actors.items():
+        for index, gamecore in enumerate(actor.gamecores):
+            place = f"{job.file}: {name}.gamecores.{index}.command"
+            program, *words = shlex.split(gamecore.command) or [""]
+            if shutil.which(program if "/" not in program else str(Path(job.folder, program)), path=path) is None:
+                raise ConfigError(f"{place}: there is no program {program!r}", command=gamecore.command)
+            scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
+            for script in scripts:
+                if not Path(job.folder, script).exists():
+                    raise ConfigError(f"{place}: there is no file {script!r} in {job.folder}", command=gamecore.command)
 
 
 def check_learning(job: JobConfig) -> Layout:

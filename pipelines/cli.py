@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+import brayx
 from brayx.errors import BrayxError, ConfigError, StartupError
+from pipelines.completion import SHELLS, script
 from pipelines.ending import end_within, leave, mark
 from pipelines.new import KINDS
 
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train game agents and serve them with one code path.",
         epilog="Set BRAYX_TRACEBACK=1 to see where an error was raised.",
     )
+    parser.add_argument("--version", action="version", version=f"brayx {brayx.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="train CartPole through the door, serve the champion, play 20 games")
@@ -187,6 +190,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     check.set_defaults(run=_check)
 
+    trials = commands.add_parser("trials", help="list the trials: status, env steps, return, and which is champion")
+    trials.add_argument("--project", default="", help="of this one only (default: of all)")
+    trials.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    trials.set_defaults(run=_trials)
+
     promote = commands.add_parser("promote", help="point an alias of the registry at a version: services follow it")
     promote.add_argument(
         "reference", metavar="MODEL", help="what to promote: models:/NAME@candidate, or models:/NAME/3"
@@ -220,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--file", default="keys.txt", help="made if it is not there (default: %(default)s)")
     new.add_argument("--id", default=None, help="of the key (default: made up)")
     new.set_defaults(run=_new_key)
+
+    completion = commands.add_parser("completion", help="print shell completion: source <(brayx completion bash)")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=_completion)
 
     gamecore = commands.add_parser("gamecore", help="be a game: `brayx gamecore gym ENV_ID --url URL`")
     for name, what in PIPELINES.items():
@@ -444,10 +456,11 @@ def _check(arguments: argparse.Namespace) -> int:
     from deployments.code import check_code
     from deployments.job import JobConfig
     from deployments.options import documented
-    from pipelines.checks import check_learning
+    from pipelines.checks import check_gamecores, check_learning
 
     job = JobConfig.load(arguments.config, arguments.overrides)
     check_code(job, job.actors, mode="train")
+    check_gamecores(job)
     if len(job.trainers) == 1:
         check_learning(job)
     with contextlib.suppress(BrokenPipeError):
@@ -457,6 +470,20 @@ def _check(arguments: argparse.Namespace) -> int:
 
         for note in lag_notes(job):
             print(f"brayx: note: {note}", file=sys.stderr)
+    print(f"{arguments.config}: ok", file=sys.stderr)
+    return 0
+
+
+def _trials(arguments: argparse.Namespace) -> int:
+    from brayx.tracking import tracking_uri
+    from pipelines.trials import table, trials
+
+    print(table(trials(tracking_uri(arguments.tracking), arguments.project)))
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    print(script(_parser(), arguments.shell), end="")
     return 0
 
 

@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrayxError as error:
         if os.environ.get("BRAYX_TRACEBACK"):
             raise
-        print(f"ppo: {error}", file=sys.stderr)
+        print(f"brayx: {error}", file=sys.stderr)
         return 2
     print(json.dumps(_summary(result, trial)), flush=True)
     return 130 if result["reason"] == "stopped" else 0
@@ -394,7 +394,7 @@ def _write_course(file: str | None, result: Result) -> None:
         try:
             Path(file).write_text(json.dumps(points))
         except OSError as error:  # what was learned is in the books, and is told all the same
-            print(f"ppo: the course is not written: {error}", file=sys.stderr)
+            print(f"brayx: the course is not written: {error}", file=sys.stderr)
 
 
 def _told_of(result: Result, process_began: float) -> dict[str, Any]:

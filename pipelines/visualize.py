@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrayxError as error:
         if os.environ.get("BRAYX_TRACEBACK"):
             raise
-        print(f"visualize: {error}", file=sys.stderr)
+        print(f"brayx: {error}", file=sys.stderr)
         return 2
     print(options.out)
     return 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-COMMANDS = ["demo", "train", "evaluate", "check", "gamecore"]
+import brayx as brayx_package
+from brayx.charts import CHARTS, RETURN_CHART
+from brayx.tracking import Trial, register
+from pipelines import cli
+
+COMMANDS = ["demo", "train", "serve", "evaluate", "check", "trials", "gamecore", "completion"]
 CARTPOLE = Path(__file__).parents[2] / "pipelines" / "templates" / "cartpole.yaml"
 
 
@@ -64,3 +70,60 @@ finally:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert "--url" in result.stdout
+
+
+def test_every_command_has_a_line_and_completion_offers_it() -> None:
+    words = [name for name, action in parser_of_commands().items() if action]
+    assert len(words) > 12
+    script = brayx("completion", "bash").stdout
+    offered = 'COMP_WORDS=(brayx {}); COMP_CWORD={}; _brayx; echo "${{COMPREPLY[@]}}"'
+
+    def complete(line: str) -> list[str]:
+        bash = script + offered.format(line, len(line.split()))
+        return subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True).stdout.split()
+
+    assert complete("tr") == ["train", "trials"]
+    assert complete("train --cl") == ["--cluster"]
+    assert complete("keys n") == ["new"]
+    assert brayx("completion", "zsh").stdout.startswith("autoload")
+
+
+def parser_of_commands() -> dict[str, str]:
+    """The help line of each command."""
+    (commands,) = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    lines = {action.dest: action.help or "" for action in commands._choices_actions}
+    assert set(lines) == set(commands.choices)
+    return lines
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert brayx("--version").stdout == f"brayx {brayx_package.__version__}\n"
+
+
+def test_check_ends_with_ok_and_names_programs_and_files_that_are_not_there(tmp_path: Path) -> None:
+    assert brayx("check", str(CARTPOLE)).stderr == f"{CARTPOLE}: ok\n"
+    for command, missing in (
+        ("pythn game.py", "there is no program 'pythn'"),
+        ("python no_such_game.py {ws_url}", "there is no file 'no_such_game.py'"),
+    ):
+        result = brayx("check", str(CARTPOLE), "--set", f"actor.gamecores.0.command={command}")
+        assert result.returncode == 2
+        assert f"actor.gamecores.0.command: {missing}" in result.stderr
+
+
+def test_trials_are_listed_with_their_champion(tmp_path: Path, tracking_db: str) -> None:
+    for name, value in (("first", 20.0), ("second", 480.0)):
+        trial = Trial.open("cartpole", name, tracking_db)
+        trial.log_metrics({CHARTS["env_steps"]: 1000.0, RETURN_CHART: value}, 1000)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.npz").write_bytes(b"weights")
+        register(trial, trial.save_checkpoint(tmp_path / name, 1000), "cartpole", alias="champion")
+        trial.finish("FINISHED")
+    shown = brayx("trials", "--tracking", tracking_db)
+    heading, second, first = (line.split() for line in shown.stdout.splitlines())
+    assert heading[:2] == ["project", "trial"]
+    assert second == ["cartpole", "second", "finished", "1,000", "480", "cartpole", "version", "2"]
+    assert first == ["cartpole", "first", "finished", "1,000", "20"]
+    nowhere = brayx("trials", "--project", "none", "--tracking", tracking_db)
+    assert nowhere.returncode == 2
+    assert "there is no project 'none'" in nowhere.stderr

@@ -148,7 +148,7 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path
     books = str(tmp_path / "mlflow.db")
     done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", books)
     assert done.returncode == 2
-    assert done.stderr == "ppo: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
+    assert done.stderr == "brayx: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_had_is_one_line_and_nothing_starts(distributed, tmp_path
 )
 def test_an_option_that_cannot_be_is_one_line_and_nothing_starts(words, message, tmp_path):
     done = run(*words.split(), "--tracking", str(tmp_path / "mlflow.db"))
-    assert (done.returncode, done.stderr) == (2, f"ppo: {message}\n")
+    assert (done.returncode, done.stderr) == (2, f"brayx: {message}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -219,7 +219,7 @@ def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(tmp_path, tr
 def test_a_preset_that_there_is_none_of_is_one_line():
     done = run("--env", "Acrobot-v1", "--preset", "tuned")
     assert done.returncode == 2
-    assert done.stderr.startswith("ppo: no preset for 'Acrobot-v1'")
+    assert done.stderr.startswith("brayx: no preset for 'Acrobot-v1'")
     assert len(done.stderr.splitlines()) == 1
 
 

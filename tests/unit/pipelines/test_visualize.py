@@ -83,4 +83,4 @@ def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, capsys):
     assert out.read_bytes().startswith(b"\x89PNG")
     assert main(["third", *words]) == 2
     assert main(["first", *words[:-1], str(tmp_path / "none" / "curves.png")]) == 2
-    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["visualize", "visualize"]
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["brayx", "brayx"]

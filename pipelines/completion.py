@@ -1,0 +1,46 @@
+"""Shell completion of a command line, made from its parser: commands, their options, and file names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+SHELLS = ("bash", "zsh")
+
+_SCRIPT = """\
+_brayx() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" words
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+        1:*) words="{commands}" ;;
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    [ ${{#COMPREPLY[@]}} -gt 0 ] || COMPREPLY=($(compgen -f -- "$current"))
+}}
+complete -o filenames -F _brayx brayx
+"""
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """A script that completes ``brayx``: ``source <(brayx completion bash)``.
+
+    Args:
+        parser: of the command, with one level of subcommands.
+        shell: one of `SHELLS`.
+    """
+    commands = dict(_commands(parser))
+    cases = "\n".join(f'        *:{name}) words="{" ".join(words)}" ;;' for name, words in commands.items())
+    head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return head + _SCRIPT.format(commands=" ".join(commands), cases=cases)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+    """Each command, and the words that may follow it: options and verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield name, [word for each in command._actions for word in (*each.option_strings, *_verbs(each))]
+
+
+def _verbs(action: argparse.Action) -> list[str]:
+    return list(action.choices) if isinstance(action, argparse._SubParsersAction) else []
