@@ -77,6 +77,7 @@ NOT_RUN = {
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
     "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,
+    "lines of a live display": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
