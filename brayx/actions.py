@@ -1,16 +1,16 @@
-"""Actions while acting: from a model's outputs to an action, its log-probability, and what the environment takes.
+"""Actions for acting: from a model's outputs to an action, its log-probability, and the environment's action.
 
-NumPy only, for batches; `brayx.nets.distributions` is the same in torch for learning, and a test holds the two
-together. Drawing has three parts, so that a run of many steps pays for little at each: `noise` for all of them
-beforehand, `choose` at each step, `log_prob` for all of them afterwards; `sample` is the three in one. Outputs of a
-model, ``N`` observations at once:
+NumPy only, for batches. `brayx.nets.distributions` is the torch counterpart for learning, and a test compares the two.
+Sampling has three parts, so that a run of many steps does little work at each: `noise` for all steps beforehand,
+`choose` at each step, `log_prob` for all steps afterwards; `sample` does all three. Outputs of a model for ``N``
+observations:
 
     logits  [N, A], or a tuple of [N, A_h]   categorical, one head or several: action [N] or [N, H] int64
     mean, log_std  [N, D]                    Gaussian: action [N, D] float32
     ... with latent [N, L], sde_std [N, L, D]   noise that depends on the state: mean + latent @ (sde_std * noise)
     tanh_mean, tanh_log_std  [N, D]          Gaussian squashed into (-1, 1)
 
-Any more leading axes do for `choose`, `log_prob` and `greedy`, ``[T, N, ...]`` say. Knows nothing of engines, torch or
+`choose`, `log_prob` and `greedy` allow more leading axes, such as ``[T, N, ...]``. Knows nothing of engines, torch or
 environments; Gymnasium's spaces are recognised by their attributes.
 """
 
@@ -27,25 +27,25 @@ import numpy as np
 from brayx.errors import ConfigError, ModelError
 
 Outputs: TypeAlias = Mapping[str, Any]
-"""What a model gave, by name."""
+"""A model's outputs, by name."""
 Noise: TypeAlias = Any
 """Standard noise: an array, or a tuple of one for each head."""
 
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 _LEAST = np.float32(1e-30)
-"""Of an exponential draw, whose logarithm is taken."""
+"""Lower bound of an exponential draw, so that its logarithm is finite."""
 
 
 def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) -> Noise:
-    """What `choose` draws with.
+    """Random noise for `choose`.
 
     Args:
-        outputs: of one step, ``[N, ...]``: only shapes are looked at.
-        rng: drawn from.
-        steps: for so many: ``[steps, N, ...]``; None: for one, ``[N, ...]``.
+        outputs: of one step, ``[N, ...]``; only their shapes matter.
+        rng: random generator.
+        steps: number of steps, for noise ``[steps, N, ...]``; None: one step, ``[N, ...]``.
 
     Raises:
-        ModelError: the outputs are of no policy.
+        ModelError: these are not a policy's outputs.
     """
     lead = () if steps is None else (steps,)
     if "logits" in outputs:
@@ -59,14 +59,14 @@ def noise(outputs: Outputs, rng: np.random.Generator, steps: int | None = None) 
 
 
 def choose(outputs: Outputs, noise: Noise) -> np.ndarray:
-    """The action that standard noise comes to; a category by the Gumbel-max trick.
+    """The action for given noise; a category by the Gumbel-max trick.
 
     Args:
         outputs: ``[..., N, ...]``.
-        noise: as `noise` gives it for outputs of these shapes.
+        noise: from `noise`, for outputs of these shapes.
 
     Raises:
-        ModelError: the outputs are of no policy.
+        ModelError: these are not a policy's outputs.
     """
     if "logits" in outputs:
         logits = outputs["logits"]
@@ -85,14 +85,14 @@ def choose(outputs: Outputs, noise: Noise) -> np.ndarray:
 
 
 def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
-    """Joint log-probability (density) of actions, float32 ``[..., N]``; a squashed action's is of what was squashed.
+    """Joint log-probability (density) of actions, float32 ``[..., N]``.
 
     Args:
         outputs: ``[..., N, ...]``.
-        action: as `choose` gives it.
+        action: from `choose`.
 
     Raises:
-        ModelError: the outputs are of no policy.
+        ModelError: these are not a policy's outputs.
     """
     if "logits" in outputs:
         logits = outputs["logits"]
@@ -103,7 +103,7 @@ def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
         return _log_softmax_at(logits, action)
     if "tanh_mean" in outputs:
         mean, log_std = outputs["tanh_mean"], outputs["tanh_log_std"]
-        # Where float32 rounds to +-1 the inverse is infinite; the nearest number inside is meant.
+        # Where float32 rounds to +-1 the inverse is infinite; use the nearest number inside.
         inside = np.clip(action, -1 + 2**-24, 1 - 2**-24)
         before = np.arctanh(inside.astype(np.float64))
         # log(1 - tanh(u)^2) without cancellation, Haarnoja et al. 2018, appendix C.
@@ -114,20 +114,20 @@ def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
 
 
 def sample(outputs: Outputs, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """An action of each observation, ``[N, ...]``, and its log-probability ``[N]``.
+    """A random action for each observation, ``[N, ...]``, and its log-probability ``[N]``.
 
     Raises:
-        ModelError: the outputs are of no policy.
+        ModelError: these are not a policy's outputs.
     """
     action = choose(outputs, noise(outputs, rng))
     return action, log_prob(outputs, action)
 
 
 def greedy(outputs: Outputs) -> np.ndarray:
-    """The most likely action of each observation, the first of equals; of a squashed Gaussian, the squashed mean.
+    """The most likely action for each observation, the first of equals; for a squashed Gaussian the squashed mean.
 
     Raises:
-        ModelError: the outputs are of no policy.
+        ModelError: these are not a policy's outputs.
     """
     if "logits" in outputs:
         logits = outputs["logits"]
@@ -141,7 +141,7 @@ def greedy(outputs: Outputs) -> np.ndarray:
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     drawn = rng.standard_exponential(shape, np.float32)
-    # Never infinite: not even a masked action, whose logit is a large negative number, may win by that.
+    # Always finite: infinite noise would let a masked action win, whose logit is a large negative number.
     np.maximum(drawn, _LEAST, out=drawn)
     np.log(drawn, out=drawn)
     return np.negative(drawn, out=drawn)
@@ -175,13 +175,13 @@ def _gaussian(mean: np.ndarray, log_std: np.ndarray, x: np.ndarray) -> np.ndarra
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What a policy's actions look like, and how they become an environment's.
+    """The shape of a policy's actions, and their conversion to an environment's actions.
 
     Attributes:
-        kind: of the policy that fits.
-        sizes: categories of each head; a Box: empty.
-        shape: of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
-        low, high: of a Box, ``[D]`` float32, flat; None without.
+        kind: kind of policy that fits.
+        sizes: categories of each head; empty for a Box.
+        shape: shape of one action of the policy: ``()``, ``(H,)`` or ``(D,)``.
+        low, high: bounds of a Box, ``[D]`` float32, flat; None for other spaces.
         start: added to a category, ``[H]``; None: nothing.
         env_shape, env_dtype: of one action of the environment.
     """
@@ -222,12 +222,12 @@ class ActionSpec:
         )
 
     def to_env(self, action: np.ndarray, *, scale: bool = False) -> np.ndarray:
-        """What the environment takes.
+        """Converts a policy's actions to the environment's.
 
         Args:
-            action: the policy's, ``[N, *shape]``; not changed.
-            scale: of a Box with finite bounds, -1 to 1 are its lower and upper bound. Either way, what is beyond the
-                bounds is clipped: what is learned from is the policy's own action, which has a density.
+            action: the policy's, ``[N, *shape]``; not modified.
+            scale: for a Box with finite bounds, map -1 to 1 onto the bounds. Values beyond the bounds are clipped in
+                any case. The learner uses the policy's action before clipping, since only that has a density.
 
         Returns:
             ``[N, *env_shape]``.
@@ -246,13 +246,13 @@ class ActionSpec:
 
     @cached_property
     def bounded(self) -> bool:
-        """A Box whose every bound is finite."""
+        """Whether this is a Box with all bounds finite."""
         if self.low is None or self.high is None:
             return False
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
 
 def _offset(start: Any) -> np.ndarray | None:
-    """The first category of each head; None when all are 0."""
+    """The first category of each head; None if all are 0."""
     offset = np.atleast_1d(np.asarray(0 if start is None else start, np.int64)).reshape(-1)
     return offset if offset.any() else None

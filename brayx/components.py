@@ -1,7 +1,7 @@
-"""User modules by name: looked up beside a job's YAML file first, then on ``sys.path``.
+"""Loads user modules by name: first from the folder of a job's YAML file, then from ``sys.path``.
 
-A job travels between processes as names and the folder's path; each process loads for itself. Knows nothing of what
-the modules hold.
+A job is sent between processes as module names and the folder's path; each process imports the modules itself. Knows
+nothing of what the modules contain.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from brayx.errors import ConfigError
 
 
 def load(module: str, attribute: str, folder: str = "") -> Any:
-    """``attribute`` of the module that ``module`` names.
+    """Imports ``module`` and returns its ``attribute``.
 
     Args:
         module: import path, as in ``import``.
         attribute: a class or function in it.
         folder: absolute path of the folder to look in first; it goes to the front of ``sys.path`` and stays there,
-            so that the module's own imports, and pickles of its classes, find their way too.
+            so that the module's own imports and pickles of its classes work too.
 
     Raises:
         ConfigError: no such module or attribute (the message names the nearest), the module raises when imported, or
-            another module of that name was loaded before from elsewhere.
+            another module of that name was already loaded from elsewhere.
     """
     loaded = load_module(module, folder)
     try:
@@ -44,10 +44,10 @@ def load(module: str, attribute: str, folder: str = "") -> Any:
 
 
 def load_module(module: str, folder: str = "") -> ModuleType:
-    """The module that ``module`` names; arguments and errors as `load`."""
+    """Imports ``module``; arguments and errors as for `load`."""
     _check_name(module)
     if folder:
-        # First, though it may be further back already: another job's folder must not come before it.
+        # Move it to the front even if it is on the path already: another job's folder must not come before it.
         sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
         importlib.invalidate_caches()
         _refuse_other_of_same_name(module, folder)
@@ -68,7 +68,7 @@ def load_module(module: str, folder: str = "") -> ModuleType:
 
 
 def check_module(module: str, folder: str = "") -> None:
-    """Makes sure that `load_module` would find ``module``, without running any of it; arguments and errors as there."""
+    """Checks that `load_module` would find ``module``, without running it; arguments and errors as there."""
     _check_name(module)
     parts = module.split(".")
     places = [folder] if folder else []
@@ -85,16 +85,16 @@ def check_module(module: str, folder: str = "") -> None:
 
 def _refuse_other_of_same_name(module: str, folder: str) -> None:
     top = module.split(".")[0]
-    here = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
+    own = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
     loaded = sys.modules.get(top)
-    if here is None or loaded is None:
+    if own is None or loaded is None:
         return
     places = [loaded.__file__] if getattr(loaded, "__file__", None) else []
     places += list(getattr(loaded, "__path__", []))
-    if not any(place and Path(place).resolve().is_relative_to(here.resolve()) for place in places):
+    if not any(place and Path(place).resolve().is_relative_to(own.resolve()) for place in places):
         came_from = places[0] if places else "Python itself"
         raise ConfigError(
-            f"module {module!r}: {here} cannot be loaded, because another module {top!r} was loaded before from "
+            f"module {module!r}: {own} cannot be loaded, because another module {top!r} was loaded before from "
             f"{came_from}; rename one",
             module=module,
         )

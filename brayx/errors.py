@@ -1,4 +1,4 @@
-"""Every error brayx raises on purpose, with what each door says of it.
+"""The typed errors of brayx, each with its code and HTTP status.
 
     BrayxError                          internal            500
     ├── ProtocolError                   bad_request         400
@@ -38,8 +38,8 @@
         └── ConnectionLost              connection_lost     502
 
 An error carries a one-line ``message`` for people and ``details`` (JSON values) for programs. It pickles, and it
-crosses a door as ``{"error": code, "message": ..., "details": {...}}``; `from_wire` gives the same class back on
-the client's side. Knows nothing of HTTP servers, Ray or torch.
+crosses a door as ``{"error": code, "message": ..., "details": {...}}``; `from_wire` restores the same class on the
+client's side. Knows nothing of HTTP servers, Ray or torch.
 """
 
 from __future__ import annotations
@@ -116,17 +116,17 @@ def nearest_version(version: int, known: Iterable[int]) -> tuple[str, dict[str, 
     """Message and details for a version that is not among ``known``.
 
     Args:
-        version: that was asked for.
-        known: those that there are; at least one.
+        version: the requested version.
+        known: the existing versions; at least one.
 
     Returns:
-        The end of a message, which names the nearest, the newer of two as near; and ``nearest`` and ``known`` for the
-        details: the 256 nearest at most, in order.
+        The end of a message, which names the nearest version (the newer one of two equally near), and the details
+        ``nearest`` and ``known`` (at most the 256 nearest, in order).
     """
     there = sorted(known)
     near = sorted(there, key=lambda other: (abs(other - version), -other))[:256]
-    told = ("..., " if there[16:] else "") + ", ".join(map(str, there[-16:]))
-    return f"nearest is {near[0]}; there are {told}", {"nearest": near[0], "known": sorted(near)}
+    listed = ("..., " if there[16:] else "") + ", ".join(map(str, there[-16:]))
+    return f"nearest is {near[0]}; there are {listed}", {"nearest": near[0], "known": sorted(near)}
 
 
 def _rebuild(cls: type[BrayxError], message: str, details: Mapping[str, Json]) -> BrayxError:
@@ -162,7 +162,8 @@ class HeaderTooLarge(ProtocolError):
 
 
 class Unauthorized(BrayxError):
-    """Keys are configured, and the request's key, time or token is missing, unknown, out of its window or wrong."""
+    """The service requires keys, and the request's key, time or token is missing, unknown, out of its window or
+    wrong."""
 
     code = "unauthorized"
     http_status = 401
@@ -193,8 +194,8 @@ class SessionExists(SessionError):
 
 
 class SessionLost(SessionError):
-    """The session's owner died, or ended it for a reason given in ``details["reason"]``. Told once, to a numbered tick
-    or a stop each time, as it may be a repeat."""
+    """The session's owner died, or ended it for the reason in ``details["reason"]``. Reported once; to a numbered tick
+    or a stop each time, since it may be a repeat."""
 
     code = "session_lost"
     http_status = 410
@@ -202,9 +203,9 @@ class SessionLost(SessionError):
 
 
 class SessionResumed(SessionError):
-    """The session's owner died and another replica goes on with it from a snapshot.
+    """The session's owner died, and another replica resumed it from a snapshot.
 
-    The request was not applied. ``details["tick"]`` is the number of the tick that comes next; told once.
+    The request was not applied. ``details["tick"]`` is the number of the next tick. Reported once.
     """
 
     code = "session_resumed"
@@ -231,7 +232,7 @@ class Overloaded(BrayxError):
 
 
 class ServiceFull(Overloaded):
-    """No room for another session: only a start is refused so, never a tick."""
+    """No room for another session. Only starts are refused with it, never ticks."""
 
     code = "service_full"
 
@@ -249,7 +250,7 @@ class QueueFull(Overloaded):
 
 
 class DeadlineExceeded(BrayxError):
-    """A wait ran past its deadline; the message names what was waited for."""
+    """A wait exceeded its deadline; the message names what did not arrive."""
 
     code = "deadline_exceeded"
     http_status = 504
@@ -277,7 +278,7 @@ class EngineMismatch(ModelError):
 
 
 class WeightsFrozen(ModelError):
-    """Other weights than those that a frozen engine was built with: an engine that takes them is another one."""
+    """A frozen engine was given weights other than those it was built with."""
 
     code = "weights_frozen"
     http_status = 409
@@ -293,7 +294,7 @@ class BadWeights(ModelError):
 
 
 class Diverged(ModelError):
-    """Learning gave a loss that is no finite number, or nothing collected is finite; names what is not."""
+    """The loss is not finite, or none of the collected data is; the message names the value."""
 
     code = "diverged"
     http_status = 422
@@ -323,7 +324,7 @@ class BadFragment(ReplayError):
 
 
 class EnvironmentFailed(BrayxError):
-    """An environment in Python raised. Names the method that was called, and on a cluster environment and worker."""
+    """A Python environment raised. Names the method, and on a cluster the environment and the worker."""
 
     code = "environment_failed"
 
@@ -357,7 +358,7 @@ class StartupError(BrayxError):
 
 
 class JobNotRunning(BrayxError):
-    """A training that is asked for something has ended, or never was."""
+    """A request to a training that has ended, or never existed."""
 
     code = "job_not_running"
     http_status = 404
@@ -365,7 +366,7 @@ class JobNotRunning(BrayxError):
 
 
 class TransportError(BrayxError):
-    """The client could not carry a request to the service or its reply back."""
+    """The client could not deliver a request, or did not get its reply."""
 
     code = "transport_error"
     http_status = 502
@@ -392,11 +393,12 @@ BY_CODE: dict[str, type[BrayxError]] = {cls.code: cls for cls in _tree(BrayxErro
 
 
 def from_wire(data: bytes, *, http_status: int = 500) -> BrayxError:
-    """The typed error that a door's answer stands for.
+    """The typed error in a door's answer.
 
     Args:
-        data: the error document; anything else (a proxy's own page, say) becomes a `TransportError` that quotes it.
-        http_status: status of the answer, used only when ``data`` is not one of ours.
+        data: the error document; anything else, such as a proxy's error page, becomes a `TransportError` that quotes
+            it.
+        http_status: status of the answer, used only if ``data`` is not a brayx error document.
     """
     try:
         document = json.loads(data)

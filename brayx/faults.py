@@ -1,4 +1,4 @@
-"""Reports of exceptions that clients may not see in full: clients get the type and an id, the log gets the rest.
+"""Reports exceptions without leaking them to clients: a client gets the type and an id, the log gets the rest.
 
 An exception's text may hold paths, addresses and other clients' data. Knows nothing of sessions and doors.
 """
@@ -22,14 +22,14 @@ _FRAMES = 5
 def report(
     error: BaseException, what: str, whose: str, *, show_text: bool, kind: type[BrayxError] = AgentError
 ) -> BrayxError:
-    """The error that a client gets for an exception of an actor or a model; logs the whole exception.
+    """Logs an exception of an actor or a model, and returns the error for the client.
 
-    Typed errors pass unchanged and are not logged, but for those of status 500: their messages quote whatever failed.
+    Typed errors pass unchanged and are not logged, except those of status 500, since their messages quote the failure.
 
     Args:
-        error: the exception. The message of an `AgentError` says what failed, its cause why.
-        what: says what failed, for any other exception.
-        whose: says whose request failed, for the log.
+        error: the exception. For an `AgentError`, its message says what failed and its cause why.
+        what: what failed, for any other exception.
+        whose: whose request failed, for the log.
         show_text: the client gets the exception's text too.
         kind: class of the error for an exception that is not typed.
     """
@@ -56,7 +56,7 @@ def report(
 def fault_id(error: BaseException) -> str:
     """An id of an exception's type and the place that raised it.
 
-    It is the same each time, so the log has it even where it leaves out most of a thousand repeats.
+    Repeats have the same id, so the log contains it even if it drops most of the repeats.
     """
     frames = list(traceback.walk_tb(error.__traceback__))[-_FRAMES:]
     places = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames]

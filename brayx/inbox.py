@@ -1,8 +1,7 @@
-"""What a running job is asked from outside: a request waits for the job's owner, its answer for whoever asked.
+"""Requests to a running job from outside: each request waits for the job's owner, and its answer for the caller.
 
-`Inbox` is what a trial's hub keeps of them, since the hub is where everybody finds the trial. The owner looks into it
-in turns of its own (`take`, `answer`); who asks looks for the answer until it has waited for long enough. Knows nothing
-of what is asked.
+A trial's hub holds the `Inbox`, since other processes find the trial by its hub. The owner polls it for requests
+(`take`, `answer`), and the caller polls it for the answer until a deadline. Knows nothing of the requests' content.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 _ROOM = 64
-"""Requests that wait, and answers that nobody has fetched."""
+"""Limit on waiting requests, and on answers that were not fetched."""
 
 
 class Inbox:
-    """Requests and their answers. Thread safe; past 64 of either the oldest is forgotten.
+    """Requests and their answers. Thread safe; beyond 64 of either, the oldest is dropped.
 
     Args:
         clock: seconds, monotonic.
@@ -31,28 +30,28 @@ class Inbox:
         self._at_inbox = threading.Lock()
 
     def ask(self, request: Any, within_s: float) -> str:
-        """Leaves a request, which is not to be taken any more after ``within_s``; gives the key of its answer."""
-        key = secrets.token_hex(8)  # an inbox that was lost with its process has given none of these
+        """Adds a request that expires after ``within_s``; returns the key of its answer."""
+        key = secrets.token_hex(8)  # random, so that it differs from keys of an earlier process
         with self._at_inbox:
             self._requests[key] = (request, self._now() + within_s)
             _keep_newest(self._requests)
         return key
 
     def take(self) -> list[tuple[str, Any]]:
-        """Every request that waits, the oldest first, with the key to answer it by; none waits afterwards."""
+        """Removes and returns all waiting requests, oldest first, each with the key for its answer."""
         with self._at_inbox:
             taken, self._requests = self._requests, {}
             now = self._now()
         return [(key, request) for key, (request, until) in taken.items() if now <= until]
 
     def answer(self, key: str, answer: Any) -> None:
-        """Leaves the answer to a request."""
+        """Stores the answer to a request."""
         with self._at_inbox:
             self._answers[key] = answer
             _keep_newest(self._answers)
 
     def answered(self, key: str) -> Any:
-        """The answer to a request, once; None while there is none."""
+        """Removes and returns the answer to a request; None while there is none."""
         with self._at_inbox:
             return self._answers.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""TCP ports: the choice of free ones, whether chosen ones are free, and the check for loopback addresses."""
+"""TCP ports: finds free ones, checks that chosen ones are free, and recognises loopback addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is on loopback, where only this machine reaches it; of names only localhost is."""
+    """Whether an address is on loopback, so that only this machine reaches it; the only such name is localhost."""
     if not host or host == "localhost":
         return host == "localhost"
     try:
@@ -24,10 +24,10 @@ def is_loopback(host: str | None) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that no process listens on just now.
+    """A TCP port that no process listens on now.
 
-    It lies below the ports that systems give to outgoing connections: Ray opens many of those before the port is
-    taken, and one of them would get it now and then.
+    It is below the range for outgoing connections: Ray opens many of those before the caller binds the port, and one of
+    them would occasionally take it.
 
     Raises:
         StartupError: none was found.
@@ -39,14 +39,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:
-    """Makes sure that doors can be opened.
+    """Checks that doors can open their ports.
 
     Args:
-        ports: host and number of each by the option that chooses it, as ``actor.port``.
+        ports: host and number by the option that sets them, such as ``actor.port``.
 
     Raises:
-        StartupError: somebody listens at one of them already; the message names all that are taken, and who has them
-            if that can be seen.
+        StartupError: a port is taken; the message names all taken ports, and the processes that hold them if visible.
     """
     taken = {}
     for option, (host, port) in ports.items():

@@ -1,4 +1,4 @@
-"""Nested arrays, and the records that travel: `Step`, `Fragment` and `Columns`. NumPy and optree only.
+"""Nested arrays, and the records of acting and replay: `Step`, `Fragment` and `Columns`. NumPy and optree only.
 
 A *nested array* is a NumPy array or any nesting of dicts, lists and tuples of them. `flatten` gives its leaves
 stable path names (``obs/image``), which is how fragments look inside the replay stream. Shapes are written with
@@ -21,7 +21,7 @@ Weights: TypeAlias = dict[str, np.ndarray]
 """Parameters and buffers of a model by their `state_dict` name."""
 
 DEMONSTRATION = "demonstration"
-"""Extra of a fragment, and so key of a batch, that is to be imitated; whatever it holds."""
+"""Extra that marks a fragment for imitation, and so a key of its batches; its values do not matter."""
 
 
 def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
@@ -39,7 +39,7 @@ def stack(trees: Sequence[NestedArray]) -> NestedArray:
 
 
 class Forward(NamedTuple):
-    """What a model computed for one observation.
+    """A model's result for one observation.
 
     Attributes:
         outputs: nested array, the module's outputs without a batch axis.
@@ -52,15 +52,15 @@ class Forward(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an agent did at one tick, and what it knew of it then.
+    """One tick of an agent: its observation, its action, and what the learner needs about both.
 
     Attributes:
         obs: nested array, one observation without batch axis.
-        action: array, as the decoder gave it (``[]`` int64 for a discrete action).
+        action: array, as decoded (``[]`` int64 for a discrete action).
         log_prob: float, joint log-probability of ``action`` under the policy that acted.
         policy_version: version of the weights that acted.
-        extras: further arrays by name, without batch axis: of a recurrent policy its state *before* the step, as
-            ``flatten(outputs["state"], "state")``.
+        extras: further arrays by name, without batch axis. A recurrent policy's state *before* the step belongs here,
+            as ``flatten(outputs["state"], "state")``.
     """
 
     obs: NestedArray
@@ -72,19 +72,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A piece of one agent's trajectory, whole in itself: ``T`` transitions and the observation after them.
+    """A self-contained piece of one agent's trajectory: ``T`` transitions and the observation after them.
 
     Attributes:
-        obs: nested array ``[T + 1, ...]``; the last one is what followed the last action. When ``terminated`` it is
-            never bootstrapped from and may repeat the one before.
+        obs: nested array ``[T + 1, ...]``; the last one follows the last action. If ``terminated`` it is not used for
+            bootstrapping and may repeat the one before.
         action: ``[T, ...]``.
         log_prob: ``[T]`` float32, at acting time.
-        reward: ``[T]`` float32; ``reward[t]`` is what came of ``action[t]``.
+        reward: ``[T]`` float32; ``reward[t]`` is the result of ``action[t]``.
         terminated: the environment ended after the last transition: no bootstrap.
         truncated: the trajectory was cut after the last transition for another reason (a time limit, a lost
-            client): bootstrap from ``obs[T]``, end the trace. Neither: the next fragment goes on from ``obs[T]``.
+            client): bootstrap from ``obs[T]``, end the trace. If neither, the next fragment continues from ``obs[T]``.
         policy_version: ``[T]`` int64.
-        extras: further named arrays ``[T, ...]`` an algorithm asks for.
+        extras: further arrays ``[T, ...]`` by name, as an algorithm needs.
     """
 
     obs: NestedArray
@@ -101,7 +101,7 @@ class Fragment:
         return len(self.reward)
 
     def after(self, steps: int) -> Fragment:
-        """What is left without the first ``steps`` transitions."""
+        """The fragment without its first ``steps`` transitions."""
         return replace(
             self,
             obs=optree.tree_map(lambda leaf: np.asarray(leaf)[steps:], self.obs),
@@ -121,7 +121,7 @@ class Fragment:
         terminated: bool,
         truncated: bool,
     ) -> Fragment:
-        """Joins ``T`` steps, the ``T`` rewards that followed them and the observation after the last one."""
+        """Joins ``T`` steps, their ``T`` rewards and the observation after the last step."""
         return Fragment(
             obs=stack([*(step.obs for step in steps), last_obs]),
             action=np.stack([np.asarray(step.action) for step in steps]),
@@ -136,22 +136,22 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Many trajectories' pieces at once, laid out as a learner batch already: the vectorised way into replay.
+    """Pieces of many trajectories in the layout of a learner batch: the vectorised way into replay.
 
-    Whoever makes one gives its arrays away: a buffer may keep them as they are.
+    The arrays must not be changed afterwards: a buffer may keep them without a copy.
 
     Attributes:
-        arrays: ``[N, T + 1, ...]`` by key, for any number of columns ``N`` and the ``T`` of the buffer, with the keys
-            and the meaning of a learner batch (`brayx.replay.packing`). ``mask`` is 0 at the last step of each column.
-            What a Gymnasium vector environment gives fits as it is: its autoreset row is a step with mask 0.
+        arrays: ``[N, T + 1, ...]`` by key, for any number of columns ``N`` and the buffer's ``T``, with the keys and
+            the meaning of a learner batch (`brayx.replay.packing`). ``mask`` is 0 at the last step of each column.
+            Output of a Gymnasium vector environment fits directly: its autoreset row is a step with mask 0.
     """
 
     arrays: Mapping[str, np.ndarray]
 
     def __len__(self) -> int:
-        """Number of transitions: steps with a mask."""
+        """Number of transitions: steps with mask 1."""
         return int(np.count_nonzero(self.arrays.get("mask", ())))
 
     def after(self, columns: int) -> Columns:
-        """What is left without the first ``columns``."""
+        """The columns after the first ``columns``."""
         return Columns({key: array[columns:] for key, array in self.arrays.items()})
