@@ -1,7 +1,7 @@
-"""The wire and its clients: what a game process needs, and nothing of Ray or torch.
+"""The wire protocol and its clients, for game processes. Imports neither Ray nor torch.
 
 Public names: `Client`, `AsyncClient`, `ServiceThread`, `StepKind`, `StepRequest`. ``brayx.gamecore.gym`` plays
-Gymnasium environments, ``brayx.gamecore.compliance`` tests a service; both are imported by their own names.
+Gymnasium environments, ``brayx.gamecore.compliance`` tests a service; import these two by name.
 """
 
 from __future__ import annotations

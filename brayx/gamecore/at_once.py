@@ -21,15 +21,15 @@ from brayx.gamecore.transports.tcp import TcpSessions
 
 AnyResult = TypeVar("AnyResult", bound=Result)
 Game = Generator[tuple[StepKind, bytes], bytes, AnyResult]
-"""Yields kind and body of each request, is sent the reply's body, and returns the result."""
+"""A generator that yields kind and body of each request, receives the reply's body, and returns the result."""
 
 _LOOK_S = 1.0
 
 
 @dataclass
 class _Running:
-    """A game under way: its place among those at once, its last request, when that was sent and how often it was sent
-    again."""
+    """A running game: its place among the concurrent games, its last request, when it was sent and how often it was
+    repeated."""
 
     index: int
     game: Game[Result]

@@ -1,8 +1,8 @@
-"""Who may come in: Bray's ``key``, ``time`` and ``token``, made by a client and checked by a service.
+"""Authentication: Bray's ``key``, ``time`` and ``token``, made by a client and checked by a service.
 
-A token is the lower-case hex of HMAC-SHA256 over ``key``, ``session`` and ``time`` with that key's secret, so that a
-secret never travels and a token is good for one session and for a while only. It does not cover the body, nor hide
-anything: on a network that others read, put TLS in front. Knows nothing of doors; standard library only.
+A token is the lower-case hex of HMAC-SHA256 over ``key``, ``session`` and ``time`` with the key's secret. So the secret
+is never sent, and a token is valid for one session and a short time. It does not cover the body and encrypts nothing:
+on an untrusted network, use TLS. Knows nothing of doors; standard library only.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ def sign(secret: bytes, key: str, session: str, time: str) -> str:
     """The token of a request.
 
     Args:
-        secret: of the key, its characters as bytes.
+        secret: the key's secret, its characters as bytes.
         key: the key's id.
         session: the request's session id; empty for a stateless call without one.
-        time: Unix seconds, decimal, as the request says them.
+        time: Unix seconds, decimal, as in the request.
     """
     return hmac.digest(secret, f"{key}\n{session}\n{time}".encode("utf-8", "replace"), "sha256").hex()
 
 
 class Keys:
-    """The secrets of a service, by the id of their key. Several at once, so that one can be replaced while in use.
+    """The secrets of a service by key id. There may be several, so that a key can be replaced without an interruption.
 
     Args:
         secrets: by key id.
         window_s: how far a request's time may be from the service's clock, either way.
-        source: what to call them in messages.
+        source: name of their source, for messages.
 
     Raises:
-        ConfigError: no key, an id that cannot travel, or a secret that is too short to be one.
+        ConfigError: no key, an invalid id, or a secret that is too short.
     """
 
     def __init__(
         self, secrets: Mapping[str, bytes], window_s: float = DEFAULT_WINDOW_S, source: str = "the keys"
     ) -> None:
         if not secrets:
-            raise ConfigError(f"{source}: no key is there, and nobody would be let in; add one with `brayx keys new`")
+            raise ConfigError(f"{source}: expected at least one key, got none; add one with `brayx keys new`")
         for key, secret in secrets.items():
             _check_key(key, source)
             _check_secret(key, secret, source)
@@ -79,23 +79,23 @@ class Keys:
 
     @classmethod
     def parse(cls, text: str, source: str, window_s: float = DEFAULT_WINDOW_S) -> Self:
-        """The keys in ``text``: ``id: secret`` on each line; empty lines and those that begin with ``#`` are nothing.
+        """Parses keys: ``id: secret`` on each line; empty lines and lines that start with ``#`` are ignored.
 
         Args:
-            text: of a file.
-            source: what to call it in messages, which never quote a line: it may hold a secret.
+            text: contents of a file.
+            source: its name, for messages. Messages never quote a line, which may hold a secret.
 
         Raises:
-            ConfigError: a line is something else, an id comes twice, or a secret is too short; the line is told.
+            ConfigError: a malformed line, a repeated id, or a short secret; the message has the line's number.
         """
         return cls(_parse(text, source), window_s, source)
 
     @classmethod
     def load(cls, path: str | Path, window_s: float = DEFAULT_WINDOW_S) -> Self:
-        """The keys in a file; see `parse`. A file that others than its owner may read is warned of.
+        """Reads the keys in a file; see `parse`. Warns if other users can read the file.
 
         Raises:
-            ConfigError: it cannot be read, others may write to it, or it holds no keys.
+            ConfigError: it cannot be read, other users can write to it, or it has no keys.
         """
         return cls(_read(Path(path)), window_s, f"the keys in {path}")
 
@@ -103,20 +103,20 @@ class Keys:
     def configured(
         cls, keys_file: str | None, window_s: float = DEFAULT_WINDOW_S, environment: Mapping[str, str] = os.environ
     ) -> Self | None:
-        """The keys that a service is to ask for, or None where everybody may come in.
+        """The keys that a service requires; None if it is open to every client.
 
         Args:
-            keys_file: path of the file; None: the environment says.
-            environment: ``BRAYX_KEYS_FILE`` names a file, ``BRAYX_KEYS`` holds what would be in one. Not both.
+            keys_file: path of the file; None: use the environment.
+            environment: ``BRAYX_KEYS_FILE`` names a file, ``BRAYX_KEYS`` holds the contents of one. Not both.
 
         Raises:
-            ConfigError: as of `load`, or the environment has both.
+            ConfigError: as for `load`, or the environment has both.
         """
         if keys_file is not None:
             return cls.load(keys_file, window_s)
         path, text = environment.get(KEYS_FILE_VARIABLE, ""), environment.get(KEYS_VARIABLE, "")
         if path and text:
-            raise ConfigError(f"{KEYS_FILE_VARIABLE} and {KEYS_VARIABLE} are both set: which keys are meant?")
+            raise ConfigError(f"{KEYS_FILE_VARIABLE} and {KEYS_VARIABLE} are both set: set one of them")
         if path:
             return cls.load(path, window_s)
         return cls.parse(text, KEYS_VARIABLE, window_s) if text else None
@@ -134,17 +134,18 @@ class Keys:
 
     @property
     def first(self) -> str:
-        """The id of the first key, which is what a client takes that was told of none."""
+        """The id of the first key, a client's default."""
         return next(iter(self._secrets))
 
     def check(self, request: StepRequest, now: float) -> None:
-        """Lets a request pass whose token was made with one of these keys, for its session, at about ``now``.
+        """Accepts a request whose token was made with one of these keys, for its session, at about ``now``.
 
         Args:
+            request: the request.
             now: Unix seconds.
 
         Raises:
-            Unauthorized: it does not pass. The message says what is wrong, but not whether there is such a key.
+            Unauthorized: it is refused. The message gives the reason, but not whether the key exists.
         """
         key, time, token = request.key, request.time, request.token
         if not (key and time and token):
@@ -161,7 +162,7 @@ class Keys:
                 behind_s=round(behind_s),
                 window_s=self._window_s,
             )
-        # With an unknown key the same work is done, so that the time taken does not tell which keys there are.
+        # An unknown key takes the same work, so that timing does not reveal which keys exist.
         secret = self._secrets.get(key, _NOBODYS_SECRET)
         expected = sign(secret, key, request.session, time)
         if not hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace")):
@@ -171,11 +172,13 @@ class Keys:
             )
 
     def renewed(self, request: StepRequest, now: float) -> StepRequest:
-        """``request`` signed as of ``now`` with its own key: for a tick that came over a connection which was let in
-        long ago, on its way to another replica, which checks it like any other.
+        """``request`` signed again with its own key, at ``now``.
+
+        For forwarding a tick to another replica, which checks it: the connection it came over may have been
+        authenticated too long ago.
 
         Raises:
-            Unauthorized: it has no key of these.
+            Unauthorized: its key is not one of these.
         """
         secret = self._secrets.get(request.key)
         if secret is None:
@@ -185,14 +188,14 @@ class Keys:
 
 
 def credentials(keys_file: str | None, key: str | None) -> dict[str, Any]:
-    """``key`` and ``secret`` for a client; none where neither an option nor the environment names keys.
+    """``key`` and ``secret`` for a client; empty if neither an option nor the environment names keys.
 
     Args:
         keys_file: path; None: the environment's (`Keys.configured`).
-        key: id; None: the first one.
+        key: id; None: the first key.
 
     Raises:
-        ConfigError: the file cannot be used, or there is no such key in it, or no file for it.
+        ConfigError: the file cannot be used, lacks the key, or is missing.
     """
     keys = Keys.configured(keys_file)
     if keys is None:
@@ -205,21 +208,24 @@ def credentials(keys_file: str | None, key: str | None) -> dict[str, Any]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `credentials` reads."""
-    parser.add_argument("--keys-file", default=None, help="sign requests with a key of this file, `id: secret` a line")
-    parser.add_argument("--key", default=None, metavar="ID", help="which of its keys (default: the first)")
+    parser.add_argument(
+        "--keys-file", default=None, help="sign requests with a key from this file (lines of `id: secret`)"
+    )
+    parser.add_argument("--key", default=None, metavar="ID", help="id of the key to use (default: the first)")
 
 
 def new_key(path: str | Path, key: str | None = None) -> str:
-    """Appends a key with a fresh secret to the file, which is made, for its owner alone, if it is not there.
+    """Appends a key with a new secret to the file. A new file is readable by its owner only.
 
     Args:
-        key: its id; None: one is made up.
+        path: the file; created if absent.
+        key: the key's id; None: a random one.
 
     Returns:
         The id.
 
     Raises:
-        ConfigError: the id cannot be one or is there already, or the file cannot be read or written.
+        ConfigError: the id is invalid or taken, or the file cannot be read or written.
     """
     path = Path(path)
     known = _read(path) if path.exists() else {}

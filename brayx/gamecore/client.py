@@ -1,12 +1,12 @@
-"""The client of a game: start, tick, stop, over whatever door the URL names. Blocking `Client`, asyncio `AsyncClient`.
+"""A game's client: start, tick and stop over the door in the URL. Blocking `Client`, asyncio `AsyncClient`.
 
     with Client("http://127.0.0.1:8000") as client:      # or ws://, tcp://, grpc://
         client.start()
-        action = client.tick(observation)                # bytes in, bytes out; the agent reads them
+        action = client.tick(observation)                # bytes in, bytes out; the agent decodes them
 
-Knows nothing of Ray, of torch, or of what the bodies hold. Without ``reconnect_s`` a request is never sent twice: when
-a connection breaks, `ConnectionLost` tells that the tick may or may not have been applied, and the game decides. With
-it ticks are numbered, so that one sent again is applied once, and the client does that on its own.
+Knows nothing of Ray, torch, or the contents of bodies. Without ``reconnect_s`` a request is never sent twice: when a
+connection breaks, the client raises `ConnectionLost`, since the tick may or may not have been applied, and the game
+decides. With ``reconnect_s`` ticks are numbered, and the client itself repeats a lost tick, which is applied once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class _Session:
-    """What both clients keep and judge: the running session, its numbers, the credentials, what an error means."""
+    """State and rules that both clients share: the running session, its tick numbers, credentials, and retries."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Session:
         return self._request(kind, self._session, body, self._seq if numbered else None)
 
     def _again(self, request: StepRequest) -> StepRequest:
-        """``request`` for another try, with credentials of now."""
+        """``request`` for another try, with renewed credentials."""
         return self._request(request.kind, request.session, request.body, request.seq)
 
     def _answered(self, request: StepRequest) -> None:
@@ -100,8 +100,8 @@ class _Session:
             self._seq = request.seq + 1
 
     def _failed(self, request: StepRequest, error: BrayxError, *, holds_session: bool) -> float | None:
-        """What an error of a tick or a stop means: the seconds to wait before another try, or None when an earlier
-        one is known to have been applied. Raises ``error`` when it is for the game to hear.
+        """Handles an error of a tick or a stop: the seconds to wait before another try, or None if an earlier try was
+        applied. Raises ``error`` if the game must handle it.
         """
         if self._reconnect_s is None:
             if ends_session(error) or not holds_session:
@@ -128,18 +128,18 @@ class _Session:
 
 
 class _Credentials:
-    """Bray's key, time and token: as given, or signed with the key's secret, then good for a second."""
+    """Bray's key, time and token: as given, or signed with the key's secret once a second."""
 
     def __init__(self, key: str, secret: bytes | str, time: str, token: str) -> None:
         if secret and (time or token or not key):
-            raise ConfigError("secret needs key beside it, and neither time nor token: those are made from it")
+            raise ConfigError("secret needs key, and neither time nor token: they are computed from it")
         self._key = key
         self._secret = secret.encode() if isinstance(secret, str) else secret
         self._made: tuple[str, int] | None = None
         self._fields = (key, time, token)
 
     def of(self, session: str) -> tuple[str, str, str]:
-        """key, time and token of a request of ``session`` sent now."""
+        """key, time and token for a request of ``session`` sent now."""
         if self._secret:
             now = int(clock.time())
             if self._made != (session, now):
@@ -151,11 +151,10 @@ class _Credentials:
 
 
 class _Outage:
-    """The time since a request first failed to get through, and how to wait in it: longer and longer, never in step
-    with other clients.
+    """Backoff since a request first failed: growing pauses with jitter, up to a time limit.
 
     Attributes:
-        maybe_applied: a try may have reached the service, though its reply did not come back.
+        maybe_applied: a try may have reached the service, although no reply arrived.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -164,7 +163,7 @@ class _Outage:
         self._longest_s = 0.0
 
     def pause_after(self, error: BrayxError) -> float:
-        """Seconds to wait after ``error``; the first time none, as most breaks are of one connection only. Raises
+        """Seconds to wait after ``error``; 0 the first time, since most often just one connection broke. Raises
         ``error`` once the window has passed.
         """
         remaining = self._deadline - clock.monotonic()
@@ -174,14 +173,14 @@ class _Outage:
         if isinstance(error, TransportError) and not isinstance(error, ConnectFailed):
             self.maybe_applied = True
         elif self._longest_s == 0.0:
-            self._longest_s = _FIRST_PAUSE_S  # a service that is full, or gone, will be so for a moment yet
+            self._longest_s = _FIRST_PAUSE_S  # a service that is full or gone stays so for a moment
         pause_s = random.uniform(self._longest_s / 2, self._longest_s)
         self._longest_s = min(_LONGEST_PAUSE_S, self._longest_s * 2 or _FIRST_PAUSE_S)
         return min(remaining, pause_s)
 
 
 def _may_pass(error: BrayxError) -> bool:
-    """Whether a later try of the same request may get through."""
+    """Whether a later try of the same request may succeed."""
     connecting = isinstance(error, DeadlineExceeded) and error.details.get("layer") == "connect"
     return connecting or isinstance(error, TransportError | Overloaded)
 
@@ -192,19 +191,19 @@ class Client(_Session):
     Args:
         url: ``http://host:port``, ``ws://host:port`` (a path, a Serve route prefix, is kept), ``tcp://host:port``
             or ``grpc://host:port``; or a running `ServiceThread`, which needs no network.
-        timeout_s: how long one request may take, connecting included.
-        reconnect_s: None: a request is sent once, and a connection that breaks is the game's to judge. A number:
-            ticks are numbered, and for so long after a connection broke, or the service was overloaded, the client
-            connects anew and sends the same tick or stop again; it is applied exactly once. 0 numbers only.
-        key, secret: a key's id and its secret, with which each request is signed.
-        time, token: a signature made beforehand, sent with ``key`` as it is.
+        timeout_s: time limit of one request, connecting included.
+        reconnect_s: None: a request is sent once, and the game handles a broken connection. A number: ticks are
+            numbered, and for this long after a connection broke, or the service was overloaded, the client reconnects
+            and repeats the tick or stop, which is applied exactly once. 0: number ticks, but do not reconnect.
+        key, secret: a key's id and its secret; they sign each request.
+        time, token: a ready-made signature, sent with ``key`` unchanged.
 
-    A tick that raised keeps its number: `tick` with the same body tries it again, whether it was applied or not.
+    A tick that raised keeps its number: call `tick` with the same body to repeat it, whether it was applied or not.
 
-    As a context manager it stops a running session on a clean exit, and just closes when an exception leaves.
+    As a context manager, the client stops a running session on a clean exit, and only closes after an exception.
 
     Raises:
-        ConfigError: the URL cannot be used, or the credentials do not go together.
+        ConfigError: the URL cannot be used, or the credentials are inconsistent.
     """
 
     def __init__(
@@ -220,16 +219,16 @@ class Client(_Session):
     ) -> None:
         super().__init__(url, timeout_s, reconnect_s, key, secret, time, token)
         self._transport: Transport = transports.connect(url)
-        # Two threads must not take the same number; without numbers the transport's own turns are enough.
+        # Two threads must not take the same number; without numbers the transport's lock is enough.
         self._turn: AbstractContextManager[object] = nullcontext() if reconnect_s is None else threading.Lock()
 
     def start(self, body: Body = b"", session: str | None = None) -> bytes:
-        """Open a session (a fresh id when ``session`` is None) and give the service's answer. Never sent twice.
+        """Starts a session (with a new id if ``session`` is None) and returns the service's answer. Never sent twice.
 
         Raises:
-            SessionExists: one is running, here or under this id at the service.
-            ServiceFull: the service has no room for another.
-            Unauthorized: the service wants credentials, or others.
+            SessionExists: a session is running in this client, or under this id at the service.
+            ServiceFull: the service has no room for another session.
+            Unauthorized: credentials are missing or wrong.
             ConnectFailed: the service cannot be reached; nothing was sent.
         """
         request = self._starting(session, body)
@@ -238,35 +237,35 @@ class Client(_Session):
         return reply
 
     def tick(self, body: Body) -> bytes:
-        """Send one observation and give the action.
+        """Sends one observation and returns the action.
 
         Raises:
-            SessionUnknown: none is running.
+            SessionUnknown: no session is running.
             SessionLost, AgentError: the session has ended; start another.
-            SessionResumed: this tick was not applied, nor may earlier ones be: the session goes on from the number of
-                ``details["tick"]``, and the next tick gets that number. Told once.
-            OutOfSequence: somebody else ticks this session; the next tick gets the number that was expected.
+            SessionResumed: this tick was not applied, and earlier ones may be undone: the session continues at tick
+                ``details["tick"]``, and the next tick gets that number. Raised once.
+            OutOfSequence: another client ticks this session; the next tick gets the expected number.
             ConnectionLost, DeadlineExceeded: the tick may or may not have been applied.
         """
         return self._send(StepKind.TICK, body)
 
     def stop(self, body: Body = b"") -> bytes:
-        """End the session, with the last observation perhaps, and give the service's answer. Errors as of `tick`.
+        """Ends the session, optionally with the last observation; returns the service's answer. Errors as for `tick`.
 
-        The answer is empty when it was lost with its connection, and the service knows the session no more.
+        The answer is empty if it was lost with its connection and the session is gone at the service.
         """
         return self._send(StepKind.STOP, body)
 
     def call(self, body: Body) -> bytes:
-        """One stateless request, without a session. Never sent twice.
+        """Sends one stateless request, without a session. Never sent twice.
 
         Raises:
-            ProtocolError: the URL is a WebSocket's, where a connection is a session.
+            ProtocolError: the URL is a WebSocket's, where each connection is a session.
         """
         return self._transport.step(self._request(StepKind.CALL, "", body), self.timeout_s)
 
     def close(self) -> None:
-        """Close the connection. Over WebSocket that ends a running session; elsewhere the service waits for more."""
+        """Closes the connection. Over WebSocket this ends a running session; over other doors it stays open."""
         self._session = None
         self._transport.close()
 
@@ -303,8 +302,8 @@ class Client(_Session):
 class AsyncClient(_Session):
     """`Client` for asyncio: the same calls, awaited. Belongs to one event loop.
 
-    ``url`` may be any service with ``async step(request)`` too: it is awaited on this loop, without a network.
-    Requests of one client go one after the other; cancelling one gives its connection up.
+    ``url`` may also be a service with ``async step(request)``: it is awaited on this loop, without a network. Requests
+    of one client run one at a time; cancelling one drops its connection.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
-"""The compliance suite: tests of a service by its doors alone, for brayx and for anybody who writes such a service.
+"""The compliance suite: tests any service that speaks brayx's protocol, through its doors alone.
 
-The service under test must be an echo: a tick and a stateless call answer their own body; start and stop may answer
-anything. Subclass in a pytest module, say where the service is and which doors it has, and pytest collects the rest:
+The service under test must be an echo: a tick and a stateless call answer with their own body; start and stop may
+answer anything. Subclass it in a pytest module, name the service's address and doors, and pytest collects the tests:
 
     class TestMyServer(DoorCompliance):
         url = "http://127.0.0.1:8000"           # or set it from a fixture
         doors = ("http", "ws")                  # and "tcp" and "grpc", with their addresses in `urls`
 
-Knows nothing of how the service is made; speaks to it in bytes where the point is bytes, else through the clients.
-The WebSocket tests need the package ``websockets``, those of gRPC ``grpcio``.
+Knows nothing of the service's implementation. Tests of the byte format use bare connections, all others the clients.
+The WebSocket tests need the package ``websockets``, the gRPC tests ``grpcio``.
 """
 
 from __future__ import annotations
@@ -62,24 +62,26 @@ if TYPE_CHECKING:
 Door = Literal["http", "ws", "tcp", "grpc"]
 
 Tick = Callable[[int | None, bytes], bytes]
-"""Sends a tick of that number (None: not numbered) and body; gives its reply."""
+"""Sends a tick with a number (None: not numbered) and a body; returns its reply."""
 
 ALL_BYTES = bytes(range(256))
 ONE_MIB = 1024 * 1024
 
 
 class DoorCompliance:
-    """The suite. Tests named ``test_http_*``, ``test_ws_*``, … are of that door only, ``test_stateless_*`` of each in
-    `doors` but WebSocket's, which has no stateless call, ``test_held_*`` of each if the service has a door whose
-    connections hold sessions (``ws``, ``grpc``), and all others of each. A subclass has None for tests whose door it
-    lacks, so that pytest does not collect them.
+    """The suite.
+
+    Tests named ``test_http_*``, ``test_ws_*``, … run for that door only. ``test_stateless_*`` run for each of `doors`
+    except WebSocket, which has no stateless call. ``test_held_*`` run for each door if the service has one whose
+    connections hold sessions (``ws``, ``grpc``). All others run for each door. In a subclass, tests of absent doors are
+    None, so that pytest does not collect them.
 
     Attributes:
-        url: of the service's HTTP and WebSocket doors, a path before ``/step`` included.
-        urls: of doors that have an address of their own, by door: ``{"tcp": "tcp://127.0.0.1:8101"}``.
-        doors: which of ``http``, ``ws``, ``tcp`` and ``grpc`` it has.
-        max_body_bytes: its limit; a body of one byte more must be refused.
-        timeout_s: for each wait of a test.
+        url: URL of the HTTP and WebSocket doors, including any path before ``/step``.
+        urls: URLs of doors with another address, by door: ``{"tcp": "tcp://127.0.0.1:8101"}``.
+        doors: which of ``http``, ``ws``, ``tcp`` and ``grpc`` the service has.
+        max_body_bytes: the service's limit; a body of one byte more must be refused.
+        timeout_s: time limit of each wait.
     """
 
     url: str
@@ -100,7 +102,7 @@ class DoorCompliance:
 
     @classmethod
     def _doors_of(cls, test: str) -> list[Door]:
-        """The doors that a test is about and the service has."""
+        """The service's doors that a test runs for."""
         only = test.split("_")[1]
         if only in get_args(Door):
             return [door for door in cls.doors if door == only]
@@ -109,7 +111,7 @@ class DoorCompliance:
         return [door for door in cls.doors if only != "stateless" or door != "ws"]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Run each test once for each of its doors."""
+        """Parametrises each test by its doors."""
         if "door" in metafunc.fixturenames:
             metafunc.parametrize("door", self._doors_of(metafunc.function.__name__))
 
@@ -157,7 +159,7 @@ class DoorCompliance:
                 assert isinstance(error, BodyTooLarge), error
             assert tick(1, b"small again") == b"small again"
 
-    def test_body_above_the_limit_is_refused_and_nobody_else_harmed(self, door: Door) -> None:
+    def test_body_above_the_limit_is_refused_and_other_sessions_go_on(self, door: Door) -> None:
         with self.client(door) as other, self.client(door) as client:
             other.start()
             client.start()
@@ -205,7 +207,7 @@ class DoorCompliance:
 
         asyncio.run(play_all())
 
-    def test_credentials_are_not_taken_for_anything_else(self, door: Door) -> None:
+    def test_credentials_do_not_change_the_answer(self, door: Door) -> None:
         with Client(self.url_of(door), timeout_s=self.timeout_s, key="k", time="0", token="t") as client:
             client.start()
             assert client.tick(b"body") == b"body"
@@ -227,7 +229,7 @@ class DoorCompliance:
         with self.numbered(door) as tick:
             assert tick(0, b"first") == b"first"
             for _ in range(2):
-                assert tick(0, b"another body, which is never looked at") == b"first"
+                assert tick(0, b"another body, which is ignored") == b"first"
             assert tick(1, b"second") == b"second"
             assert tick(1, b"") == b"second"
 
@@ -254,7 +256,7 @@ class DoorCompliance:
             assert tick(0, b"again") == b"zero"
             assert tick(1, b"one") == b"one"
 
-    def test_numbers_are_of_one_session(self, door: Door) -> None:
+    def test_numbers_count_within_one_session(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.numbered(door) as other:
             assert other(0, b"other") == b"other"
@@ -303,9 +305,7 @@ class DoorCompliance:
                 assert step(StepKind.TICK, session, b"one", 1) == b"one"
                 step(StepKind.STOP, session, b"", None)
 
-    def test_held_session_is_untouched_by_an_old_connection_that_has_not_heard_of_the_takeover(
-        self, door: Door
-    ) -> None:
+    def test_held_session_is_untouched_by_an_old_connection_that_has_not_read_the_takeover(self, door: Door) -> None:
         for held in self.unread_holders():
             session = uuid.uuid4().hex
             with held(session) as tick_and_leave, self.step(door) as step:
@@ -479,7 +479,7 @@ class DoorCompliance:
             assert self.receive(connection) == b"x"
             assert isinstance(_error_of(lambda: second.start(session=session)), SessionExists)
 
-    def test_ws_same_session_twice_is_told_and_closed(self, door: Door) -> None:
+    def test_ws_same_session_twice_is_refused_and_closed(self, door: Door) -> None:
         session = uuid.uuid4().hex
         with self.websocket(session) as first:
             for enveloped in (False, True):
@@ -713,7 +713,7 @@ class DoorCompliance:
             other.send(("stop", session, b"", 3))
             other.receive()
 
-    def test_tcp_a_frame_cut_off_harms_nobody(self, door: Door) -> None:
+    def test_tcp_a_truncated_frame_leaves_other_connections_alone(self, door: Door) -> None:
         with self.client("tcp") as client:
             client.start()
             whole = _frame("tick", str(client.session), b"never whole", 1)
@@ -745,7 +745,7 @@ class DoorCompliance:
             assert isinstance(stream.reply(), bytes)
             assert stream.reply() is None
 
-    def test_grpc_what_is_sent_at_once_is_answered_in_order(self, door: Door) -> None:
+    def test_grpc_requests_sent_at_once_are_answered_in_order(self, door: Door) -> None:
         with self.grpc() as stub:
             stream = stub.stream(session=uuid.uuid4().hex)
             bodies = [b"%d" % number for number in range(100)]
@@ -755,7 +755,7 @@ class DoorCompliance:
             assert isinstance(stream.reply(), bytes)
             assert [stream.reply() for _ in bodies] == bodies
 
-    def test_grpc_what_does_not_fit_is_refused_and_the_stream_goes_on(self, door: Door) -> None:
+    def test_grpc_an_invalid_request_is_refused_and_the_stream_goes_on(self, door: Door) -> None:
         with self.grpc() as stub:
             stream = stub.stream(session=uuid.uuid4().hex)
             assert isinstance(stream.reply(), bytes)
@@ -773,7 +773,7 @@ class DoorCompliance:
                 assert refused.code == code, refused
             assert stream.tick(b"on") == b"on"
 
-    def test_grpc_a_stream_without_a_session_is_told_and_ends(self, door: Door) -> None:
+    def test_grpc_a_stream_without_a_session_is_refused_and_ends(self, door: Door) -> None:
         with self.grpc() as stub:
             stream = stub.stream(kind="TICK", session=uuid.uuid4().hex)
             assert isinstance(stream.reply(), SessionUnknown)
@@ -800,7 +800,7 @@ class DoorCompliance:
             assert isinstance(stream.reply(), bytes)
         self.becomes_free(session, "grpc")
 
-    # What the tests stand on; override `url_of` for a service whose doors have URLs of their own
+    # Helpers
 
     def url_of(self, door: Door) -> str:
         """The URL of ``door``."""
@@ -825,7 +825,7 @@ class DoorCompliance:
 
     @contextmanager
     def numbered(self, door: Door, session: str = "") -> Iterator[Tick]:
-        """A session whose ticks get the numbers that the test says."""
+        """A session whose test chooses the tick numbers."""
         session = session or uuid.uuid4().hex
         with self.step(door) as step:
             step(StepKind.START, session, b"", None)
@@ -833,7 +833,7 @@ class DoorCompliance:
             step(StepKind.STOP, session, b"", None)
 
     def out_of_sequence(self, tick: Tick, *, expected: int, got: int) -> None:
-        """A tick numbered ``got`` is refused, and both numbers are named."""
+        """Asserts that a tick numbered ``got`` is refused, and that the error names both numbers."""
         error = _error_of(lambda: tick(got, b""))
         assert isinstance(error, OutOfSequence), error
         assert (error.details["expected"], error.details["got"]) == (expected, got)
@@ -841,7 +841,7 @@ class DoorCompliance:
         assert str(got) in error.message
 
     def holders(self) -> Iterator[Callable[[str], AbstractContextManager[Holder]]]:
-        """Ways to start a session that its connection holds: a bare or enveloped WebSocket, a stream of gRPC."""
+        """Ways to start a session held by its connection: a bare or enveloped WebSocket, a gRPC stream."""
         if "ws" in self.doors:
             yield partial(self.held_by_websocket, enveloped=False)
             yield partial(self.held_by_websocket, enveloped=True)
@@ -849,7 +849,7 @@ class DoorCompliance:
             yield self.held_by_stream
 
     def unread_holders(self) -> Iterator[Callable[[str], AbstractContextManager[Callable[[], None]]]]:
-        """As `holders`, with connections that read nothing before they have sent a tick and closed in order."""
+        """Like `holders`, but each connection reads nothing until it has sent a tick and closed in order."""
         if "ws" in self.doors:
             yield partial(self.unread_websocket, enveloped=False)
             yield partial(self.unread_websocket, enveloped=True)
@@ -957,7 +957,7 @@ class DoorCompliance:
 
     @contextmanager
     def grpc(self) -> Iterator[GrpcPeer]:
-        """A bare channel to the gRPC door; its calls are cut off in the end."""
+        """A bare channel to the gRPC door; its calls are cancelled at the end."""
         with GrpcPeer(Endpoint.parse(self.url_of("grpc")), self.timeout_s) as peer:
             yield peer
 
@@ -980,7 +980,7 @@ class DoorCompliance:
         return self.request("POST", STEP_PATH, body, headers)
 
     def refused(self, status: int, code: str, **headers: str) -> str:
-        """Asserts that the request gets this status and an error document with this code; gives its message."""
+        """Asserts that the request gets this status and an error document with this code; returns its message."""
         got, body = self.post(b"{}", **headers)
         assert got == status, (got, body)
         document = json.loads(body)
@@ -1001,7 +1001,7 @@ class DoorCompliance:
         announced: bool = False,
         fields: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[ClientConnection]:
-        """A bare WebSocket connection to the session door; ``announced``: its ticks are going to be numbered."""
+        """A bare WebSocket connection to the session door; ``announced``: it announces numbered ticks."""
         headers = {**fields, **({} if in_query else {"session": session}), **({"seq": "0"} if announced else {})}
         from websockets.sync.client import connect
         from websockets.typing import Subprotocol
@@ -1018,14 +1018,14 @@ class DoorCompliance:
             yield connection
 
     def receive(self, connection: ClientConnection) -> str | bytes:
-        """The next message, which must come in time."""
+        """The next message, which must arrive in time."""
         try:
             return connection.recv(self.timeout_s)
         except TimeoutError:
             raise AssertionError(f"expected a message, nothing came within {self.timeout_s:g} s") from None
 
     def close_of(self, connection: ClientConnection) -> tuple[int, str]:
-        """Code and reason of the close that must come next."""
+        """Code and reason of the close, which must come next."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -1044,7 +1044,7 @@ class DoorCompliance:
         assert json.loads(message[1:])["error"] == code
 
     def becomes_free(self, session: str, door: Door = "ws") -> None:
-        """Before the deadline, ``session`` can be started again."""
+        """Asserts that ``session`` can be started again before the deadline."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             with self.client(door) as client:
@@ -1084,13 +1084,13 @@ class TcpPeer:
         self.sock.sendall(b"".join(_frame(*request) for request in requests))
 
     def receive(self) -> tuple[bytes, bytes, int]:
-        """The next reply, which must come in time: session, body, time."""
+        """The next reply, which must arrive in time: session, body, time."""
         while not self._replies:
             assert self._read(), "expected a reply, the connection was closed"
         return self._replies.pop(0)
 
     def ends_with_errors(self) -> None:
-        """The connection is closed, with nothing before that but errors."""
+        """Asserts that the connection is closed, with only errors before that."""
         try:
             while self._read():
                 pass
@@ -1109,7 +1109,7 @@ class TcpPeer:
 
 
 class GrpcPeer:
-    """A channel to a gRPC door: a context that gives streams."""
+    """A channel to a gRPC door, as a context that opens streams."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         import grpc
@@ -1131,7 +1131,7 @@ class GrpcPeer:
         self._channel.close()
 
     def stream(self, kind: str = "START", **fields: Any) -> GrpcStream:
-        """A call of ``Play`` with its first request on its way."""
+        """Calls ``Play`` and sends the first request."""
         stream = GrpcStream(self._stub, self._options)
         self._streams.append(stream)
         stream.send(kind, **fields)
@@ -1158,14 +1158,14 @@ class GrpcStream:
         self.send("STOP")
 
     def reply(self) -> bytes | BrayxError | None:
-        """The next reply's body or error; None: there are no more, and the call went well."""
+        """The next reply's body or error; None if the call has ended without an error."""
         reply = next(self._call, None)
         if reply is None:
             return None
         return from_wire(reply.error) if reply.WhichOneof("reply") == "error" else bytes(reply.body)
 
     def end(self) -> None:
-        """Half-closes: there are no more requests."""
+        """Half-closes the stream: no more requests."""
         self._requests.put(None)
 
     def cut(self) -> None:

@@ -1,9 +1,8 @@
-"""Says which layer between a gamecore and its agent is broken: `brayx doctor URL`.
+"""`brayx doctor URL`: finds which layer between a gamecore and its agent is broken.
 
-Tries one after the other, each with a deadline: the name, the connection, the protocol, the credentials, a session's
-start, tick and stop, and the version of the model behind. It goes the way that games go, by the real clients, and
-leaves no session behind. Knows nothing of the service but what the doors say; standard library only, but for what the
-URL's scheme needs.
+Checks one layer after the other, each with a deadline: host name, connection, protocol, credentials, a session's start,
+tick and stop, and the model's version. It uses the same clients as games do, and leaves no session behind. Knows only
+what the doors report; standard library only, apart from what the URL's scheme needs.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.connection import Connection
 
 LAYERS = ("dns", "connect", "protocol", "auth", "start", "tick", "stop", "model version")
-"""In the order in which they are tried; the first that fails is what is wrong."""
+"""The layers in the order of the checks; the first one that fails is the cause."""
 
 DEFAULT_BODY = b"{}"
 
@@ -50,7 +49,7 @@ _QUOTED_BYTES = 60
 _WIDTH = max(map(len, LAYERS))
 
 _BRAYX_ANSWERS = (SessionError, Unauthorized, Overloaded, DeadlineExceeded)
-"""What a service in order, or one that is full, may say to a tick of a session that it does not know."""
+"""Errors by which a working (or full) service answers a tick of an unknown session."""
 
 _PORTS = (
     "HTTP and WebSocket are at 8000 (Serve's ingress) and 8100 (native), TCP at 8101, gRPC at 9000, unless configured"
@@ -59,14 +58,14 @@ _PORTS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one layer.
+    """The result for one layer.
 
     Attributes:
         layer: one of `LAYERS`.
-        outcome: whether it works; ``skipped``: it was not tried, or does not apply.
-        ms: how long it took.
-        said: what was seen.
-        advice: what to do, if it failed or seems odd.
+        outcome: whether it works; ``skipped``: not checked, or does not apply.
+        ms: duration of the check.
+        said: what the check observed.
+        advice: what to do if it failed.
     """
 
     layer: str
@@ -97,13 +96,13 @@ def examine(
     secret: bytes = b"",
     timeout_s: float = 5.0,
 ) -> Iterator[Finding]:
-    """The findings, layer by layer, each as soon as it is there; after one that failed the rest is skipped.
+    """Yields a finding per layer as soon as it is known; after a failure the remaining layers are skipped.
 
     Args:
-        url: of a door.
-        body: of the tick.
-        key, secret: as of `Client`.
-        timeout_s: of each layer.
+        url: URL of a door.
+        body: body of the tick.
+        key, secret: as for `Client`.
+        timeout_s: time limit of each layer.
 
     Raises:
         ConfigError: the URL cannot be used, or its scheme needs a package that is not installed.
@@ -122,7 +121,7 @@ def examine(
     failed = ""
     try:
         for layer in LAYERS:
-            # A tick that failed may have left its session running, which nobody else would stop.
+            # A failed tick may have left its session running; stop it.
             if failed and not (layer == "stop" and patient.has_session):
                 yield Finding(layer, "skipped", said=f"after {failed}")
                 continue
@@ -142,7 +141,7 @@ def examine(
 
 
 class _Patient:
-    """The service, from a client's side."""
+    """The service under examination, from a client's side."""
 
     def __init__(self, url: str, body: bytes, key: str, secret: bytes, timeout_s: float) -> None:
         self._url = url
@@ -167,16 +166,16 @@ class _Patient:
         found: list[str] = []
         errors: list[OSError] = []
 
-        def ask() -> None:
+        def look_up() -> None:
             try:
                 found.extend(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             except OSError as error:
                 errors.append(error)
 
-        asking = threading.Thread(target=ask, daemon=True)  # the system's resolver takes no deadline
-        asking.start()
-        asking.join(self._timeout_s)
-        if errors or asking.is_alive():
+        lookup = threading.Thread(target=look_up, daemon=True)  # the system's resolver takes no deadline
+        lookup.start()
+        lookup.join(self._timeout_s)
+        if errors or lookup.is_alive():
             said = errors[0].strerror if errors else f"no answer within {self._timeout_s:g} s"
             raise _Failed(f"{host!r}: {said}", "is the host name spelt right, and known to this machine's resolver?")
         return ", ".join(dict.fromkeys(found))
@@ -189,26 +188,24 @@ class _Patient:
         return f"port {self._endpoint.port}"
 
     def speak(self) -> str:
-        """A tick of a session that is not: brayx refuses it in words of its own, and nobody else does."""
+        """Ticks a session that does not exist: only brayx refuses this with a brayx error."""
         refusal = self._probe(signed=False)
         if not isinstance(refusal, _BRAYX_ANSWERS) or _is_of_client(refusal):
             raise _failed(refusal)
         self._asks_for_keys = isinstance(refusal, Unauthorized)
         self._status = read_status(self._endpoint, self._timeout_s)
         sessions = (self._status or {}).get("sessions")
-        return "brayx answers" + (
-            f"; {sessions} sessions at the replica that was asked" if sessions is not None else ""
-        )
+        return "brayx answers" + (f"; {sessions} sessions at this replica" if sessions is not None else "")
 
     def authorise(self) -> str:
         if not self._asks_for_keys:
-            return "everybody may come in" + ("; the key is not looked at" if self._key else "")
+            return "no key is required" + ("; the given key is ignored" if self._key else "")
         if not self._key:
-            raise _Failed("the service asks for keys, and none was given", "give --keys-file FILE, perhaps --key ID")
+            raise _Failed("the service requires a key, and none was given", "give --keys-file FILE, perhaps --key ID")
         refusal = self._probe(signed=True)
         if isinstance(refusal, Unauthorized):
             raise _failed(refusal)
-        return f"key {self._key!r} is good"
+        return f"key {self._key!r} is accepted"
 
     def start(self) -> str:
         return self._step(lambda: self._client.start(session=_new_session()))
@@ -219,9 +216,9 @@ class _Patient:
         except _Failed as failure:
             cause = failure.__cause__
             if isinstance(cause, BadBody):
-                return f"the agent wants another body, so the door works: {cause.message}; give one with --body"
+                return f"the agent expects another body, so the door works: {cause.message}; give one with --body"
             if self._body == DEFAULT_BODY and isinstance(cause, AgentError | ModelError):
-                advice = f"the agent was given {DEFAULT_BODY.decode()}: give what your game sends with --body"
+                advice = f"the agent got {DEFAULT_BODY.decode()}: give a body that your game sends with --body"
                 raise _Failed(failure.said, f"{advice}; {failure.advice}") from cause
             raise
 
@@ -243,8 +240,8 @@ class _Patient:
         versions = self._status.get("policy_versions")
         if not isinstance(versions, dict) or not versions:
             raise _Skipped("the status page names no model")
-        told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        return f"{told} (0: as built, untrained)" if 0 in versions.values() else told
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        return f"{listed} (0: as built, untrained)" if 0 in versions.values() else listed
 
     def _probe(self, *, signed: bool) -> BrayxError:
         session = _new_session()
@@ -275,7 +272,7 @@ def _new_session() -> str:
 
 
 def _is_of_client(error: BrayxError) -> bool:
-    """Whether this side made the error up, because nothing came: the clients name the URL in its details."""
+    """Whether the client raised the error itself, without an answer: it then names the URL in the details."""
     return isinstance(error, TransportError) or "url" in error.details
 
 
@@ -287,8 +284,8 @@ def _advice(error: BrayxError) -> str:
     """What to do about an error."""
     if isinstance(error, DeadlineExceeded) and _is_of_client(error):
         if error.details.get("layer") == "connect":
-            return "a firewall may swallow what is sent there; is the address right?"
-        return f"something takes connections there and says nothing: is it this door? {_PORTS}"
+            return "a firewall may drop the packets; is the address right?"
+        return f"something accepts connections there but does not answer: is it this door? {_PORTS}"
     if isinstance(error, Unauthorized) and error.details.get("field") == "time":
         return "set this machine's clock, or the service's"
     return next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), _UNKNOWN)
@@ -308,7 +305,7 @@ _ADVICE: dict[type[BrayxError], str] = {
     DeadlineExceeded: "the agent or its model takes longer than the actor's tick_timeout_s: is the machine overloaded?",
     SessionError: "the session went between two requests: do two services share this address, or did a replica die? "
     "its log says why",
-    ConfigError: "mend the job",
+    ConfigError: "correct the job",
     ProtocolError: "do both sides have the same version of brayx?",
 }
 """By the first class that fits."""
@@ -317,10 +314,12 @@ _UNKNOWN = "look the error up in docs/protocol.md"
 
 
 def report(findings: Iterable[Finding], url: str, *, as_json: bool = False) -> int:
-    """Prints the findings as they come; gives the exit code: 0 nothing failed, 1 something did.
+    """Prints the findings as they come; returns the exit code: 1 if a layer failed, else 0.
 
     Args:
-        as_json: one document at the end instead.
+        findings: from `examine`.
+        url: of the service.
+        as_json: print one JSON document at the end instead.
     """
     kept: list[Finding] = []
     for finding in findings:

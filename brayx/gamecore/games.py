@@ -1,7 +1,7 @@
-"""What the gamecore commands have in common: games one after another, JSON bodies, actions, signals, the command line.
+"""The common part of the gamecore commands: the loop over games, JSON bodies, actions, signals and the command line.
 
-A kind of gamecore brings a function that plays one game and a result that can tell itself; here it is asked again and
-again, through failures, until there are games enough or somebody says stop. Knows nothing of what the games are.
+A kind of gamecore provides a function that plays one game, and a result type. The loop here calls it, also after
+failures, until the number of games is reached or a stop is requested. Knows nothing of what the games are.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from brayx.gamecore.transports import Endpoint
 Ended = Literal["terminated", "truncated", "stopped"]
 
 RESUMED = (SessionResumed, OutOfSequence)
-"""What says that a session goes on from an earlier tick, and that this request was not applied; the second one where
-the first was lost with its connection."""
+"""Errors that mean: the session continues from an earlier tick, and this request was not applied. The second one comes
+if the first was lost with its connection."""
 
 MOST_RESUMED = 3
-"""How often in a row one request may be told so before its game is given up."""
+"""How often in a row one request may get such an error before its game is given up."""
 
 RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
-"""What ends one game only: errors that another session may not meet."""
+"""Errors that end one game only, since another session may not get them."""
 
 GRACE_S = 5.0
-"""How long the game on may take to stop after a signal, before it is broken off."""
+"""Time for the current game to stop after a signal, before it is interrupted."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -61,12 +61,12 @@ _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Result(Protocol):
-    """One game, told: each kind of gamecore has its own.
+    """The result of one game; each kind of gamecore has its own type.
 
     Attributes:
-        returns: sum of rewards by agent; of a game with one agent, by the empty name.
-        length: its ticks, of all agents together.
-        ended: how.
+        returns: sum of rewards by agent; the only agent's name is empty.
+        length: ticks of all agents together.
+        ended: how the game ended.
     """
 
     @property
@@ -92,19 +92,19 @@ def play_games(
     give_up_after_s: float,
     should_stop: Callable[[], bool],
 ) -> list[AnyResult]:
-    """Play games until there are ``games`` results, or until ``should_stop``.
+    """Plays games until there are ``games`` results, or until ``should_stop``.
 
     Args:
-        play: plays one game with the seed it is given.
-        give_up: lets go of what is left of a game that an error of the service ended; another one is played then.
-        games: None: no end, and nothing is kept, as there may be millions: the list is empty.
-        seed: makes the games repeatable; each gets a seed of its own drawn from it.
+        play: plays one game with the given seed.
+        give_up: cleans up after a game that an error of the service ended; the next game follows.
+        games: number of games; None: no limit, and an empty list is returned, since there may be millions.
+        seed: makes the games repeatable; each game's seed is drawn from it.
         on_game: called after each game.
-        give_up_after_s: for how long errors may follow each other without one whole game between them.
-        should_stop: also asked by ``play``, whose result says ``stopped`` then, and is not among the results.
+        give_up_after_s: time limit for consecutive errors without a complete game between them.
+        should_stop: ``play`` also calls it and then returns a ``stopped`` result, which is not among the results.
 
     Raises:
-        BrayxError: what the service answered last, when it is given up, or when another game would get it too.
+        BrayxError: the service's last error, after the time limit, or one that every game would get.
     """
     results: list[AnyResult] = []
     each = seeds(seed)
@@ -126,11 +126,10 @@ def play_games(
 
 
 def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
-    """The reply to a tick or a stop, given once more when its session goes on from a snapshot: with what the game
-    shows now.
+    """Sends a tick or a stop and returns the reply; sends it again if the session was resumed from a snapshot.
 
     Raises:
-        BrayxError: as ``request``.
+        BrayxError: any error of ``request``.
     """
     for _ in range(MOST_RESUMED):
         try:
@@ -141,10 +140,10 @@ def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
 
 
 def wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the commands' options say to a ``run_games``, whatever the games are.
+    """The common options of the commands as arguments of a ``run_games``.
 
     Raises:
-        ConfigError: the key cannot be had from its file.
+        ConfigError: the key cannot be read from its file.
     """
     same = ("games", "door", "seed", "max_ticks", "timeout_s", "give_up_after_s")
     return {
@@ -162,9 +161,9 @@ def _seconds(text: str) -> float:
 
 
 class Patience:
-    """Pauses between failed games: doubling, with jitter, until errors have followed each other for too long.
+    """Pauses between failed games: doubling, with jitter, up to a time limit for consecutive errors.
 
-    Of errors that follow each other each kind is told once, and in the end how many there were.
+    Each kind of consecutive error is printed once, and their number at the end.
     """
 
     def __init__(self, give_up_after_s: float) -> None:
@@ -176,23 +175,23 @@ class Patience:
         self._until = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._failed = 0
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def after(self, error: BrayxError, should_stop: Callable[[], bool]) -> None:
-        """Waits after a game that failed; raises its error if that is the last one."""
+        """Waits after a failed game; raises its error once the time limit has passed."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         self._failed += 1
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         if now + pause_s - self._since > self._give_up_after_s:
-            _tell(f"given up after {self._spell(now)}; --give-up-after-s changes when")
+            _print(f"given up after {self._spell(now)}; --give-up-after-s changes when")
             raise error
-        if error.code not in self._told:
-            self._told.add(error.code)
-            _tell(
-                f"game ended by {error.code}: {error}; next in {pause_s:.1f} s, and given up when none is whole for "
-                f"{self._give_up_after_s:g} s"
+        if error.code not in self._printed:
+            self._printed.add(error.code)
+            _print(
+                f"game ended by {error.code}: {error}; next game in {pause_s:.1f} s, giving up after "
+                f"{self._give_up_after_s:g} s without a complete game"
             )
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         while (left := now + pause_s - time.monotonic()) > 0 and not should_stop():
@@ -200,9 +199,9 @@ class Patience:
         self._until = time.monotonic()
 
     def reset(self) -> None:
-        """After a whole game."""
-        if self._since is not None and self._failed > len(self._told):
-            _tell(f"games go on after {self._spell(self._until)}")
+        """Call after a complete game."""
+        if self._since is not None and self._failed > len(self._printed):
+            _print(f"games go on after {self._spell(self._until)}")
         self._forget()
 
     def _spell(self, until: float) -> str:
@@ -210,16 +209,16 @@ class Patience:
         return f"{until - self._since:.1f} s (failed games: {self._failed})"
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
-    """A seed for each game: far apart for neighbouring ``seed``, unlike seed + 1, which another gamecore may have.
+    """A seed for each game, unrelated for neighbouring ``seed`` values, since the next gamecore may use seed + 1.
 
     Args:
-        seed: of the gamecore; None: each game draws its own.
-        place: of the game among those that the gamecore plays at once.
+        seed: the gamecore's seed; None: no seeds, so each game is random.
+        place: place of the game among the gamecore's concurrent games.
     """
     game = 0
     while True:
@@ -231,7 +230,7 @@ def encode(document: dict[str, Any]) -> bytes:
     """A body, as JSON.
 
     Raises:
-        BadBody: it holds NaN or infinity, which JSON cannot carry.
+        BadBody: it holds NaN or infinity, which JSON cannot represent.
     """
     try:
         return _dumps(document).encode()
@@ -240,7 +239,7 @@ def encode(document: dict[str, Any]) -> bytes:
 
 
 def jsonable(obs: Any) -> Any:
-    """An observation as `encode` takes it: arrays are nested lists, tuples lists, dictionaries objects."""
+    """An observation for `encode`: arrays become nested lists, tuples lists, dictionaries objects."""
     if isinstance(obs, np.ndarray | np.generic):
         return obs.tolist()
     if isinstance(obs, dict):
@@ -251,7 +250,7 @@ def jsonable(obs: Any) -> Any:
 
 
 def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
-    """What turns a reply into an action that an environment takes; raises `BadBody` for a reply that holds none."""
+    """A function that reads the environment's action from a reply; it raises `BadBody` if there is none."""
     from_json = _from_json(space)
     loads = json.loads
 
@@ -267,7 +266,7 @@ def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
 
 
 def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
-    """What turns the JSON of an action into one that ``env.step`` takes; raises ValueError for one it does not."""
+    """A function that converts an action's JSON for ``env.step``; it raises ValueError for an invalid action."""
     if isinstance(space, gymnasium.spaces.Discrete):
         first, past = int(space.start), int(space.start + space.n)
 
@@ -294,29 +293,31 @@ def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
 
 
 Play = Callable[[argparse.Namespace, Callable[[Result], None], Callable[[], bool]], object]
-"""Plays what the options ask for: calls the one function after each game, and asks the other whether to stop."""
+"""Plays games by the options; arguments: a function to call after each game, and one that says whether to stop."""
 
 
 def door_url(url: str, door: Literal["http", "ws"] | None) -> str:
-    """``url``, by the other door of its port if ``door`` asks for it.
+    """``url`` with the scheme of ``door``, which shares its port.
 
     Raises:
-        ConfigError: it is the URL of a door with a port of its own.
+        ConfigError: the URL's door does not share its port.
     """
     endpoint = Endpoint.parse(url)
     if door is None:
         return url
     if endpoint.scheme not in ("http", "https", "ws", "wss"):
-        raise ConfigError(f"door {door} cannot be made of {url}: give its own URL, {door}://host:port")
+        raise ConfigError(f"{url} has no door {door}: give that door's URL, {door}://host:port")
     return endpoint.door_url(door)
 
 
 def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | None, play: Play) -> int:
-    """The command ``brayx gamecore KIND``; gives the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
+    """Runs ``brayx gamecore KIND``; returns the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
 
     Args:
-        parser: of the options that are this kind's own; those that all have are added.
-        argv: the words; None: those of the process.
+        kind: name of the kind.
+        parser: has the options of this kind; the common ones are added.
+        argv: command-line arguments; None: those of the process.
+        play: plays the games.
     """
     _options(parser)
     options = parser.parse_args(argv)
@@ -330,8 +331,8 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
         for agent, total in result.returns.items():
             totals[agent] = totals.get(agent, 0.0) + total
         if options.json:
-            told = result.returns.get("", result.returns)
-            print(_dumps({"return": told, "length": result.length, "ended": result.ended}), flush=True)
+            returned = result.returns.get("", result.returns)
+            print(_dumps({"return": returned, "length": result.length, "ended": result.ended}), flush=True)
         elif not options.quiet:
             print(f"game {count}: return {_words(result.returns)}, {result.length} ticks, {result.ended}", flush=True)
 
@@ -341,9 +342,9 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
         try:
             play(options, on_game, stop)
         except KeyboardInterrupt:
-            pass  # asked twice, or the service took too long to let the game end
+            pass  # a second signal, or the service took too long to end the game
         except BrayxError as error:
-            if not stop.asked:
+            if not stop.requested:
                 print(f"brayx gamecore {kind}: {error}", file=sys.stderr)
                 code = 2 if isinstance(error, ConfigError) else 1
     if options.json or (code and not count):  # an error and no game: nothing to sum up
@@ -355,20 +356,22 @@ def run_command(kind: str, parser: argparse.ArgumentParser, argv: list[str] | No
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, help="of the service: http://, ws://, tcp:// or grpc://host:port")
-    parser.add_argument("--games", type=int, default=None, help="how many to play (default: until stopped)")
+    parser.add_argument("--url", required=True, help="URL of the service: http://, ws://, tcp:// or grpc://host:port")
+    parser.add_argument("--games", type=int, default=None, help="number of games to play (default: until stopped)")
     parser.add_argument("--door", choices=["http", "ws"], default=None, help="protocol to use (default: the URL's)")
     parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
-    parser.add_argument("--max-ticks", type=int, default=None, help="cut games off after so many ticks of an agent")
-    parser.add_argument("--timeout-s", type=float, default=30.0, help="of one request (default: %(default)g)")
+    parser.add_argument("--max-ticks", type=int, default=None, help="truncate games after this many ticks of an agent")
+    parser.add_argument(
+        "--timeout-s", type=float, default=30.0, help="time limit of one request (default: %(default)g)"
+    )
     parser.add_argument(
         "--reconnect", type=_seconds, default=0.0, metavar="SECONDS",
-        help="number the ticks, and go on with a game for so long after its connection broke or its session began to "
-        "move (default: 0, its end)",
+        help="number the ticks, and try for this long to continue a game whose connection broke or whose session moved "
+        "(default: 0, the game ends)",
     )  # fmt: skip
     parser.add_argument(
         "--give-up-after-s", type=float, default=60.0,
-        help="how long errors may follow each other without one whole game between them (default: %(default)g)",
+        help="time limit for consecutive errors without a complete game (default: %(default)g)",
     )  # fmt: skip
     add_options(parser)
     parser.add_argument("--quiet", action="store_true", help="print the summary only")
@@ -383,34 +386,34 @@ def _words(returns: Mapping[str, float]) -> str:
 
 
 class _Stop:
-    """Asked by the game loop whether to end: after SIGTERM or SIGINT, or when the parent process has gone."""
+    """Whether to end: true after SIGTERM or SIGINT, or once the parent process has gone."""
 
     def __init__(self, die_with_parent: bool) -> None:
-        self.asked = False
+        self.requested = False
         self._parent = os.getppid() if die_with_parent else None
         self._next_check = 0.0
 
     def __call__(self) -> bool:
-        if self._parent is not None and not self.asked:
+        if self._parent is not None and not self.requested:
             now = time.monotonic()
             if now >= self._next_check:
                 self._next_check = now + _PARENT_CHECK_S
                 if os.getppid() != self._parent:
-                    self._ask()
-        return self.asked
+                    self._request()
+        return self.requested
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self._ask()
+        self._request()
 
     def on_parent_thread_death(self, number: int, frame: FrameType | None) -> None:
         # The kernel signals the death of the thread that started this process; the process itself may live on.
-        if os.getppid() != self._parent and not self.asked:
-            self._ask()
+        if os.getppid() != self._parent and not self.requested:
+            self._request()
 
-    def _ask(self) -> None:
-        self.asked = True
+    def _request(self) -> None:
+        self.requested = True
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
 

@@ -1,7 +1,7 @@
-"""Typed errors over gRPC, both ways: as the status of a call that a service answers, and back at its client.
+"""Typed errors over gRPC: written into a call's status by the service, and read from it by the client.
 
-An error is set on the call, never raised: Serve passes trailing metadata on for a call that returns, not for one that
-raises, and what it tells of an exception holds the traceback. Knows nothing of what was called.
+An error is set on the call, never raised: for a call that raises, Serve drops the trailing metadata and sends the
+traceback to the client. Knows nothing of the methods called.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from brayx.gamecore.v1 import ERROR_METADATA
 
 _MAX_ERROR_BYTES = 3072
 _MAX_STATUS_BYTES = 512
-"""All metadata of an answer, Base64 and percent signs included, must fit into the 8 KiB that clients allow."""
+"""Limit of an error's document, so that all metadata of an answer, encoded, fits into the 8 KiB that clients allow."""
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
     ("grpc.max_send_message_length", -1),
-    # As on the other doors: a connection of one's own, to the address itself, tried again at once when asked for.
+    # As on the other doors: a separate connection, straight to the address, and no delay before reconnecting.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-"""Of a client's channel."""
+"""Options of a client's channel."""
 
 
 def refuse(context: Any, error: BrayxError) -> None:
-    """Makes ``error`` the call's answer."""
+    """Answers the call with ``error``."""
     document = error.to_wire()
     if len(document) > _MAX_ERROR_BYTES:
         document = type(error)(error.message[:200] + "…").to_wire()
@@ -43,24 +43,24 @@ def refuse(context: Any, error: BrayxError) -> None:
 
 
 def target_of(endpoint: Endpoint) -> str:
-    """The address as a channel takes it."""
+    """The address in a channel's format."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{host}:{endpoint.port}"
 
 
 def application_of(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    """The metadata by which Serve finds the application that the URL's path names, if it names one."""
+    """Metadata with the Serve application in the URL's path, if there is one."""
     application = endpoint.prefix.strip("/")
     return (("application", application),) if application else ()
 
 
-def failure(endpoint: Endpoint, asked: str, timeout_s: float, error: Any) -> BrayxError:
-    """What a call that failed means to its client.
+def failure(endpoint: Endpoint, request: str, timeout_s: float, error: Any) -> BrayxError:
+    """The typed error for a failed call.
 
     Args:
-        endpoint: where it went.
-        asked: what was asked, in the words of a message.
-        timeout_s: the call's.
+        endpoint: the service's address.
+        request: description of the request, for the message.
+        timeout_s: the call's time limit.
         error: a `grpc.RpcError`.
     """
     for name, value in error.trailing_metadata() or ():
@@ -68,11 +68,11 @@ def failure(endpoint: Endpoint, asked: str, timeout_s: float, error: Any) -> Bra
             return from_wire(value)
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return endpoint.deadline_exceeded(f"reply to the {asked}", timeout_s, layer="grpc")
+        return endpoint.deadline_exceeded(f"reply to the {request}", timeout_s, layer="grpc")
     if code is grpc.StatusCode.UNAVAILABLE and (never_sent := _connect_error(details)):
         return endpoint.connect_failed(never_sent)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return endpoint.connection_lost(asked, ConnectionError(details), started=False)
+        return endpoint.connection_lost(request, ConnectionError(details), started=False)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "CLIENT: Received message larger" not in details:
         # Serve's, or the server's own limit on a message.
         refused = BodyTooLarge if "message larger than max" in details else Overloaded
@@ -84,9 +84,9 @@ def failure(endpoint: Endpoint, asked: str, timeout_s: float, error: Any) -> Bra
 
 
 def _connect_error(details: str) -> OSError | None:
-    """The error that ``details`` tells of a connection that was never made; None if it tells of a broken one.
+    """The error of a connection that was never made, from ``details``; None for one that broke.
 
-    gRPC has one status for both, so its words must tell them apart.
+    gRPC has one status for both, so only the text distinguishes them.
     """
     if "resolving" in details or "resolution" in details:
         return socket.gaierror(socket.EAI_NONAME, "name not found")

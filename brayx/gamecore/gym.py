@@ -1,18 +1,18 @@
-"""Any Gymnasium environment as a gamecore: a process that plays games through a door, one session a game.
+"""Plays any Gymnasium environment as a gamecore: a process that plays games through a door, one session per game.
 
 The gym profile, as JSON bodies:
 
     start  {"env_id": "CartPole-v1", "seed": 7}                        seed of this game's reset
     tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
            and {"action_mask": [1, 0, ...]} if the environment's info has one
-    reply  {"action": 1}                                               a number, or lists as the action space has them
+    reply  {"action": 1}                                               a number, or nested lists, by the action space
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}
 
-A stop with neither flag is of a game that was broken off because the gamecore was told to end. Arrays are nested
-lists, dictionary and tuple observations objects and lists. A game that an error of the service ends is given up and a
-new one is started, with a growing pause while errors follow each other; of those standard error tells each kind once,
-and how it came out. With ``--reconnect`` a game outlives its connection, and its session's move to another replica; one
-whose session goes on from a snapshot gives the tick again. Knows nothing of the agent, of Ray or of torch.
+A stop with neither flag means that the gamecore was stopped during the game. Arrays become nested lists, dictionary and
+tuple observations objects and lists. If an error of the service ends a game, the next one starts after a pause, which
+grows with consecutive errors; each kind of error is printed once to standard error. With ``--reconnect`` a game
+survives a broken connection and its session's move to another replica; if the session resumes from a snapshot, the tick
+is sent again. Knows nothing of the agent, of Ray or of torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class GameResult:
-    """One game: the sum of its rewards, its number of ticks, and how it ended."""
+    """Result of one game: the sum of rewards, the number of ticks, and how it ended."""
 
     total_reward: float
     length: int
@@ -54,7 +54,7 @@ def make_env(env_id: str, **kwargs: Any) -> Env:
     """The environment, without Gymnasium's checking wrapper.
 
     Raises:
-        ConfigError: there is none of that id (the nearest ones are named), or it cannot be made.
+        ConfigError: unknown id (the message names the nearest), or the environment cannot be made.
     """
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
@@ -74,9 +74,9 @@ def game_of(
     """One game of ``env`` as the requests of one session: yields each, takes its reply, and returns the result.
 
     Args:
-        seed: given to the environment's reset, and part of the start's body.
-        max_ticks: cut the game off, as truncated, after so many ticks.
-        should_stop: called before each tick; true breaks the game off, and its result is ``stopped``.
+        seed: passed to the environment's reset and sent in the start's body.
+        max_ticks: truncate the game after this many ticks.
+        should_stop: called before each tick; true ends the game with the result ``stopped``.
 
     Raises:
         BadBody: a reply holds no action of the action space, or an observation is not finite.
@@ -99,7 +99,7 @@ def game_of(
         if not (terminated or truncated):
             stopped = should_stop()
             truncated = stopped or (max_ticks is not None and length >= max_ticks)
-    # A game that was broken off ended in neither way, and its return says nothing about the agent.
+    # A stopped game is neither terminated nor truncated, and its return means nothing.
     cut = bool(truncated) and not stopped
     last = {"obs": jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
     yield StepKind.STOP, encode(last)
@@ -114,11 +114,11 @@ def play_game(
     max_ticks: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> GameResult:
-    """Play one game of ``env`` as one session of ``client``; arguments as of `game_of`.
+    """Plays one game of ``env`` as one session of ``client``; arguments as for `game_of`.
 
     Raises:
         BadBody: a reply holds no action of the action space, or an observation is not finite.
-        BrayxError: whatever the service answers; the session is over, or closed with the connection.
+        BrayxError: any error of the service; the session has ended, or is closed with the connection.
     """
     game = game_of(env, seed=seed, max_ticks=max_ticks, should_stop=should_stop)
     try:
@@ -151,28 +151,28 @@ def run_games(
     secret: bytes = b"",
     at_once: int = 1,
 ) -> list[GameResult]:
-    """Play ``games`` games (None: until ``should_stop``) and give their results.
+    """Plays ``games`` games (None: until ``should_stop``) and returns their results.
 
     Args:
-        door: scheme to use instead of the URL's own.
-        seed: makes the games repeatable; each game gets a seed of its own drawn from it.
-        max_ticks, should_stop: as of `play_game`; a game that was stopped is not among the results.
+        door: scheme to use instead of the URL's.
+        seed: makes the games repeatable; each game's seed is drawn from it.
+        max_ticks, should_stop: as for `play_game`; a stopped game is not among the results.
         on_game: called after each game.
-        timeout_s: of one request.
-        give_up_after_s: for how long errors may follow each other without one whole game between them.
-        reconnect_s, key, secret: as of `Client`.
-        at_once: games that this process plays side by side, their sessions over one TCP connection.
+        timeout_s: time limit of one request.
+        give_up_after_s: time limit for consecutive errors without a complete game between them.
+        reconnect_s, key, secret: as for `Client`.
+        at_once: number of concurrent games in this process, with their sessions on one TCP connection.
 
-    With ``games`` None nothing is kept, as there may be millions: the list is empty, and `on_game` tells them all.
+    With ``games`` None the list is empty, since there may be millions of results: use `on_game`.
 
     Raises:
         ConfigError: no such environment, or a URL that cannot be used: several games at once need ``tcp://``, and their
             ticks have no numbers (``reconnect_s``).
-        BrayxError: what the service answered last, when it is given up, or when another game would get it too.
+        BrayxError: the service's last error, after the time limit, or one that every game would get.
     """
     if at_once > 1:
         if reconnect_s is not None:
-            raise ConfigError("several games at once do not reconnect: leave out one of the two")
+            raise ConfigError("several games at once cannot reconnect: give at_once or reconnect_s, not both")
         envs = [make_env(env_id, **(env_kwargs or {})) for _ in range(at_once)]
 
         def begin(index: int, seed: int | None) -> Game[GameResult]:
@@ -217,13 +217,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="brayx gamecore gym", description="Play a Gymnasium environment as a gamecore."
     )
-    parser.add_argument("env_id", help="a registered id (CartPole-v1), or module:id of your own")
+    parser.add_argument("env_id", help="a registered id (CartPole-v1), or module:id")
     parser.add_argument(
         "--at-once", type=int, default=1, metavar="GAMES",
-        help="games played side by side over one tcp:// connection (default: 1)",
+        help="concurrent games over one tcp:// connection (default: 1)",
     )  # fmt: skip
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a module:id of one's own lies where the game is started
+        sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
 
     def play(
         options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]

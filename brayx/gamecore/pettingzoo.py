@@ -1,20 +1,19 @@
-"""Any PettingZoo environment as a gamecore: games of several agents, one session for each agent of a game.
+"""Plays any PettingZoo environment as a gamecore: games of several agents, one session for each agent of a game.
 
-The sessions of a game have the ids ``GAME-agent-AGENT`` (Bray's form; what cannot stand in an id is percent-encoded),
-by which a service knows that they belong together. Bodies are the gym profile's, and say a little more:
+The sessions of a game have ids ``GAME-agent-AGENT`` (Bray's form; other characters are percent-encoded), so that a
+service knows which sessions belong together. Bodies are those of the gym profile, with a few more fields:
 
-    start  {"env_id": "...", "seed": 7, "agent": "red", "agents": ["red", "blue"]}      those that begin the game
-    tick   {"obs": [0.1, ...], "reward": 0.0}                      what the agent earned since its tick before
+    start  {"env_id": "...", "seed": 7, "agent": "red", "agents": ["red", "blue"]}      the agents at the start
+    tick   {"obs": [0.1, ...], "reward": 0.0}                      the agent's reward since its previous tick
     reply  {"action": 1}
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}        of this agent
 
-An observation with an ``action_mask`` in it is passed on as it is; one that the environment tells in the agent's info
-becomes ``action_mask`` beside ``obs``. If asked to, ticks and stops have the environment's ``state()`` as ``state``,
-what the whole game is like, for a value that sees more than its agent does. In an AEC environment only the agent whose
-turn it is ticks; in a parallel one all of them tick at the same time. An agent that dies gets its stop, while the
-others play on; one that enters later gets its session then. When the service ends one session of a game, the others are
-stopped without a body, and another game is begun. Needs the package ``pettingzoo``; knows nothing of the agents, of Ray
-or of torch.
+An ``action_mask`` inside an observation is sent unchanged; one in the agent's info is sent as ``action_mask`` next to
+``obs``. With ``--state``, ticks and stops also have the environment's ``state()`` as ``state``, for a value that sees
+the whole game. In an AEC environment only the agent on turn ticks; in a parallel one all agents tick at the same time.
+An agent that dies gets its stop while the others play on; one that enters later gets its session then. If the service
+ends one session of a game, the others are stopped without a body and the next game starts. Needs the package
+``pettingzoo``; knows nothing of the agents, of Ray or of torch.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from brayx.gamecore.protocol import AGENT_MARK
 
 Api = Literal["aec", "parallel"]
 AgentId = Any
-"""PettingZoo lets anything that can be hashed name an agent; mostly it is a string."""
+"""PettingZoo allows any hashable value as an agent's name; usually it is a string."""
 
 _FAREWELL_S = 2.0
 _Answer = TypeVar("_Answer")
@@ -52,7 +51,7 @@ class GameResult:
     Attributes:
         returns: sum of rewards by the agent's name.
         length: ticks of all its agents together.
-        ended: ``truncated`` if any of them was cut off, ``terminated`` if the rules ended it for all.
+        ended: ``truncated`` if any agent was truncated, ``terminated`` if the rules ended the game for all.
     """
 
     returns: Mapping[str, float]
@@ -65,20 +64,20 @@ def make_env(env_id: str, api: Api | None = None, **kwargs: Any) -> Any:
 
     Args:
         env_id: an id of PettingZoo's registry (``butterfly/pistonball_v6``), a module with ``env`` or
-            ``parallel_env`` in it (``pettingzoo.butterfly.pistonball_v6``), or ``module:factory``. Modules are looked
-            for in the working directory first.
-        api: which of the two it is to be, if it has both; None: parallel.
+            ``parallel_env`` (``pettingzoo.butterfly.pistonball_v6``), or ``module:factory``. The working directory
+            comes first in the search for modules.
+        api: the API to use, if it has both; None: parallel.
         **kwargs: for the environment.
 
     Raises:
-        ConfigError: there is no such environment (near ones are named), its packages are missing, or it cannot be made.
+        ConfigError: unknown environment (the message names the nearest), missing packages, or it cannot be made.
     """
     pettingzoo = _package()
     try:
         env = _factory(pettingzoo, env_id, api)(**kwargs)
     except ConfigError:
         raise
-    except Exception as error:  # an environment's own code, which may raise whatever it likes
+    except Exception as error:  # user code: it may raise anything
         raise ConfigError(
             f"cannot make the environment {env_id!r}: {type(error).__name__}: {error}", env_id=env_id
         ) from error
@@ -90,15 +89,16 @@ def make_env(env_id: str, api: Api | None = None, **kwargs: Any) -> Any:
 
 
 def session_id(game: str, agent: AgentId) -> str:
-    """The id of an agent's session in a game: ``GAME-agent-AGENT``, which can be taken apart at its only mark."""
+    """The id of an agent's session: ``GAME-agent-AGENT``; ``-agent-`` occurs only once, so the id can be split
+    there."""
     return f"{game}{AGENT_MARK}{quote(str(agent), safe='').replace('agent-', 'agent%2D')}"
 
 
 class Clients:
-    """Clients of one service: kept for the next game, and made when all are in use. Belongs to one event loop.
+    """A pool of clients of one service, reused from game to game. Belongs to one event loop.
 
     Args:
-        make: makes one.
+        make: makes a client.
     """
 
     def __init__(self, make: Callable[[], AsyncClient]) -> None:
@@ -106,15 +106,15 @@ class Clients:
         self._idle: list[AsyncClient] = []
 
     def take(self) -> AsyncClient:
-        """One without a session."""
+        """A client without a session; makes one if all are in use."""
         return self._idle.pop() if self._idle else self._make()
 
     def give_back(self, client: AsyncClient) -> None:
-        """Keeps one whose session has ended."""
+        """Returns a client whose session has ended."""
         self._idle.append(client)
 
     async def close(self) -> None:
-        """Closes those that are kept."""
+        """Closes the unused clients."""
         while self._idle:
             await self._idle.pop().close()
 
@@ -129,19 +129,19 @@ async def play_game(
     state: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> GameResult:
-    """Play one game of ``env``, each of its agents as a session with a client of its own.
+    """Plays one game of ``env``, with one session and one client for each agent.
 
     Args:
-        env_id: told at start.
-        seed: given to the environment's reset and told at start.
-        max_ticks: cut the game off, as truncated, as soon as one agent has had so many.
-        state: tell the game's state with every tick and stop.
-        should_stop: asked after each step; true breaks the game off, told as ``stopped``.
+        env_id: sent in the start's body.
+        seed: passed to the environment's reset and sent in the start's body.
+        max_ticks: truncate the game once an agent has had this many ticks.
+        state: send the game's state with every tick and stop.
+        should_stop: called after each step; true ends the game with the result ``stopped``.
 
     Raises:
         BadBody: a reply holds no action of the agent's action space, or an observation or a state is not finite.
-        ConfigError: the environment has no state, and it is to be told.
-        BrayxError: whatever the service answers; the game's other sessions were stopped, as far as that could be done.
+        ConfigError: ``state`` is set, but the environment has no state.
+        BrayxError: any error of the service; the game's other sessions are stopped where possible.
     """
     play = _play_together if isinstance(env, _package().ParallelEnv) else _play_turns
     sessions = _Sessions(env, clients, {"env_id": env_id, "seed": seed}, max_ticks, state, should_stop)
@@ -171,11 +171,12 @@ def run_games(
     key: str = "",
     secret: bytes = b"",
 ) -> list[GameResult]:
-    """Play ``games`` games (None: until ``should_stop``) and give their results; as `brayx.gamecore.gym.run_games`.
+    """Plays ``games`` games (None: until ``should_stop``) and returns their results; see
+    `brayx.gamecore.gym.run_games`.
 
     Args:
-        api: as of `make_env`.
-        state: as of `play_game`.
+        api: as for `make_env`.
+        state: as for `play_game`.
     """
     url = playing.door_url(url, door)
     env = make_env(env_id, api, **(env_kwargs or {}))
@@ -216,20 +217,20 @@ class _Player:
 
 
 class _Sessions:
-    """The sessions of one game by agent, and what came of them."""
+    """The sessions of one game by agent, and their results."""
 
     def __init__(
         self,
         env: Any,
         clients: Clients,
-        told: dict[str, Any],
+        about: dict[str, Any],
         max_ticks: int | None,
         state: bool,
         should_stop: Callable[[], bool],
     ) -> None:
         self._env = env
         self._clients = clients
-        self._told = told
+        self._about = about
         self._max_ticks = max_ticks
         self._with_state = state
         self._should_stop = should_stop
@@ -242,7 +243,7 @@ class _Sessions:
         self.stopped = False
 
     async def start(self, agents: Iterable[AgentId]) -> None:
-        """Starts the sessions of those agents that have none yet."""
+        """Starts sessions for agents that have none yet."""
         new = [agent for agent in agents if agent not in self._players]
         if not new:
             return
@@ -252,7 +253,7 @@ class _Sessions:
         names = [str(agent) for agent in self._env.agents]
         await _together(
             self._players[agent].client.start(
-                encode({**self._told, "agent": str(agent), "agents": names}), session_id(self._game, agent)
+                encode({**self._about, "agent": str(agent), "agents": names}), session_id(self._game, agent)
             )
             for agent in new
         )
@@ -260,7 +261,7 @@ class _Sessions:
     async def tick(self, agent: AgentId, obs: Any, reward: float, info: Mapping[str, Any]) -> Any:
         """The agent's action."""
         player = self._players[agent]
-        document = self._told_of(obs, reward)
+        document = self._body_of(obs, reward)
         if "action_mask" in info:
             document["action_mask"] = jsonable(info["action_mask"])
         action = player.action_of(await _send(player.client.tick, encode(document)))
@@ -271,50 +272,50 @@ class _Sessions:
         return action
 
     async def stop(self, agent: AgentId, obs: Any, reward: float, *, terminated: bool, truncated: bool) -> None:
-        """Ends the agent's session, with what its last action led to."""
+        """Ends the agent's session, with the result of its last action."""
         player = self._players[agent]
-        document = self._told_of(obs, reward)
+        document = self._body_of(obs, reward)
         last = {**document, "terminated": bool(terminated), "truncated": bool(truncated)}
         await _send(player.client.stop, encode(last))
         self._returns[str(agent)] += float(reward)
         self._truncated |= bool(truncated)
         self._clients.give_back(self._players.pop(agent).client)
 
-    def _told_of(self, obs: Any, reward: float) -> dict[str, Any]:
+    def _body_of(self, obs: Any, reward: float) -> dict[str, Any]:
         document = {"obs": jsonable(obs), "reward": float(reward)}
         if self._with_state:
             try:
                 document["state"] = jsonable(self._env.state())
-            except NotImplementedError:  # PettingZoo's own, of whoever has none
-                raise ConfigError(f"{self._env} has no state(), and the game's state is to be told") from None
+            except NotImplementedError:  # PettingZoo's default
+                raise ConfigError(f"{self._env} has no state(), which --state needs") from None
         return document
 
     def enough(self) -> bool:
-        """Whether the game is to end now; asked after each step that left an agent to play on."""
+        """Whether to end the game now; called after each step with an agent left."""
         self.stopped = self._should_stop()
         return self.stopped or (self._max_ticks is not None and self._most_ticks >= self._max_ticks)
 
     async def abandon(self) -> None:
-        """Stops what still runs, without a word of how the game ended, since it did not."""
+        """Stops the remaining sessions without a body, since the game did not end."""
         players = list(self._players.values())
         self._players.clear()
         await asyncio.gather(*(_part(player.client) for player in players))
 
     def result(self) -> GameResult:
-        """What came of the game."""
+        """The result of the game."""
         ended: Ended = "stopped" if self.stopped else "truncated" if self._truncated else "terminated"
         return GameResult(self._returns, self._length, ended)
 
 
 async def _play_turns(env: Any, sessions: _Sessions, seed: int | None) -> None:
-    """An AEC environment: one agent at a time, as the environment says."""
+    """Plays an AEC environment: one agent at a time, in the environment's order."""
     env.reset(seed=seed)
     await sessions.start(env.agents)
     while env.agents:
         agent = env.agent_selection
         obs, reward, terminated, truncated, info = env.last()
         if terminated or truncated:
-            await sessions.start([agent])  # it may have died before it ever played
+            await sessions.start([agent])  # it may die before its first turn
             await sessions.stop(agent, obs, reward, terminated=terminated, truncated=truncated)
             env.step(None)
             continue
@@ -341,7 +342,7 @@ def _alive(env: Any) -> bool:
 
 
 async def _play_together(env: Any, sessions: _Sessions, seed: int | None) -> None:
-    """A parallel environment: all agents tick at the same time, and the environment steps when each has answered."""
+    """Plays a parallel environment: all agents tick at the same time; the environment steps once all have answered."""
     observations, infos = env.reset(seed=seed)
     rewards: Mapping[AgentId, float] = {}
     cut = False
@@ -356,7 +357,7 @@ async def _play_together(env: Any, sessions: _Sessions, seed: int | None) -> Non
         ends = []
         for agent in agents:
             terminated = bool(terminations.get(agent, False))
-            # An agent that the environment takes out without a word of why has not lost by the rules.
+            # An agent removed without a flag was not terminated by the rules.
             truncated = bool(truncations.get(agent, False)) or (agent not in env.agents and not terminated)
             if terminated or truncated or cut:
                 truncated = truncated or (not terminated and not sessions.stopped)
@@ -366,7 +367,8 @@ async def _play_together(env: Any, sessions: _Sessions, seed: int | None) -> Non
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
-    """The results of all, in order; when some fail, the first one's error, once all are done: none is half sent."""
+    """The results in order. Waits for all, so that no request is cut off, then raises the first error if there is
+    one."""
     done = await asyncio.gather(*work, return_exceptions=True)
     answers = []
     for answer in done:
@@ -392,7 +394,7 @@ async def _part(client: AsyncClient) -> None:
             async with asyncio.timeout(_FAREWELL_S):
                 await client.stop()
     except (BrayxError, TimeoutError):
-        pass  # the service ends a session that it hears no more of
+        pass  # the service ends an idle session by itself
     finally:
         await client.close()
 
@@ -408,7 +410,7 @@ def _package() -> Any:
 
 
 def _factory(pettingzoo: Any, env_id: str, api: Api | None) -> Callable[..., Any]:
-    """What makes the environment."""
+    """The function that makes the environment."""
     if ":" not in env_id and "/" in env_id:
         return _registered(pettingzoo, env_id, api)
     module, _, name = env_id.partition(":")
@@ -449,10 +451,13 @@ def main(argv: list[str] | None = None) -> int:
         prog="brayx gamecore pettingzoo", description="Play a PettingZoo environment, one session for each agent."
     )
     parser.add_argument("env_id", help="butterfly/pistonball_v6, a module with env or parallel_env, or module:factory")
-    parser.add_argument("--api", choices=["aec", "parallel"], default=None, help="which, of both (default: parallel)")
     parser.add_argument(
-        "--state", action="store_true", help="tell the environment's state() with every tick, beside what an agent sees"
+        "--api",
+        choices=["aec", "parallel"],
+        default=None,
+        help="API to use if the environment has both (default: parallel)",
     )
+    parser.add_argument("--state", action="store_true", help="send the environment's state() with every tick and stop")
 
     def play(
         options: argparse.Namespace, on_game: Callable[[playing.Result], None], should_stop: Callable[[], bool]

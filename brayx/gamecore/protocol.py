@@ -1,7 +1,7 @@
-"""The wire, as bytes and headers: what a request and a reply are on HTTP, on WebSocket and on TCP.
+"""The wire protocol: requests and replies as headers and messages of HTTP and WebSocket.
 
-Knows nothing of sockets, servers or agents; the doors and the clients both stand on this file, so that a fact about
-the wire is written once. ``docs/protocol.md`` tells the same in prose, for authors of clients in other languages.
+Doors and clients both use this file, so that each fact about the protocol is written once. ``docs/protocol.md``
+describes the protocol for authors of clients in other languages. Knows nothing of sockets, servers or agents.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_HEADER_BYTES = 16 * 1024
 """Limit on an HTTP request's line and headers together."""
 MAX_SEQ = 2**63 - 1
 AGENT_MARK = "-agent-"
-"""Stands in the id ``GAME-agent-AGENT`` of a session that is one agent of a game."""
+"""Separates game and agent in the session id ``GAME-agent-AGENT``."""
 
 
 class StepKind(StrEnum):
-    """What a request asks for; `CALL` is the absence of a ``step_kind``: one stateless call."""
+    """The kind of a request; `CALL` is the absence of a ``step_kind``: a stateless call."""
 
     START = "start"
     TICK = "tick"
@@ -40,7 +40,7 @@ class StepKind(StrEnum):
 class Frame(StrEnum):
     """Kind byte of a WebSocket message under `WS_SUBPROTOCOL`.
 
-    A ``NUMBERED`` message is a tick whose body comes after its ``seq``, eight bytes, big-endian.
+    A ``NUMBERED`` message is a tick: its ``seq`` in eight bytes, big-endian, then its body.
     """
 
     START = "S"
@@ -56,17 +56,17 @@ KIND_OF_FRAME = {frame.value: kind for kind, frame in FRAME_OF_KIND.items()} | {
 
 
 class StepRequest(NamedTuple):
-    """One request, whatever door it came in by. A tuple, because one is made for every tick.
+    """One request, from any door. A tuple for speed, since every tick makes one.
 
     Attributes:
         kind: start, tick, stop, or a stateless call.
         session: the session's id; empty only for a stateless call.
-        body: opaque bytes, read by the actor alone.
+        body: opaque bytes; only the actor reads them.
         key, time, token: Bray's credentials, as sent.
-        seq: number of a tick in its session, from 0, of a client that wants it applied exactly once; 0 at a start says
-            that its ticks will have one; None: not given.
-        holder: inside the service: name of the connection it came over, at a door where one connection is one session.
-        attached: that connection held the session before this request.
+        seq: number of a tick in its session, from 0, so that it is applied exactly once; 0 at a start announces
+            numbered ticks; None: not given.
+        holder: inside the service: name of the request's connection, at a door where one connection is one session.
+        attached: that connection already held the session.
     """
 
     kind: StepKind
@@ -81,15 +81,15 @@ class StepRequest(NamedTuple):
 
 
 def game_of(session: str) -> str:
-    """The game that a session is one agent of; empty if its id has no `AGENT_MARK`: it is a game of its own."""
+    """The game of a session with several agents; empty if the id has no `AGENT_MARK`."""
     return session.rpartition(AGENT_MARK)[0]
 
 
 def check_session(session: str) -> str:
-    """The id itself, if it can be one: 1 to 256 printable ASCII characters without space.
+    """Returns a valid session id unchanged: 1 to 256 printable ASCII characters without spaces.
 
     Raises:
-        ProtocolError: it cannot.
+        ProtocolError: the id is invalid.
     """
     if not session:
         raise ProtocolError("header 'session' is missing: start, tick and stop need it", header="session")
@@ -106,10 +106,10 @@ def check_session(session: str) -> str:
 
 
 def check_credentials(key: str, time: str, token: str) -> None:
-    """Makes sure that none of them is longer than it can be.
+    """Checks the lengths of credentials.
 
     Raises:
-        HeaderTooLarge: one is.
+        HeaderTooLarge: one is too long.
     """
     for name, value in (("key", key), ("time", time), ("token", token)):
         if len(value) > MAX_CREDENTIAL_CHARS:
@@ -121,10 +121,10 @@ def check_credentials(key: str, time: str, token: str) -> None:
 
 
 def parse_kind(text: str) -> StepKind:
-    """The step kind a header names; absent (empty) or Bray's ``auto`` is a stateless call.
+    """The step kind in a header; an absent (empty) one and Bray's ``auto`` mean a stateless call.
 
     Raises:
-        ProtocolError: it names none.
+        ProtocolError: unknown kind.
     """
     try:
         return StepKind.CALL if text == "auto" else StepKind(text)
@@ -135,10 +135,10 @@ def parse_kind(text: str) -> StepKind:
 
 
 def parse_seq(text: str) -> int | None:
-    """The number a ``seq`` header holds; None when it is empty.
+    """The number in a ``seq`` header; None if it is empty.
 
     Raises:
-        ProtocolError: it is no number from 0 to `MAX_SEQ`.
+        ProtocolError: not a number from 0 to `MAX_SEQ`.
     """
     if not text:
         return None
@@ -148,10 +148,10 @@ def parse_seq(text: str) -> int | None:
 
 
 def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
-    """The request that HTTP ``headers`` (lower-case names) and ``body`` make.
+    """The request from HTTP ``headers`` (lower-case names) and ``body``.
 
     Some proxies drop headers with an underscore, so ``step-kind`` means the same as ``step_kind``. A request with a
-    session and neither header has lost its step kind on the way, and is refused.
+    session but neither header probably lost it in a proxy, and is refused.
 
     Raises:
         ProtocolError: a header is missing or malformed.
@@ -188,7 +188,7 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
 
 
 def request_headers(request: StepRequest) -> dict[str, str]:
-    """The HTTP headers that carry ``request``; empty fields are left out."""
+    """The HTTP headers of ``request``; empty fields are left out."""
     fields = {
         "session": request.session,
         "step_kind": request.kind.value,
@@ -211,7 +211,7 @@ def decode_frame(message: bytes) -> tuple[Frame, bytes]:
     """Kind and body of a message under `WS_SUBPROTOCOL`.
 
     Raises:
-        ProtocolError: the message is empty or its first byte is no kind.
+        ProtocolError: the message is empty, or its first byte is not a kind.
     """
     kind = message[:1].decode("latin-1")
     try:
@@ -228,10 +228,10 @@ def encode_numbered(seq: int, body: bytes) -> bytes:
 
 
 def decode_numbered(body: bytes) -> tuple[int, bytes]:
-    """``seq`` and body of what `decode_frame` gave of a numbered tick.
+    """``seq`` and body of a numbered tick, from the body that `decode_frame` returns.
 
     Raises:
-        ProtocolError: it is too short, or the number is above `MAX_SEQ`.
+        ProtocolError: the body is too short, or the number is above `MAX_SEQ`.
     """
     if len(body) < 8 or body[0] & 0x80:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""The status page of a service, which its HTTP door shows at ``GET /`` without asking for a key."""
+"""Reads a service's status page: ``GET /`` at its HTTP door, which needs no key."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from brayx.gamecore.transports.base import Endpoint
 
 HAS_STATUS = ("http", "https", "ws", "wss")
-"""Schemes of the doors that share their port with that page."""
+"""Schemes of the doors that share a port with the status page."""
 
 _MOST_BYTES = 64 * 1024
 
 
 def read_status(endpoint: Endpoint, timeout_s: float) -> dict[str, Any] | None:
-    """The page of the HTTP door at this address; None if there is none, or it does not answer."""
+    """The status page at this address; None if there is none, or no answer."""
     if endpoint.scheme not in HAS_STATUS:
         return None
     context = endpoint.tls()

@@ -1,14 +1,14 @@
-"""Bray's TCP framing, as bytes: the door and the clients both stand on it. Knows nothing of sockets.
+"""Bray's TCP framing as bytes, for the door and the clients. Knows nothing of sockets.
 
 A request is six big-endian int64 (sizes of session, step_kind, key, token and body; then ``time``) and the five
-fields; a reply is three (sizes of session and body, ``time``) and the two fields. ``time`` comes back as it was sent,
-so that a client with several requests under way knows which one a reply is of; replies may come out of order, in
-order within a session.
+fields; a reply is three (sizes of session and body, ``time``) and the two fields. A reply repeats the request's
+``time``, so that a client with several requests in flight can match them. Replies are in order within a session, but
+not between sessions.
 
-Two things are brayx's own, and a client of Bray's survives both: a numbered tick has its number in the step_kind
-(``tick#17``), and an error is a reply whose ``time`` is the bitwise complement of the request's (-1 - time, negative
-since requests have times from 0), with the error document as its body. An error that answers no request which could be
-read has `NO_REQUEST` as its time, and the connection ends after it.
+brayx adds two things, which Bray's clients tolerate. A numbered tick has its number in the step_kind (``tick#17``). An
+error is a reply whose ``time`` is the bitwise complement of the request's (-1 - time, negative, since requests have
+times from 0), with the error document as its body. An error that belongs to no readable request has the time
+`NO_REQUEST`, and the connection ends after it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ REQUEST_HEAD = struct.Struct(">6q")
 REPLY_HEAD = struct.Struct(">3q")
 
 NO_REQUEST = -1
-"""Time of an error that is of the connection. Clients count from 1: it is the complement of no time of theirs."""
+"""Time of an error of the whole connection: the complement of 0, which clients do not use since they count from 1."""
 
 MAX_FIELD_BYTES = 256
 """Limit on session, step_kind, key and token, each."""
 MAX_SKIPPED_BYTES = 256 * 1024 * 1024
-"""A body above the door's limit is read over and the connection goes on; above this one the connection ends."""
+"""A body above the door's limit is skipped and the connection stays open; above this size the connection ends."""
 
 _UNPACK_REQUEST = REQUEST_HEAD.unpack_from
 _UNPACK_REPLY = REPLY_HEAD.unpack_from
@@ -45,14 +45,14 @@ _REPLY_HEAD_BYTES = REPLY_HEAD.size
 
 
 class MalformedFrame(ProtocolError):
-    """Bytes that are no frame: where the next one begins cannot be told, so the connection ends."""
+    """Bytes that are not a frame: the start of the next frame is unknown, so the connection ends."""
 
 
 def encode_request(request: StepRequest, time: int) -> bytes:
     """A request's frame.
 
     Args:
-        request: its own ``time`` field is not sent: over TCP the number is the time.
+        request: the request; its ``time`` field is not sent, since the frame's time takes its place.
         time: 0 to 2^63 - 1.
 
     Raises:
@@ -82,10 +82,10 @@ def _check_fields(request: StepRequest) -> None:
 
 
 def parse_time(text: str) -> int:
-    """The frame's time that credentials' ``time`` stands for.
+    """The frame's time for the credentials' ``time``.
 
     Raises:
-        ProtocolError: it is no number from 0 to 2^63 - 1.
+        ProtocolError: not a number from 0 to 2^63 - 1.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SEQ):
         raise ProtocolError(f"'time' is {text[:40]!r}, over TCP it is Unix seconds, in digits", field="time")
@@ -98,18 +98,18 @@ def encode_reply(session: bytes, body: bytes, time: int) -> bytes:
 
 
 def encode_error(session: bytes, error: BrayxError, time: int) -> bytes:
-    """The frame of an error that answers the request sent with ``time``."""
+    """The frame of an error, in answer to the request with ``time``."""
     return encode_reply(session, error.to_wire(), ~time)
 
 
 class RequestReader:
-    """Requests out of a stream of bytes.
+    """Reads requests from a stream of bytes.
 
     Args:
-        max_body_bytes: a longer body is refused; the frames after it are read all the same.
+        max_body_bytes: a longer body is refused; reading continues with the next frame.
 
     Attributes:
-        in_frame: a frame has begun and is not whole.
+        in_frame: a frame is incomplete.
     """
 
     def __init__(self, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
@@ -121,15 +121,15 @@ class RequestReader:
         self.in_frame = False
 
     def feed(self, data: bytes) -> Iterable[tuple[bytes, int, StepRequest | ProtocolError]]:
-        """Every request that is whole now, as ``(session, time, request)``; a refused one as its error.
+        """All requests that are complete now, as ``(session, time, request)``; a refused one as its error.
 
-        Take all of them before the next `feed`.
+        Consume all of them before the next `feed`.
 
         Raises:
             MalformedFrame: the stream cannot be read any further.
         """
         if not self.in_frame and len(data) > _REQUEST_HEAD_BYTES:
-            # What nearly everything is that comes: one tick, without credentials and number.
+            # Fast path for almost all data: one tick, without credentials or number.
             session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data)
             kind_at = _REQUEST_HEAD_BYTES + session_size
             if (
@@ -150,7 +150,7 @@ class RequestReader:
         return self._feed(data)
 
     def _feed(self, data: bytes) -> Iterator[tuple[bytes, int, StepRequest | ProtocolError]]:
-        if self._large:  # gathered in place: not copied anew with every piece, nor kept as a million tiny ones
+        if self._large:  # collected in place, so that tiny pieces cost neither repeated copies nor memory
             self._large += data
             self._missing -= len(data)
             if self._missing > 0:
@@ -168,7 +168,7 @@ class RequestReader:
         at, size = 0, len(data)
         while size - at >= _REQUEST_HEAD_BYTES:
             session_size, kind_size, key_size, token_size, body_size, time = _UNPACK_REQUEST(data, at)
-            # Few comparisons for what nearly every frame is; the rest is looked at closely.
+            # Few comparisons for a usual frame; all others are checked in full.
             if (
                 (session_size | kind_size | key_size | token_size) >> 8
                 or (body_size | time) < 0
@@ -236,7 +236,7 @@ _new = tuple.__new__  # a named tuple's own constructor takes three times as lon
 
 
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
-    if not key and session.isalnum():  # what nearly every frame is, without asking the rest
+    if not key and session.isalnum():  # fast path for almost every frame
         if kind == _TICK:
             return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False))
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
@@ -258,7 +258,7 @@ def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes,
 
 
 class ReplyReader:
-    """Replies out of a stream of bytes.
+    """Reads replies from a stream of bytes.
 
     Args:
         max_bytes: a longer reply is refused.
@@ -270,11 +270,11 @@ class ReplyReader:
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame has begun and is not whole."""
+        """Whether a frame is incomplete."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        """Every reply that is whole now, as ``(session, body, time)``; an error's time is negative.
+        """All replies that are complete now, as ``(session, body, time)``; an error's time is negative.
 
         Raises:
             MalformedFrame: the stream cannot be read any further.

@@ -1,4 +1,4 @@
-"""Transports: how one request travels to a door and its reply back. The URL's scheme picks one.
+"""Transports carry a request to a door and its reply back; the URL's scheme selects one.
 
 ``http``, ``https`` and ``tcp`` need the standard library alone; ``ws`` and ``wss`` need the package ``websockets`` and
 ``grpc`` needs ``grpcio``, each imported only when such a URL is used. A service in place of a URL needs no network.
@@ -18,7 +18,7 @@ __all__ = ["AsyncTransport", "Endpoint", "ServiceThread", "StepService", "Transp
 
 
 def connect(target: str | ServiceThread) -> Transport:
-    """The blocking transport for ``target``; nothing is sent, nor is a connection opened, before the first request.
+    """The blocking transport for ``target``; it connects at the first request.
 
     Raises:
         ConfigError: the URL cannot be used, or its scheme needs a package that is not installed.
@@ -40,7 +40,7 @@ def connect(target: str | ServiceThread) -> Transport:
 
 
 def connect_async(target: str | StepService) -> AsyncTransport:
-    """The asyncio transport for ``target``; as `connect` in all else."""
+    """The asyncio transport for ``target``; otherwise like `connect`."""
     if not isinstance(target, str) and isinstance(target, StepService):
         return AsyncLocalTransport(target)
     endpoint = _endpoint(target, "a service with `async step(request)`")
@@ -58,7 +58,8 @@ def connect_async(target: str | StepService) -> AsyncTransport:
 
 
 def _endpoint(url: object, other: str) -> Endpoint:
-    """Where ``url`` leads to, once what its scheme needs is there; ``other`` is what could have come instead."""
+    """The endpoint of ``url``, after checking for its scheme's package; ``other`` names the alternative, for
+    messages."""
     if not isinstance(url, str):
         raise ConfigError(f"a client needs a URL or {other}, got {type(url).__name__}")
     endpoint = Endpoint.parse(url)

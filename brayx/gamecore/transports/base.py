@@ -1,7 +1,7 @@
-"""What a transport is, where it leads to, and the errors that all of them tell alike.
+"""The transport interfaces, the endpoint of a URL, and the errors that all transports share.
 
-Knows nothing of the bytes of any door. A transport never sends a request twice: whether one that may have been applied
-is sent again is the caller's to judge.
+A transport never sends a request twice: after a lost connection the request may have been applied, so the caller
+decides. Knows nothing of the bytes of any door.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from brayx.gamecore.protocol import StepRequest
 
 SESSION_ENDING = (SessionError, AgentError)
 SESSION_KEEPING = (OutOfSequence, SessionResumed)
-"""After one of `SESSION_ENDING` from the service the session is gone there, unless it is one of these."""
+"""Errors that do not end the session, although their base class is in `SESSION_ENDING`."""
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": 8101, "grpc": 9000}
-"""The port of a URL without one, by scheme."""
+"""Default ports by scheme."""
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""A reply longer than this is refused, so that a wrong peer cannot fill the client's memory."""
+"""Longest reply accepted, so that a wrong peer cannot fill the client's memory."""
 
 
 class Transport(Protocol):
@@ -49,13 +49,14 @@ class Transport(Protocol):
         Raises:
             ConnectFailed: no connection; nothing was sent.
             ConnectionLost: the connection broke; the request may or may not have been applied.
-            DeadlineExceeded: ``timeout_s`` passed; the connection is given up, so that a late reply reaches nobody.
-            TransportError: what came back is no reply of a brayx service.
-            BrayxError: whatever typed error the service answered with.
+            DeadlineExceeded: ``timeout_s`` passed; the connection is dropped, so that a late reply cannot be mistaken
+                for another.
+            TransportError: the answer is not from a brayx service.
+            BrayxError: the typed error that the service answered.
         """
 
     def close(self) -> None:
-        """Close the connection. A running session is not stopped. May be called twice."""
+        """Closes the connection. A running session is not stopped. May be called twice."""
 
 
 class AsyncTransport(Protocol):
@@ -71,13 +72,13 @@ class AsyncTransport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a URL leads to.
+    """The parts of a service's URL.
 
     Attributes:
-        url: as given, without a slash at its end; named in messages.
+        url: as given, without a trailing slash; used in messages.
         host, port: for the socket.
         authority: for the ``Host`` header.
-        prefix: path that the door's own path is appended to; empty or ``/something``.
+        prefix: path before the door's path; empty or ``/something``.
     """
 
     url: str
@@ -92,7 +93,7 @@ class Endpoint:
         """The endpoint of ``url``.
 
         Raises:
-            ConfigError: its scheme is none of brayx's, or it has no host, or a query, or a path where there is none.
+            ConfigError: unknown scheme, no host, a query, or a path where the scheme has none.
         """
         try:
             parts = urlsplit(url)
@@ -119,7 +120,7 @@ class Endpoint:
         return self.scheme in ("ws", "wss")
 
     def door_url(self, door: Literal["http", "ws"]) -> str:
-        """The same place by another door that shares the port, keeping TLS."""
+        """The URL of another door on the same port, with TLS if this one has it."""
         secure = "s" if self.scheme in ("https", "wss") else ""
         return f"{door}{secure}{self.url[len(self.scheme) :]}"
 
@@ -128,7 +129,7 @@ class Endpoint:
         return ssl.create_default_context() if self.scheme in ("https", "wss") else None
 
     def connect_failed(self, error: Exception) -> ConnectFailed:
-        """What to tell when no connection could be made because of ``error``."""
+        """The error for a connection that could not be made because of ``error``."""
         if isinstance(error, ConnectionRefusedError):
             hint = "nothing listens there: is the service running, and is the port right?"
         elif isinstance(error, socket.gaierror):
@@ -140,29 +141,29 @@ class Endpoint:
         return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)
 
     def connection_lost(self, request: StepRequest | str, error: Exception, *, started: bool) -> ConnectionLost:
-        """What to tell when the connection broke because of ``error``, before or after the reply had ``started``.
+        """The error for a connection that broke because of ``error``, before or after the reply had ``started``.
 
-        ``request`` may be its words in a message.
+        ``request`` may be a description for the message.
         """
-        asked = request if isinstance(request, str) else describe(request)
+        what = request if isinstance(request, str) else describe(request)
         when = "in the middle of the reply" if started else "before any of the reply"
-        message = f"{self.url}: the connection broke {when} to the {asked} ({error}); it may have been applied"
+        message = f"{self.url}: the connection broke {when} to the {what} ({error}); it may have been applied"
         return ConnectionLost(message, url=self.url)
 
     def deadline_exceeded(self, awaited: str, timeout_s: float, *, layer: str) -> DeadlineExceeded:
-        """What to tell when ``awaited`` did not come within ``timeout_s``."""
+        """The error for ``awaited`` not arriving within ``timeout_s``."""
         return DeadlineExceeded(
             f"{self.url}: no {awaited} within {timeout_s:g} s", url=self.url, layer=layer, timeout_s=timeout_s
         )
 
 
 def describe(request: StepRequest) -> str:
-    """``request`` in the words of a message."""
+    """A description of ``request`` for messages."""
     return f"{request.kind.value} of session {request.session}" if request.kind.value else "stateless call"
 
 
 def ends_session(error: BrayxError) -> bool:
-    """Whether the service has ended the session that ``error`` came for."""
+    """Whether ``error`` means that the service has ended the session."""
     return isinstance(error, SESSION_ENDING) and not isinstance(error, SESSION_KEEPING)
 
 

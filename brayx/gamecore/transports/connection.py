@@ -1,7 +1,7 @@
 """A TCP or TLS byte stream with deadlines, blocking and for asyncio.
 
-Knows nothing of what the bytes mean. Opening one raises `ConnectFailed` or `DeadlineExceeded`; afterwards a broken
-stream is an `OSError` and a passed deadline a `TimeoutError`, which the transports put into words.
+Opening one raises `ConnectFailed` or `DeadlineExceeded`; afterwards a broken stream is an `OSError` and a missed
+deadline a `TimeoutError`, which the transports translate. Knows nothing of the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Connection:
         self._sock.sendall(data)
 
     def recv(self, deadline: float) -> bytes:
-        """What has come, at least one byte; empty at the end of the stream.
+        """Received bytes, at least one; empty at the end of the stream.
 
         Args:
             deadline: on the `time.monotonic` clock.
@@ -56,13 +56,13 @@ class Connection:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
-        # Setting a timeout is a system call: the one in force will do unless it lets the deadline slip noticeably.
+        # Setting a timeout is a system call: keep the current one unless it would miss the deadline noticeably.
         if not 0 <= self._timeout_s - remaining < 0.05:
             self._limit(remaining)
         return self._sock.recv(RECV_BYTES)
 
     def recv_ready(self) -> bytes | None:
-        """What has come, without waiting: None when nothing has, empty at the end of the stream."""
+        """Received bytes without waiting: None if there are none, empty at the end of the stream."""
         if not self._readable():
             return None
         self._limit(0.0)
@@ -81,7 +81,7 @@ class Connection:
 
 
 def _readable(sock: socket.socket) -> Callable[[], bool]:
-    """What tells, without waiting, whether ``sock`` has something to read."""
+    """A function that tells, without waiting, whether ``sock`` has something to read."""
     if not hasattr(select, "poll"):  # Windows, where select has no limit on descriptor numbers
         return lambda: bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()
@@ -90,7 +90,7 @@ def _readable(sock: socket.socket) -> Callable[[], bool]:
 
 
 class AsyncConnection(asyncio.Protocol):
-    """A stream that hands what comes to ``on_data`` at once, and its end, once, to ``on_lost``."""
+    """A stream that passes received data to ``on_data`` at once, and its end, once, to ``on_lost``."""
 
     def __init__(self, on_data: Callable[[bytes], None], on_lost: Callable[[Exception | None], None]) -> None:
         self._on_data = on_data
@@ -156,7 +156,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 async def within(waiter: asyncio.Future[bytes], timeout_s: float) -> bytes:
-    """What ``waiter`` gets, or `TimeoutError`; leaner than `asyncio.wait_for`, which costs a tick some µs."""
+    """The result of ``waiter``, or `TimeoutError`; saves a few µs per tick compared with `asyncio.wait_for`."""
     timer = waiter.get_loop().call_later(timeout_s, _expire, waiter)
     try:
         return await waiter

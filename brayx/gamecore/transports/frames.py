@@ -1,7 +1,7 @@
-"""The client's side of one WebSocket session as bytes, over the Sans-I/O core of the package ``websockets``.
+"""The client's side of one WebSocket session as bytes, on the Sans-I/O core of the package ``websockets``.
 
-Speaks the envelope of `WS_SUBPROTOCOL`: a kind byte and the body. No sockets; the transports feed it what they
-receive and send what it gives.
+Uses the envelope of `WS_SUBPROTOCOL`: a kind byte and the body. No sockets: the transports feed it received bytes and
+send the bytes it returns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SessionFrames:
 
     Attributes:
         is_open: the handshake is done and neither side has closed.
-        failure: why it is not open any more, or never came to be; None while nothing is wrong.
+        failure: why the connection is closed, or was never opened; None while nothing is wrong.
     """
 
     def __init__(self, endpoint: Endpoint, request: StepRequest) -> None:
@@ -64,7 +64,7 @@ class SessionFrames:
         self._protocol.send_request(handshake)
 
     def to_send(self) -> bytes:
-        """What has to go out now."""
+        """The bytes to send now."""
         return b"".join(self._protocol.data_to_send())
 
     def request(self, request: StepRequest) -> bytes:
@@ -85,7 +85,7 @@ class SessionFrames:
         return self.to_send()
 
     def feed(self, data: bytes) -> bytes:
-        """Take ``data`` in; gives what has to be sent for it, a pong for instance."""
+        """Processes ``data``; returns bytes to send in response, such as a pong."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
@@ -99,9 +99,9 @@ class SessionFrames:
         return self.to_send()
 
     def end(self, error: Exception | None = None) -> None:
-        """The stream has ended."""
+        """Handles the end of the stream."""
         if self._protocol.state is State.CONNECTING and self.failure is None:
-            self._protocol.receive_eof()  # a refusal whose body ends with the connection is complete by that
+            self._protocol.receive_eof()  # completes a refusal whose body ends with the connection
             for event in self._protocol.events_received():
                 if isinstance(event, Response):
                     self._on_handshake(event)
@@ -110,10 +110,10 @@ class SessionFrames:
         self._fail(ConnectionLost(message, url=self._url))
 
     def take(self) -> bytes | None:
-        """The next reply's body, or None if it has not come yet.
+        """The next reply's body, or None if it has not arrived yet.
 
         Raises:
-            BrayxError: the service answered with an error, or the connection is over and no reply is left.
+            BrayxError: the service answered with an error, or the connection has ended without a further reply.
         """
         if self._replies:
             reply = self._replies.popleft()
@@ -176,11 +176,11 @@ class SessionFrames:
 
 
 def closed(url: str, close: Close) -> BrayxError:
-    """The error that a close frame stands for.
+    """The error for a close frame.
 
-    Code 4000 + status carries an error document as its reason, perhaps cut off at 123 bytes: the error's code and the
-    start of its message are still told then. 4410 may carry the reason for which the session ended instead. Code 1009
-    is how WebSocket libraries refuse a large message.
+    The reason of code 4000 + status is an error document, perhaps truncated to 123 bytes; its code and the start of its
+    message survive that. The reason of 4410 may instead say why the session ended. WebSocket libraries refuse a large
+    message with code 1009.
     """
     if close.code == CloseCode.MESSAGE_TOO_BIG:
         return BodyTooLarge(

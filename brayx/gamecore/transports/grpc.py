@@ -1,7 +1,7 @@
-"""gRPC ``Step``, one call a request, blocking and for asyncio. Needs the package ``grpcio``.
+"""gRPC ``Step``, one call per request, blocking and for asyncio. Needs the package ``grpcio``.
 
-A session does not belong to a call, so nothing is to be taken up again when a connection breaks. ``Play`` would pass
-twice as many ticks, but a blocking client could not give one of them a deadline without a thread of its own.
+A session does not belong to a call, so there is nothing to restore when a connection breaks. ``Play`` would be twice as
+fast, but a blocking client would need another thread to give each tick a deadline.
 
 A URL's path, if it has one, names the Serve application, as gRPC clients of Serve do in the metadata ``application``.
 """
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class _Calls:
-    """What both halves know: where calls go, and what their failures mean."""
+    """The common part of both transports: the target of calls, and the meaning of their failures."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -44,7 +44,7 @@ class _Calls:
         return True
 
     def _metadata(self, request: StepRequest) -> tuple[tuple[str, str], ...]:
-        """Beside the request, for who passes it on: HAProxy finds the session's replica by its name, as over HTTP."""
+        """Metadata for proxies: HAProxy routes by the session's name, as over HTTP."""
         session = request.session
         if not (session and session.isascii() and session.isprintable()):
             return self._application
@@ -56,7 +56,7 @@ class _Calls:
             return pb.StepRequest(
                 session=session, kind=_KINDS[kind], body=body, key=key, time=time, token=token, seq=seq
             )
-        except ValueError as error:  # text that is no UTF-8, a number out of range
+        except ValueError as error:  # text that is not UTF-8, a number out of range
             raise ProtocolError(f"the {describe(request)} cannot be sent: {error}") from None
 
     def _failure(self, request: StepRequest, timeout_s: float, error: Any) -> BrayxError:

@@ -1,7 +1,7 @@
 """HTTP/1.1 from the client's side, as bytes: a request out, a reply in. No sockets.
 
-Reads what a game client meets: ``Content-Length`` and chunked replies, replies that end with the connection, interim
-(1xx) replies. `http.client` is not used because its header parsing alone costs more than all else of a tick.
+Reads ``Content-Length`` and chunked replies, replies that end with the connection, and interim (1xx) replies.
+`http.client` is not used because its header parsing alone costs more than the rest of a tick.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HEX = re.compile(rb"[0-9a-fA-F]{1,15}").fullmatch
 
 
 class RequestEncoder:
-    """Writes requests; remembers the head of the last one, as the ticks of a session have all the same but ``seq``."""
+    """Writes requests; caches the last head, since the ticks of a session differ in ``seq`` only."""
 
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
-        """``headers``: more of them, for every request."""
+        """``headers``: additional headers of every request."""
         self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         for name, value in (headers or {}).items():
             self._start += f"{name}: {header_value(name, value)}\r\n"
@@ -51,10 +51,10 @@ class RequestEncoder:
 
 
 def header_value(name: str, value: str) -> str:
-    """``value`` itself, if it can be sent as header ``name``: a line break in it would forge other headers.
+    """Returns ``value`` if it is valid for header ``name``: a line break in it could inject other headers.
 
     Raises:
-        ProtocolError: it cannot.
+        ProtocolError: it is not printable ASCII.
     """
     if not (value.isascii() and value.isprintable()):
         raise ProtocolError(f"header {name!r} is {value!r}, expected printable ASCII", header=name)
@@ -85,10 +85,10 @@ class Reply:
         self._chunked: _Chunks | None = None
 
     def feed(self, data: bytes) -> bool:
-        """Take ``data`` in; whether the reply is complete now.
+        """Processes ``data``; returns whether the reply is complete.
 
         Raises:
-            TransportError: this is no HTTP/1.1 reply, or it is larger than `MAX_REPLY_BYTES`.
+            TransportError: not an HTTP/1.1 reply, or larger than `MAX_REPLY_BYTES`.
         """
         self.started = True
         self._buffer += data
@@ -107,7 +107,7 @@ class Reply:
         return self.done
 
     def end(self) -> bool:
-        """The stream has ended; whether the reply is complete by that."""
+        """Handles the end of the stream; returns whether the reply is complete."""
         if not self.done and self._start >= 0 and self._end is None and self._chunked is None:
             self.body = bytes(self._buffer[self._start :])
             self.done = True

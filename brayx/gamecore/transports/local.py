@@ -1,7 +1,7 @@
-"""No network: requests go straight to a service in this process, for tests and for environments in Python.
+"""The in-process transport: requests go straight to a service in this process, for tests and Python environments.
 
-The same client code, the same typed errors, no bytes in between. Knows of a service only that it answers a
-`StepRequest`: a door's service does, and so does a session table.
+The client code and the typed errors are the same as over a network. Any object that answers a `StepRequest` is a
+service: a door's service, or a session table.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from brayx.gamecore.transports.base import describe
 Result = TypeVar("Result")
 
 LOCAL_URL = "local:"
-"""What stands for the URL in messages."""
+"""Used in place of the URL in messages."""
 
 _JOIN_S = 10.0
 
 
 @runtime_checkable
 class StepService(Protocol):
-    """What answers requests."""
+    """A service that answers requests."""
 
     async def step(self, request: StepRequest) -> bytes:
         """The reply's body, or a typed error."""
 
 
 class ServiceThread:
-    """A service on an event loop in a thread of its own, so that blocking clients can be played against it.
+    """Runs a service on an event loop in a separate thread, for blocking clients.
 
         with ServiceThread(service) as running, Client(running) as client:
             client.start()
 
-    Any number of clients may share one, blocking ones of any thread and asyncio ones of any loop. Leaving the block
-    cancels what the service still does and stops the loop; `run` what the service needs done before that.
+    Any number of clients may share it: blocking ones in any thread, asyncio ones on any loop. Leaving the block cancels
+    the service's tasks and stops the loop; use `run` for cleanup before that.
     """
 
     def __init__(self, service: StepService) -> None:
@@ -52,7 +52,7 @@ class ServiceThread:
         started = threading.Event()
 
         def serve() -> None:
-            with asyncio.Runner() as runner:  # whose end cancels the tasks that are left
+            with asyncio.Runner() as runner:  # its exit cancels the remaining tasks
                 self._loop = runner.get_loop()
                 self._loop.call_soon(started.set)
                 self._loop.run_forever()
@@ -84,7 +84,7 @@ class ServiceThread:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def run(self, work: Coroutine[Any, Any, Result], timeout_s: float = 30.0) -> Result:
-        """What ``work`` gives, run on the service's loop: ``running.run(table.close())``."""
+        """Runs ``work`` on the service's loop and returns its result: ``running.run(table.close())``."""
         return self.submit(work).result(timeout_s)
 
     async def step(self, request: StepRequest) -> bytes:
@@ -114,7 +114,7 @@ class LocalTransport:
             return future.result(timeout_s)
         except futures.TimeoutError:
             if future.done() and not future.cancelled():
-                return future.result()  # it came just then, or raised a timeout of its own
+                return future.result()  # it finished just now, or raised its own timeout
             future.cancel()
             raise _late(request, timeout_s) from None
         except futures.CancelledError:

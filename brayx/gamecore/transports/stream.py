@@ -1,9 +1,9 @@
-"""One request and one reply at a time over a kept byte stream, blocking and for asyncio: what HTTP and TCP have alike.
+"""One request and one reply at a time over a persistent byte stream, blocking and for asyncio; for HTTP and TCP.
 
-A service may close a connection that is idle. That is looked for before a request is sent, and then a new connection
-is opened; once a byte of the request is out, a broken connection is a `ConnectionLost` and nothing is sent again. A
-request that is given up takes its connection with it, so that its late reply reaches nobody. Knows nothing of what the
-bytes mean: a `Codec` does.
+A service may close an idle connection. The transport checks for that before it sends a request, and reconnects. Once a
+byte of the request is sent, a broken connection is a `ConnectionLost`, and nothing is sent again. If a request times
+out or is cancelled, its connection is dropped, so that a late reply cannot be mistaken for another. Knows nothing of
+the meaning of the bytes: a `Codec` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from brayx.gamecore.transports.connection import AsyncConnection, Connection, wi
 
 
 class Pending(Protocol):
-    """A reply on its way.
+    """A reply that is being received.
 
     Attributes:
         done: it is complete.
@@ -33,14 +33,14 @@ class Pending(Protocol):
     keep_alive: bool
 
     def feed(self, data: bytes) -> bool:
-        """Take ``data`` in; whether the reply is complete now.
+        """Processes ``data``; returns whether the reply is complete.
 
         Raises:
-            TransportError: this is no reply.
+            TransportError: not a valid reply.
         """
 
     def end(self) -> bool:
-        """The stream has ended; whether the reply is complete by that."""
+        """Handles the end of the stream; returns whether the reply is complete."""
 
     def result(self) -> bytes:
         """The body of the complete reply.
@@ -51,7 +51,7 @@ class Pending(Protocol):
 
 
 class Codec(Protocol):
-    """How requests and replies look on the stream.
+    """The format of requests and replies on the stream.
 
     Attributes:
         layer: the protocol's name in the details of a `DeadlineExceeded`.
@@ -60,7 +60,7 @@ class Codec(Protocol):
     layer: str
 
     def begin(self, request: StepRequest) -> tuple[bytes, Pending]:
-        """The bytes of ``request``, and what takes the bytes of its reply.
+        """The bytes of ``request``, and the object that receives its reply.
 
         Raises:
             ProtocolError: ``request`` cannot be written.
@@ -108,7 +108,7 @@ class StreamTransport:
         except TimeoutError:
             raise
         except OSError as error:
-            broken = error  # a service that refuses a large body answers, then closes: its answer may still be there
+            broken = error  # a service that refuses a large body answers and closes: its answer may still be readable
         while not reply.done:
             received = connection.recv(deadline)
             if not received:
@@ -154,7 +154,7 @@ class AsyncStreamTransport:
             data, reply = self._codec.begin(request)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_s
-            self._reply = reply  # before connecting: a service that is full says so without being asked
+            self._reply = reply  # before connecting: a full service sends its refusal without waiting for a request
             self._waiter = loop.create_future()
             try:
                 connection = await self._usable(timeout_s)
@@ -182,7 +182,7 @@ class AsyncStreamTransport:
     def _on_data(self, data: bytes) -> None:
         reply, waiter = self._reply, self._waiter
         if reply is None or waiter is None or waiter.done():
-            self._drop()  # nothing was asked for: this connection is out of step
+            self._drop()  # no request is waiting: the connection is out of step
             return
         try:
             if reply.feed(data):

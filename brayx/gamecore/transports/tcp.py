@@ -1,7 +1,7 @@
 """Bray's TCP framing over one connection. Standard library only.
 
-A frame's time is the time of the credentials if there are any, Unix seconds, and else a count. Either way the next
-request is sent after the reply to the one before, so a reply of another time is of nobody's request.
+A frame's time is that of the credentials (Unix seconds) if there are any, otherwise a counter. Either way a request is
+sent after the reply to the previous one, so a reply with another time is an error.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class TcpReply:
 
     def _take(self, body: bytes, time: int) -> None:
         if self.done:
-            self.keep_alive = False  # nobody asked for another
+            self.keep_alive = False  # an unexpected second reply
         elif time in (self._time, ~self._time, NO_REQUEST):
             self.body, self._error, self.done = body, time < 0, True
             self.keep_alive = time != NO_REQUEST

@@ -1,8 +1,8 @@
 """WebSocket ``/session``: one connection is one session; blocking and for asyncio. Needs the package ``websockets``.
 
-``start`` opens the connection and ``stop`` closes it. A connection whose session has ended by an error, or whose
-reply did not come in time, is given up: a late reply must not be taken for the next one. A session whose ticks are
-numbered outlives its connection for a while: its next request, sent again or new, opens another and goes on.
+``start`` opens the connection and ``stop`` closes it. A connection is dropped if its session ended with an error, or if
+a reply was late, since the late reply must not be taken for the next one. A session with numbered ticks survives its
+connection for a while: its next request, repeated or new, opens another connection and continues.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from brayx.gamecore.transports.connection import AsyncConnection, Connection, wi
 from brayx.gamecore.transports.frames import SessionFrames
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long an orderly close waits for the service's side of it."""
+"""How long an orderly close waits for the service's close."""
 
 IDLE_CHECK_S = 5.0
-"""How often a blocking transport that nobody uses looks for pings; servers give up after some 20 s without a pong."""
+"""How often an idle blocking transport answers pings; servers give up after some 20 s without a pong."""
 
 
 class _SessionTransport:
-    """What both halves keep and judge: the session's connection, and what an error means for it."""
+    """The common part of both transports: the session's connection, and the meaning of errors for it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -40,10 +40,10 @@ class _SessionTransport:
         return self._frames is not None and self._frames.is_open
 
     def _opens(self, request: StepRequest) -> bool:
-        """Whether ``request`` goes out on a connection of its own: a start, or what takes a numbered session up again.
+        """Whether ``request`` needs a new connection: a start, or a request that resumes a numbered session.
 
         Raises:
-            ProtocolError, SessionUnknown: it cannot go out at all.
+            ProtocolError, SessionUnknown: it cannot be sent at all.
         """
         if request.kind is StepKind.CALL:
             raise ProtocolError(
@@ -62,13 +62,13 @@ class _SessionTransport:
         return True
 
     def _check_in_step(self) -> None:
-        """Raise what the service said between two requests: that the session is over, most likely."""
+        """Raises an error that the service sent between two requests, usually that the session has ended."""
         if self._frames is not None and self._frames.take() is not None:
-            raise ProtocolError(f"{self._endpoint.url}: the service sent a reply that nobody asked for")
+            raise ProtocolError(f"{self._endpoint.url}: the service sent a reply without a request")
 
     @contextmanager
     def _judged(self, request: StepRequest, timeout_s: float) -> Iterator[None]:
-        """Put errors into words, and give the connection up after those that leave no session on it."""
+        """Translates errors, and drops the connection after errors that end its session."""
         try:
             yield
         except TimeoutError:
@@ -174,7 +174,7 @@ class WebSocketTransport(_SessionTransport):
         self._connection = self._frames = None
 
     def _answer_pings(self) -> None:
-        """Read what came while nobody asked; skipped while a step has the connection."""
+        """Reads what arrived between requests; skipped while a step uses the connection."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -277,7 +277,7 @@ def _send(connection: Connection, data: bytes, timeout_s: float) -> None:
     except TimeoutError:
         raise
     except OSError:
-        pass  # what the service said before it closed is still to be read, and tells more
+        pass  # the service's last message, still unread, says more
 
 
 def _read_ready(connection: Connection, frames: SessionFrames) -> None:

@@ -140,7 +140,7 @@ class _GoesOnCounting(EchoApp):
         (_MixesSessions, "test_sessions_interleaved_never_mix", "ws"),
         (_RestartsSessions, "test_start_of_a_running_session_is_refused_and_leaves_it_alone", "http"),
         (_RestartsSessions, "test_http_start_twice", "http"),
-        (_RestartsSessions, "test_ws_same_session_twice_is_told_and_closed", "ws"),
+        (_RestartsSessions, "test_ws_same_session_twice_is_refused_and_closed", "ws"),
         (_ForgetsToFree, "test_id_is_free_after_stop", "http"),
         (_ForgetsToFree, "test_http_stop_twice_and_tick_after_stop", "http"),
         (_MakesSessionsUp, "test_http_tick_and_stop_without_start", "http"),
@@ -149,7 +149,7 @@ class _GoesOnCounting(EchoApp):
         (_KeepsOldConnections, "test_held_session_goes_on_after_another_takes_it_over", "ws"),
         (
             _KeepsOldConnections,
-            "test_held_session_is_untouched_by_an_old_connection_that_has_not_heard_of_the_takeover",
+            "test_held_session_is_untouched_by_an_old_connection_that_has_not_read_the_takeover",
             "http",
         ),
         (_TakesTicksOfAnyConnection, "test_ws_tick_without_a_number_touches_no_session_of_another_connection", "ws"),
@@ -163,7 +163,7 @@ class _GoesOnCounting(EchoApp):
         (_AppliesRepeats, "test_ws_numbered_session_outlives_its_connection", "ws"),
         (_TakesAnyNumber, "test_a_number_out_of_sequence_is_refused_and_the_session_goes_on", "http"),
         (_CountsEveryTick, "test_ticks_without_a_number_do_not_touch_the_numbers", "tcp"),
-        (_GoesOnCounting, "test_numbers_are_of_one_session", "tcp"),
+        (_GoesOnCounting, "test_numbers_count_within_one_session", "tcp"),
     ],
 )
 def test_the_suite_finds_what_is_wrong(app: type[EchoApp], test: str, door: Door) -> None:

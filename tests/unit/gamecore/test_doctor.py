@@ -130,10 +130,10 @@ def test_a_service_that_is_well(kind: str) -> None:
     assert said["start"] == "replied 'Game Started'"
     assert said["tick"] == "replied '{\"action\":1}'"
     assert said["stop"] == "replied 'Game Stopped'"
-    assert said["auth"] == "everybody may come in"
+    assert said["auth"] == "no key is required"
     assert set(outcomes.values()) - {"skipped"} == {"ok"}
     if kind in ("http", "ws"):
-        assert said["protocol"] == "brayx answers; 0 sessions at the replica that was asked"
+        assert said["protocol"] == "brayx answers; 0 sessions at this replica"
         assert said["model version"] == "model 401"
     else:
         assert outcomes.pop("model version") == "skipped"
@@ -172,7 +172,7 @@ def somebody_else() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_somebody_else_answers(kind: str, somebody_else: str) -> None:
+def test_another_server_answers(kind: str, somebody_else: str) -> None:
     failed = broken_layer(list(examine(f"{kind}://{somebody_else}", timeout_s=2.0)))
     assert failed.layer == "protocol"
     assert "TCP at 8101" in failed.advice
@@ -192,12 +192,12 @@ def test_an_echo_answers() -> None:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_somebody_takes_connections_and_is_silent(kind: str) -> None:
+def test_a_server_that_accepts_connections_and_is_silent(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"{kind}://127.0.0.1:{listener.getsockname()[1]}"
         failed = broken_layer(list(examine(url, timeout_s=0.5)))
     assert failed.layer == "protocol"
-    assert "says nothing" in failed.advice
+    assert "does not answer" in failed.advice
 
 
 @pytest.mark.parametrize(("kind", "other"), [("http", "tcp"), ("tcp", "http"), ("grpc", "tcp"), ("ws", "grpc")])
@@ -219,7 +219,7 @@ def test_a_service_that_is_full(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DOORS)
-def test_a_service_that_asks_for_keys(kind: str) -> None:
+def test_a_service_that_requires_keys(kind: str) -> None:
     clinic = Clinic(keys=Keys({"game": SECRET.encode()}))
     with door(kind, clinic) as url:
 
@@ -227,7 +227,7 @@ def test_a_service_that_asks_for_keys(kind: str) -> None:
             return broken_layer(list(examine(url, **given)))
 
         none = auth()
-        assert (none.layer, none.said) == ("auth", "the service asks for keys, and none was given")
+        assert (none.layer, none.said) == ("auth", "the service requires a key, and none was given")
         assert "--keys-file" in none.advice
         wrong = auth(key="game", secret=b"another secret!!")
         assert (wrong.layer, "'token' is not the HMAC" in wrong.said) == ("auth", True)
@@ -235,7 +235,7 @@ def test_a_service_that_asks_for_keys(kind: str) -> None:
         assert auth(key="nobody", secret=SECRET.encode()).said == wrong.said
         findings = list(examine(url, body=b'{"obs": []}', key="game", secret=SECRET.encode()))
     assert {finding.outcome for finding in findings} <= {"ok", "skipped"}
-    assert findings[LAYERS.index("auth")].said == "key 'game' is good"
+    assert findings[LAYERS.index("auth")].said == "key 'game' is accepted"
     assert findings[LAYERS.index("stop")].outcome == "ok"
 
 
@@ -247,10 +247,10 @@ def test_a_clock_that_is_off() -> None:
     assert "clock" in failed.advice
 
 
-def test_a_key_where_none_is_asked_for() -> None:
+def test_a_key_where_none_is_required() -> None:
     with door("http", Clinic()) as url:
         findings = list(examine(url, body=b'{"obs": []}', key="game", secret=SECRET.encode()))
-    assert findings[LAYERS.index("auth")].said == "everybody may come in; the key is not looked at"
+    assert findings[LAYERS.index("auth")].said == "no key is required; the given key is ignored"
 
 
 @pytest.mark.parametrize("kind", DOORS)
@@ -270,7 +270,7 @@ def test_an_agent_that_wants_another_body(kind: str) -> None:
     with door(kind, Clinic()) as url:
         findings = {finding.layer: finding for finding in examine(url, body=b"\x00")}
     assert findings["tick"].outcome == "ok"
-    assert "wants another body, so the door works: body is not JSON" in findings["tick"].said
+    assert "expects another body, so the door works: body is not JSON" in findings["tick"].said
     assert findings["stop"].outcome == "ok"
 
 
@@ -294,7 +294,7 @@ def test_a_session_that_runs_on_after_a_failed_tick_is_stopped() -> None:
         until(lambda: len(clinic) == 0)
 
 
-def test_models_as_built_are_told() -> None:
+def test_untrained_models_are_reported() -> None:
     with door("http", Clinic(models={"model": 0})) as url:
         *_, last = examine(url, body=b'{"obs": []}')
     assert last.said == "model 0 (0: as built, untrained)"

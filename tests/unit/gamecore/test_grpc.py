@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_refused_here(address: str, door: ScriptedDoor
     assert door.requests == []
 
 
-def test_nobody_there(call: Do) -> None:
+def test_nothing_listens_at_the_address(call: Do) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     error = call(f"grpc://127.0.0.1:{port}")
@@ -236,7 +236,7 @@ def test_a_service_that_comes_back_is_found_again(door: ScriptedDoor) -> None:
         (b"huge", TransportError, "larger than max"),
     ],
 )
-def test_answers_that_are_not_of_brayx(
+def test_answers_that_are_not_brayxs(
     door: ScriptedDoor, call: Do, body: bytes, kind: type[BrayxError], says: str
 ) -> None:
     with serving(door, nothing, max_message_bytes=4 * 2**20) as address:

@@ -188,7 +188,7 @@ def test_a_wrong_environment_argument() -> None:
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])
-def test_a_failed_game_is_told_and_another_started(
+def test_a_failed_game_is_reported_and_the_next_started(
     app: EchoApp, address: str, door: Literal["http", "ws"], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ticks = 0
@@ -207,7 +207,7 @@ def test_a_failed_game_is_told_and_another_started(
     assert re.search(r"games go on after [0-9.]+ s \(failed games: 2\)", went_on)
 
 
-def test_each_kind_of_error_is_told_once_until_a_game_was_whole(
+def test_each_kind_of_error_is_printed_once_until_a_game_is_complete(
     app: EchoApp, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raised = iter([AgentError("a"), SessionLost("b"), AgentError("c"), None, AgentError("d")])
@@ -303,7 +303,7 @@ def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
     assert time.monotonic() - began < 30
     first, last = capsys.readouterr().err.splitlines()
     assert "ended by connect_failed" in first
-    assert "given up when none is whole for 0.6 s" in first
+    assert "giving up after 0.6 s without a complete game" in first
     given_up = re.search(r"given up after [0-9.]+ s \(failed games: (\d+)\); --give-up-after-s changes when", last)
     assert given_up is not None, last
     assert int(given_up[1]) >= 2
@@ -313,8 +313,8 @@ def test_the_help_has_the_defaults_of_waiting(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         gym.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "of one request (default: 30)" in shown
-    assert "without one whole game between them (default: 60)" in shown
+    assert "time limit of one request (default: 30)" in shown
+    assert "without a complete game (default: 60)" in shown
 
 
 # The command

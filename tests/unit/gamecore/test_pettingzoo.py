@@ -144,20 +144,20 @@ class Counted(Turns):
         return np.array(list(self.turns.values()))
 
 
-def test_every_agent_of_a_parallel_game_is_told_the_state_that_it_acts_in(app: EchoApp, address: str) -> None:
+def test_every_agent_of_a_parallel_game_gets_the_state_that_it_acts_in(app: EchoApp, address: str) -> None:
     play(Watched(), f"http://{address}", state=True)
     assert [body.get("state") for _, body in told(app.requests, "x")] == [None, [0], [1], [2]]
     assert [body.get("state") for _, body in told(app.requests, "y")] == [None, [0], [1], [2], [3], [4]]
     assert [body.get("state") for _, body in told(app.requests, "z")] == [None, [2], [3], [4]]
 
 
-def test_agents_that_take_turns_are_told_the_state_at_theirs(app: EchoApp, address: str) -> None:
+def test_agents_that_take_turns_get_the_state_at_their_turn(app: EchoApp, address: str) -> None:
     play(Counted(), f"http://{address}", state=True)
     assert [body.get("state") for _, body in told(app.requests, "red")][1:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 1]]
     assert [body.get("state") for _, body in told(app.requests, "blue")][1:4] == [[1, 0, 0], [2, 1, 1], [3, 2, 1]]
 
 
-def test_an_environment_without_a_state_to_be_told_is_refused(address: str) -> None:
+def test_an_environment_without_a_state_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"has no state\(\)"):
         pettingzoo.run_games(RACE, f"http://{address}", games=1, state=True)
 
@@ -175,7 +175,7 @@ def test_a_game_is_cut_off_for_all_its_agents(app: EchoApp, address: str, env: A
 
 
 @pytest.mark.parametrize("env", [Turns(), Race()], ids=["aec", "parallel"])
-def test_a_game_that_is_broken_off_says_neither(app: EchoApp, address: str, env: Any) -> None:
+def test_a_stopped_game_is_neither_terminated_nor_truncated(app: EchoApp, address: str, env: Any) -> None:
     assert play(env, f"http://{address}", should_stop=lambda: True).ended == "stopped"
     assert not app.running
     stops = [json.loads(request.body) for request in app.requests if request.kind is StepKind.STOP]
@@ -286,7 +286,7 @@ def test_giving_up_has_a_bound() -> None:
 
 
 @given(st.text(max_size=30) | st.integers() | st.tuples(st.integers(), st.text(max_size=5)))
-def test_every_name_of_an_agent_makes_an_id_that_comes_apart_again(agent: Any) -> None:
+def test_every_name_of_an_agent_makes_an_id_that_can_be_split(agent: Any) -> None:
     state = State(pettingzoo.session_id("0123abcd", agent))
     assert state.game == "0123abcd"
     assert state.session.isascii()
@@ -394,7 +394,7 @@ def test_a_game_outlives_its_connection_and_a_resumed_session(
         assert not app.running
 
 
-def test_the_command_plays_what_lies_where_it_is_started(app: EchoApp, address: str, tmp_path: Path) -> None:
+def test_the_command_plays_modules_of_the_working_directory(app: EchoApp, address: str, tmp_path: Path) -> None:
     (tmp_path / "my_zoo.py").write_text((Path(__file__).parent / "zoo.py").read_text())
     command = ["-m", "pipelines.cli", "gamecore", "pettingzoo", "my_zoo:turns", "--url", f"ws://{address}"]
 

@@ -149,7 +149,7 @@ async def test_a_stop_that_was_lost(make: Callable[..., Play], service: Service,
     assert sum(request.kind is StepKind.STOP for request in service.requests) == (1 if when == "before" else 2)
 
 
-async def test_an_unknown_session_is_told_where_no_stop_was_lost(make: Callable[..., Play], service: Service) -> None:
+async def test_an_unknown_session_is_an_error_if_no_stop_was_lost(make: Callable[..., Play], service: Service) -> None:
     play = make()
     await play.start()
     await play.tick(b"x")
@@ -265,7 +265,7 @@ async def test_a_session_that_resumed_goes_on_from_where_it_is(make: Callable[..
     await play.stop()
 
 
-async def test_a_number_out_of_sequence_is_told_and_mended(make: Callable[..., Play], service: Service) -> None:
+async def test_a_number_out_of_sequence_is_raised_and_corrected(make: Callable[..., Play], service: Service) -> None:
     play = make()
     await play.start()
     await play.tick(b"0")

@@ -98,7 +98,7 @@ def test_credentials_come_with_their_time() -> None:
 
 
 @pytest.mark.parametrize("at_a_time", [1, 50, 1 << 20])
-def test_a_body_above_the_limit_is_read_over(at_a_time: int) -> None:
+def test_a_body_above_the_limit_is_skipped(at_a_time: int) -> None:
     data = encode_request(TICK._replace(body=bytes(200)), 1) + encode_request(TICK, 2)
     assert read(data, at_a_time, max_body_bytes=100) == [(b"abc", 1, BodyTooLarge), (b"abc", 2, TICK)]
 
@@ -134,12 +134,12 @@ def test_what_is_refused_leaves_the_stream_readable() -> None:
         (3, 4, 0, 0, 0, -1),
     ],
 )
-def test_a_head_that_cannot_be(head: tuple[int, ...]) -> None:
+def test_an_invalid_head_is_refused(head: tuple[int, ...]) -> None:
     with pytest.raises(MalformedFrame, match="big-endian int64"):
         list(RequestReader().feed(REQUEST_HEAD.pack(*head)))
 
 
-def test_the_largest_head_that_can_be() -> None:
+def test_the_largest_valid_head_is_read() -> None:
     assert list(RequestReader().feed(REQUEST_HEAD.pack(*[MAX_FIELD_BYTES] * 4, MAX_SKIPPED_BYTES, 2**63 - 1))) == []
 
 
@@ -202,7 +202,7 @@ def test_replies_in_pieces(at_a_time: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("session", "é"), ("key", "a\nb"), ("token", "x" * 257), ("session", "x" * 257)]
 )
-def test_fields_that_no_door_takes_are_told_before_sending(field: str, value: str) -> None:
+def test_invalid_fields_are_refused_before_sending(field: str, value: str) -> None:
     with pytest.raises(ProtocolError, match=field):
         encode_request(TICK._replace(**{field: value}), 1)
 
@@ -354,7 +354,7 @@ async def _told(script: object, scripts: int = 2) -> list[BrayxError]:
     return [first.value, second.value]
 
 
-async def test_a_reply_of_another_time_is_of_nobodys_request() -> None:
+async def test_a_reply_of_another_time_is_an_error() -> None:
     def stray(sock: socket.socket) -> None:
         session, time_ = take(sock)
         sock.sendall(encode_reply(session, b"", time_ + 1))
@@ -374,7 +374,7 @@ async def test_what_is_no_tcp_door() -> None:
         assert "is this a brayx TCP door?" in error.message
 
 
-async def test_an_error_of_the_connection_is_told() -> None:
+async def test_an_error_of_the_connection_is_raised() -> None:
     def full(sock: socket.socket) -> None:
         sock.sendall(encode_error(b"", TooManyConnections("4096 are open"), ~NO_REQUEST))
         sock.recv(1000)

@@ -81,7 +81,7 @@ async def _both(app: Callable[[], App], use: Callable[[Any], Any], **options: An
     return [first.value, second.value]
 
 
-async def test_an_error_message_before_the_close_is_told_in_full() -> None:
+async def test_an_error_message_before_the_close_is_raised_in_full() -> None:
     error = SessionExists("x" * 300, session="s")
     cut = error.to_wire()[:123].decode()
     app = lambda: _app(_message(b"E" + error.to_wire()), {**_close(4409, cut), "after_a_message": False})  # noqa: E731
@@ -112,7 +112,7 @@ def test_close_codes() -> None:
     assert type(closed("ws://h", Close(1000, "done"))) is ConnectionLost
 
 
-async def test_a_session_ended_between_two_ticks_is_told_at_the_next() -> None:
+async def test_a_session_ended_between_two_ticks_is_raised_at_the_next() -> None:
     lost = SessionLost("idle for 60 s", reason="idle")
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
