@@ -18,6 +18,8 @@ from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
 
 if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
+    from deployments.job import JobConfig
+    from deployments.weights import WeightSource
 
 CURVE_FILE = "curve.png"
 
@@ -59,6 +61,13 @@ def register_best(
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
+
+
+def champion_of(trial: Trial, job: JobConfig, model: str) -> WeightSource:
+    """Where the weights of a job's model are that acts and is not learned, see `deployments.weights.pooled`."""
+    from deployments.weights import pooled
+
+    return pooled(job, model, trial.uri)
 
 
 def _champion(name: str, uri: str) -> PoolEntry | None:

@@ -22,7 +22,7 @@ from brayx.ports import check_ports
 from brayx.tracking import check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
-from pipelines.champion import drawn_curve
+from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
 from pipelines.ending import END_S, Deadline, temporary_files
 from pipelines.gamecores import Gamecores
@@ -32,6 +32,7 @@ from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
+    from brayx.model.local import LocalModel
     from brayx.trainer.loop import Summary
     from deployments.render import EpisodeRenderer
 
@@ -57,12 +58,10 @@ _OPENED_ON_ERROR_S = 10.0
 def beyond_local(job: JobConfig) -> list[str]:
     """What of a job the host of one machine cannot run, one short clause each; empty: it can run all of it."""
     found = [f"{name} is a rollout" for name in job.rollouts] + [f"{name} is a source" for name in job.sources]
-    found += [f"{name}.placement is remote" for name, model in job.models.items() if model.placement == "remote"]
-    for group in (job.actors, job.buffers, job.trainers):
+    remote = {name: model for name, model in job.models.items() if model.placement == "remote"}
+    for group in (job.actors, job.buffers, job.trainers, remote):
         workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
         found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
-    if len(job.models) > 1:
-        found.append(f"there are {len(job.models)} models ({', '.join(job.models)})")
     return found
 
 
@@ -143,6 +142,7 @@ class _Training:
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
         self.acting = ActingModel(model, module, forward_args, self.numbers)
+        models = {name: self.acting.model if name == config.model else self._champion(name) for name in job.models}
         self.buffers = {
             name: LocalBuffer(job.buffers[name], layout, self.numbers, learned=name in config.buffers)
             for name in (*config.buffers, *config.eval_buffers)
@@ -163,7 +163,7 @@ class _Training:
         make_actor = AgentActorFactory(
             agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
             config=as_dict,
-            services=Services({config.model: self.acting.model}, self.buffers, self.numbers),
+            services=Services(models, self.buffers, self.numbers),
             codec=codec_of(actor, job.folder),
             episode_length=actor.episode_length,
             keeper=self._renderer(),
@@ -174,8 +174,11 @@ class _Training:
             Runtime(
                 make_actor,
                 self.numbers,
-                lambda: {"mode": "train", "policy_versions": {config.model: self.acting.model.version}},
-                [self.acting.model.close],
+                lambda: {
+                    "mode": "train",
+                    "policy_versions": {name: acting.version for name, acting in models.items()},
+                },
+                [acting.close for acting in models.values()],
             ),
             name=self.actor,
         )
@@ -303,6 +306,28 @@ class _Training:
         with contextlib.suppress(BrayxError):
             self.learner.stop()
             self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))
+
+    def _champion(self, name: str) -> LocalModel:
+        """A model that acts and is not learned: the champion of its name, or as built where there is none."""
+        from brayx.model.build import acting_model
+        from brayx.model.checkpoints import engine_from
+        from brayx.model.local import LocalModel, batching
+
+        job, config = self.job, self.job.models[name]
+        module, example = acting_model(job.folder, config.module, name, job.as_dict())
+        source = self.clerk.call(champion_of, job, name)
+        if not source.checkpoint:
+            self.progress.say(f"model {name!r} acts untrained: {pool_name(job, name)} has no champion")
+        engine, version = engine_from(
+            config, module, example, source.checkpoint or None, source.tracking, source.version
+        )
+        return LocalModel(
+            engine,
+            version=version,
+            buckets=config.buckets,
+            max_versions=config.max_versions,
+            **batching(config, self.numbers),
+        )
 
     def _renderer(self) -> EpisodeRenderer | None:
         """Draws games in the clerk's process, which has the trial."""

@@ -119,3 +119,32 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     assert list(folder.rglob("episodes/render/step-*-return-*.png"))
     imported = folder / "imported.txt"
     assert not imported.exists(), imported.read_text()
+
+
+TWO_AGENT = """
+from brayx import forward, record
+from gym_agent import GymAgent
+
+class Two(GymAgent):
+    async def on_tick(self, state):
+        await super().on_tick(state)
+        _, version = await forward("left" if self.model == "right" else "right", state.step.obs)
+        record("other_version", version)
+"""
+
+
+def test_the_models_of_a_job_that_are_not_learned_act_with_their_champions(folder: Path) -> None:
+    (folder / "two.py").write_text(TWO_AGENT)
+    job = (folder / "cartpole.yaml").read_text().replace("\nmodel:\n", "\nleft:\n")
+    (folder / "two.yaml").write_text(job + "\nright: {kind: model, module: gym_model, placement: remote}\n")
+    shared = (*FREE_PORTS, *OPTIONS, "trainer.num_steps=3000", "agent.module=two", "agent.class=Two")
+    for learned, says in (("left", "model 'right' acts untrained: cartpole-right has no champion"), ("right", "")):
+        options = setting(*shared, f"trainer.model={learned}", f"agent.options.model={learned}")
+        words = ("train", "two.yaml", "--trial", learned, *options)
+        with brayx(folder, *words, environment=without_ray(folder)) as command, said_on_failure(command):
+            assert command.ended() == 0
+            assert says in command.err
+            assert f"champion: cartpole-{learned} version 1" in command.out
+    versions = {name: written(of[-1], "game/other_version") for name, of in trials(folder).items()}
+    assert {value for _, value in versions["left"]} == {0.0}
+    assert {value for _, value in versions["right"]} == {1.0}
