@@ -33,11 +33,12 @@ SPY = Path(sys.executable).parent / "py-spy"
             "| session table ",
             marks=pytest.mark.skipif(not SPY.exists(), reason="py-spy is in the extra bench"),
         ),
-        (["benchmarks.train", "--quick", "--markdown"], "| brayx "),
+        (["benchmarks.train", "--quick", "--markdown"], "| brayx, local host "),
+        (["benchmarks.images", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| small | ws "),
         (["benchmarks.scaling", "--quick", "--markdown"], "| environment "),
         (["benchmarks.replay", "--quick", "--markdown"], "| learner idle, % "),
     ],
-    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "scaling", "replay"],
+    ids=["ticks", "layers", "forward", "plane", "hosts", "shares", "train", "images", "scaling", "replay"],
 )
 def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
     with Command(["python", "-m", *words], tmp_path, runs_in=ROOT) as command, said_on_failure(command):
