@@ -24,10 +24,11 @@ from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import END_S, Deadline, temporary_files
+from pipelines.ending import END_S, Deadline, side_by_side, temporary_files
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
 from pipelines.result import TrainResult, ending_of, promote
+from pipelines.sources import Sources
 from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ _OPENED_ON_ERROR_S = 10.0
 
 def beyond_local(job: JobConfig) -> list[str]:
     """What of a job the host of one machine cannot run, one short clause each; empty: it can run all of it."""
-    found = [f"{name} is a rollout" for name in job.rollouts] + [f"{name} is a source" for name in job.sources]
+    found = [f"{name} is a rollout" for name in job.rollouts]
+    found += [f"{name} is a source without an actor" for name in job.sources if not job.actors]
     remote = {name: model for name, model in job.models.items() if model.placement == "remote"}
     for group in (job.actors, job.buffers, job.trainers, remote):
         workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
@@ -182,6 +184,7 @@ class _Training:
             ),
             name=self.actor,
         )
+        self.sources = Sources(job, self.buffers)
         self.finished = self.learning = False
         self.end = Deadline(_END_S)
 
@@ -247,15 +250,16 @@ class _Training:
 
     @contextlib.contextmanager
     def _playing(self, games: Gamecores) -> Iterator[None]:
-        """A context in which games play; its end is the beginning of the training's."""
+        """A context in which games play and sources are read; its end is the beginning of the training's."""
         try:
+            self.sources.__enter__()
             games.__enter__()
             yield
         except KeyboardInterrupt:
             self.end.shorten(_INTERRUPTED_S)
             raise
         finally:
-            games.stop(self.end.left(_GAMES_END_S))
+            side_by_side([self.sources.stop, games.stop], self.end.left(_GAMES_END_S))
 
     def _wait_for_weights(self) -> None:
         """Waits until the learner's first weights act."""
@@ -281,6 +285,11 @@ class _Training:
         patience, silence, losses = Patience(), Silence(games.num), Losses(self.config.max_lost_share)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
+            if self.sources.errors:
+                raise self.sources.errors[0]
+            if self.sources.done and not games.num:
+                for name in self.config.buffers:
+                    self.buffers[name].end(drain=True)
             numbers = self.numbers.snapshot()
             errors = error_lines(numbers, self.numbers.notes())
             last = games.messages[-1] if games.messages else ""

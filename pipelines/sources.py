@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from brayx.algorithms.build import check_recorded
 from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
-from brayx.replay.feed import Feed, Part
+from brayx.replay.feed import Feed, Part, Taker
 from brayx.replay.files import Dataset
 from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
-    from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
     from brayx.types import Fragment
     from deployments.job import JobConfig, SourceConfig
@@ -98,7 +97,7 @@ class Sources:
         ConfigError: a source's function or files are missing.
     """
 
-    def __init__(self, job: JobConfig, buffers: Mapping[str, RemoteBuffer]) -> None:
+    def __init__(self, job: JobConfig, buffers: Mapping[str, Taker]) -> None:
         self._feeds = {
             name: Feed(buffers[source.buffer], _parts(name, source, job), epochs=source.epochs, name=name)
             for name, source in job.sources.items()

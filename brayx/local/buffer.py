@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from brayx.errors import BadFragment, called_from
+from brayx.errors import BadFragment, ReplayError, called_from
 from brayx.logs import one_line
 from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
@@ -53,6 +53,7 @@ class LocalBuffer:
         self._sink = sink
         self._learned = learned
         self._lock = threading.Lock()
+        self._made_room = threading.Event()
         self._pushed: deque[Fragment | Columns] = deque()
         self._counted: Counter[str] = Counter()
         self._counted_steps = self._counted_reused = 0
@@ -83,6 +84,30 @@ class LocalBuffer:
             self._count("replay_dropped", lost, "full")
         self._take_in()
 
+    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
+        """Stores what there is room for within ``timeout_s``; returns the rest. Drops nothing.
+
+        Raises:
+            BadFragment: one was refused; those before it were stored.
+            ReplayError: the buffer takes no more.
+        """
+        left, deadline = list(replays), time.monotonic() + timeout_s
+        while left:
+            self._made_room.clear()
+            with self._turn():
+                if self._ended:
+                    raise ReplayError("the buffer takes no more: its stream has ended", ended=True)
+                rest = self._buffer.push_what_fits(left[0])
+                self._count_pushed(rest is None)
+            self.changed()
+            if rest is None:
+                left.pop(0)
+                continue
+            left[0] = rest
+            if not self._made_room.wait(max(0.0, deadline - time.monotonic())):
+                break
+        return left
+
     def pop(self) -> Batch | None:
         """The next batch, with the Unix time since when it could have been given as `READY_KEY`; None: wait."""
         with self._turn():
@@ -92,6 +117,7 @@ class LocalBuffer:
             batch = self._buffer.pop(reuse=not self._ended)
             self._count("replay_reused", self._buffer.reused - self._counted_reused)
             self._counted_reused = self._buffer.reused
+        self._made_room.set()
         return None if batch is None else {**batch, READY_KEY: since}
 
     def published(self, version: int) -> None:
@@ -111,6 +137,7 @@ class LocalBuffer:
                 self._buffer.flush()
             self._ended = True
             self._stopped = self._stopped or not drain
+        self._made_room.set()
         self.changed()
 
     @contextlib.contextmanager
@@ -129,10 +156,7 @@ class LocalBuffer:
                 with contextlib.suppress(IndexError):  # there is no more
                     while True:
                         count += self._pack(self._pushed.popleft())
-                self._count("env_steps", self._buffer.pushed - self._counted_steps)
-                self._counted_steps = self._buffer.pushed
-                self._count("fragments_pushed", count)
-                self._count("replay_batches", len(self._buffer))
+                self._count_pushed(count)
                 self._look()
             finally:
                 self._lock.release()
@@ -152,6 +176,13 @@ class LocalBuffer:
             self._sink.add("fragments_dropped", 1.0, label="refused", note=one_line(note))
             return 0
         return 1
+
+    def _count_pushed(self, count: int) -> None:
+        """Counts ``count`` fragments or columns, and the transitions stored since the last time."""
+        self._count("env_steps", self._buffer.pushed - self._counted_steps)
+        self._counted_steps = self._buffer.pushed
+        self._count("fragments_pushed", count)
+        self._count("replay_batches", len(self._buffer))
 
     def _look(self) -> None:
         """Notes since when a batch is ready, and counts what was dropped."""

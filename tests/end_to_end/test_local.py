@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import urllib.request
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from brayx.tracking import Trial, find
 from tests.end_to_end.jobs import (
     FREE_PORTS,
+    TEMPLATES,
     Command,
     alone_for,
     brayx,
@@ -148,3 +150,17 @@ def test_the_models_of_a_job_that_are_not_learned_act_with_their_champions(folde
     versions = {name: written(of[-1], "game/other_version") for name, of in trials(folder).items()}
     assert {value for _, value in versions["left"]} == {0.0}
     assert {value for _, value in versions["right"]} == {1.0}
+
+
+@pytest.mark.parametrize("options", [(), ("actor.gamecores=[]",)], ids=["beside games", "alone"])
+def test_a_source_is_read_into_a_buffer_of_this_process(tmp_path: Path, options: tuple[str, ...]) -> None:
+    for file in (TEMPLATES / "catch").iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    words = ("train", "imitation.yaml", *setting(*FREE_PORTS, "trainer.num_steps=20000", *options))
+    with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as command, said_on_failure(command):
+        assert command.ended() == 0
+        assert "trial 'imitation' of project 'catch': finished" in command.out
+    (trial,) = trials(tmp_path, "catch")["imitation"]
+    assert trial.status == "FINISHED"
+    assert max(checkpoint.step for checkpoint in trial.checkpoints()) >= 20_000

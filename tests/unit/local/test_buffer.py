@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from brayx.errors import ReplayError
 from brayx.local.buffer import LocalBuffer
 from brayx.local.stream import Batches
 from brayx.metrics import Recorder
@@ -195,3 +196,21 @@ def test_the_last_batch_is_given_again_while_there_is_no_other_and_counted():
     assert values(buffer.pop()) == values(buffer.pop()) == [1.0, 2.0]
     assert buffer.pop() is None
     assert sink.summary()["replay_reused"] == 1
+
+
+def test_an_offer_waits_for_room_and_drops_nothing():
+    buffer, sink = made(size=1, batch_size=1)
+    assert buffer.offer(fragment(1.0), timeout_s=0) == []
+    (left,) = buffer.offer(fragment(2.0), timeout_s=0)
+    offered = []
+    thread = threading.Thread(target=lambda: offered.append(buffer.offer(left, timeout_s=WAIT_S)))
+    thread.start()
+    assert [float(buffer.pop()["reward"][0, 0])] == [1.0]
+    thread.join(WAIT_S)
+    assert offered == [[]]
+    assert float(buffer.pop()["reward"][0, 0]) == 2.0
+    assert sink.summary()["env_steps"] == 2 * T
+    assert "replay_dropped.full" not in sink.summary()
+    buffer.end()
+    with pytest.raises(ReplayError, match="takes no more"):
+        buffer.offer(fragment(), timeout_s=0)

@@ -40,4 +40,4 @@ def test_all_that_is_in_the_way_is_named_at_once(tmp_path: Path) -> None:
         "data: {kind: source, module: mine, buffer: buffer}\n"
     )
     found = beyond_local(JobConfig.load(tmp_path / "job.yaml"))
-    assert found == ["data is a source", "left.num_workers is 2"]
+    assert found == ["data is a source without an actor", "left.num_workers is 2"]
