@@ -213,7 +213,7 @@ def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(tmp_path, tr
     (project,) = client.search_experiments(filter_string="name LIKE 'failing%'")
     (trial,) = client.search_runs([project.experiment_id])
     assert trial.info.status == "FAILED"
-    assert trial.data.metrics["env_steps"] >= 2_048
+    assert trial.data.metrics["replay/env_steps"] >= 2_048
 
 
 def test_a_preset_that_there_is_none_of_is_one_line():
