@@ -2,10 +2,10 @@
 //
 //     brayx::Client client("tcp://127.0.0.1:8101");
 //     client.start();
-//     std::string action = client.tick(observation);   // bytes in, bytes out; the agent reads them
+//     std::string action = client.tick(observation);   // bytes in, bytes out; the agent decodes them
 //     client.stop();
 //
-// `brayx::Client` blocks; `brayx::AsyncClient` calls back out of its `poll()`. See README.md beside this file.
+// `brayx::Client` blocks; `brayx::AsyncClient` calls back from its `poll()`. See README.md in this folder.
 #pragma once
 
 #include "brayx/async_client.hpp"

@@ -4,7 +4,7 @@
 //     std::string session = client.start("", [&](brayx::Result result) { ... });
 //     while (playing) { client.poll(); /* the rest of the frame */ }
 //
-// One thread at a time. Nothing here waits but `poll` with a wait, and the look-up of a host name.
+// One thread at a time. Only `poll` with an argument waits, and the look-up of a host name.
 #pragma once
 
 #include <algorithm>
@@ -30,27 +30,27 @@
 namespace brayx {
 
 struct Options {
-    // One request, connecting included, from its call to its reply.
+    // Time limit of one request, from its call to its reply, connecting included.
     std::chrono::milliseconds timeout{30'000};
     // One address of the service; with several (localhost is two) the next is tried then.
     std::chrono::milliseconds connect_timeout{5'000};
-    // How long to go on connecting when a connection breaks, on top of `timeout`; 0: not at all. A start or a call is
-    // repeated only if nothing of it was sent; a tick always, since with this ticks are numbered; a stop always, and
-    // a repeated stop of a session that is gone has succeeded, with an empty reply. For so long, too, a tick or a stop
-    // is repeated that is answered with `overloaded`: a session that moves to another replica is so for a moment.
+    // How long to try to reconnect after a connection breaks, in addition to `timeout`; 0: not at all. A start or a call
+    // is repeated only if no byte of it was sent. A tick is always repeated, since this option numbers ticks. A stop is
+    // always repeated, and has succeeded, with an empty reply, if the session is gone by then. A tick or a stop that is
+    // answered with `overloaded` is repeated for the same time: a session that moves to another replica is so briefly.
     std::chrono::milliseconds reconnect{0};
-    // Number the ticks, so that each is applied once however often it is sent; `reconnect` does so by itself.
+    // Number the ticks, so that each is applied once however often it is sent; `reconnect` implies it.
     bool numbered = false;
-    // Id of a key and its secret, where the service asks for tokens. Needs a clock that is right.
+    // Id of a key and its secret, if the service requires them. The machine's clock must be right.
     std::string key;
     std::string secret;
-    // Requests under way, of all sessions together.
+    // Limit on requests in flight, over all sessions.
     std::size_t max_in_flight = 4096;
     // A longer reply is refused, so that a wrong peer cannot fill this process's memory.
     std::size_t max_reply_bytes = 64 * 1024 * 1024;
 };
 
-// What became of a request: a body, or an error.
+// The result of a request: a body, or an error.
 struct Result {
     std::string body;
     std::optional<Error> error;
@@ -62,7 +62,7 @@ using Callback = std::function<void(Result)>;
 
 class AsyncClient {
   public:
-    // Sessions are dealt to the connections in turn; connections are made when first needed. Throws bad_config.
+    // Sessions are assigned to connections round robin; a connection opens when first needed. Throws bad_config.
     explicit AsyncClient(std::string_view url, Options options = {}, std::size_t connections = 1)
         : options_(std::move(options)), endpoint_(net::parse_url(url)), call_prefix_(random_id() + "-") {
         if (connections == 0) throw Error("bad_config", "an AsyncClient needs at least one connection");
@@ -79,9 +79,9 @@ class AsyncClient {
     AsyncClient(const AsyncClient&) = delete;
     AsyncClient& operator=(const AsyncClient&) = delete;
 
-    // Opens a session (a fresh id if none is given) and gives its id, which can be ticked once `done` was told so.
-    // This and the calls below throw what can be told at once: session_exists, session_unknown, session_error,
-    // queue_full, bad_request; `done` is not called then. All else comes to `done`, out of `poll`.
+    // Starts a session (with a new id if none is given) and returns its id; tick it once `done` reports success.
+    // This call and those below throw errors that are known at once (session_exists, session_unknown, session_error,
+    // queue_full, bad_request), without calling `done`. All other results go to `done`, called from `poll`.
     std::string start(std::string_view body, Callback done, std::string_view session = {}) {
         std::string id = session.empty() ? random_id() : std::string(session);
         if (!detail::is_session_id(id)) {
@@ -96,26 +96,26 @@ class AsyncClient {
     }
 
     // Sends one observation; `done` gets the action. After deadline_exceeded, connection_lost or transport_error a
-    // numbered tick may be given again with the same body: it goes out with the same number and is applied once.
+    // numbered tick may be repeated with the same body: it is sent with the same number and applied once.
     void tick(std::string_view session, std::string_view body, Callback done) {
         submit(running_lane(session, "tick"), Kind::tick, body, std::move(done));
     }
 
-    // Ends the session, with the last observation perhaps.
+    // Ends the session, optionally with the last observation.
     void stop(std::string_view session, std::string_view body, Callback done) {
         submit(running_lane(session, "stop"), Kind::stop, body, std::move(done));
     }
 
-    // One stateless request. Any number may be under way.
+    // One stateless request. Any number may be in flight.
     void call(std::string_view body, Callback done) {
         check_room();
-        // An id that no other request has, because with credentials the time does not tell calls apart.
+        // A unique id, because with credentials the time does not distinguish calls.
         submit(add_lane(call_prefix_ + std::to_string(++calls_)), Kind::call, body, std::move(done));
     }
 
-    // Moves bytes, then fires the callbacks that are due, and says how many. Waits up to `wait` for the first; not at
-    // all when no request is under way. A callback may call anything here; what one throws leaves through here, and
-    // the others fire at the next `poll`.
+    // Sends and receives, then fires the callbacks that are due, and returns their number. Waits up to `wait` for the
+    // first one, but not if no request is in flight. A callback may call anything here. An exception of a callback leaves
+    // this function, and the other callbacks fire at the next `poll`.
     std::size_t poll(std::chrono::milliseconds wait = std::chrono::milliseconds(0)) {
         const net::TimePoint until = net::Clock::now() + wait;
         do {
@@ -124,7 +124,7 @@ class AsyncClient {
         std::size_t fired = 0;
         {
             const Firing mark(firing_);
-            // A failure that a callback brings about waits for the next poll, so that this one ends.
+            // A failure caused by a callback waits for the next poll, so that this one ends.
             for (const std::size_t due = ready_.size(); fired < due && !ready_.empty(); ++fired) {
                 Ready next = std::move(ready_.front());
                 ready_.pop_front();
@@ -182,7 +182,7 @@ class AsyncClient {
 
     struct Connection;
 
-    // A session, or one stateless call: at most one request under way.
+    // A session, or one stateless call: at most one request in flight.
     struct Lane {
         Connection* connection = nullptr;
         bool running = false;
@@ -205,7 +205,7 @@ class AsyncClient {
         std::size_t out_at = 0;
         detail::ReplyReader reader;
         std::size_t waiting = 0;  // lanes with a request here
-        // Requests given up whose reply may still come: session and time.
+        // Abandoned requests whose reply may still come: session and time.
         std::multiset<std::pair<std::string, std::int64_t>, std::less<>> abandoned;
         net::TimePoint heard_at{}, retry_at{}, connect_until{};
         std::chrono::milliseconds backoff = kFirstBackoff;
@@ -318,7 +318,7 @@ class AsyncClient {
         const std::optional<Error>& error = result.error;
         bool ended = request.kind == Kind::call || (error && error->ends_session());
         if (error && error->code() == "session_resumed") go_on_from(lane->second, error->detail("tick"));
-        // The notice that it was resumed may have been lost with its connection: then this is all that tells.
+        // `session_resumed` may have been lost with its connection; then only this error gives the next number.
         if (error && error->code() == "out_of_sequence") go_on_from(lane->second, error->detail("expected"));
         if (request.kind == Kind::start) {
             lane->second.running = !error;
@@ -497,9 +497,9 @@ class AsyncClient {
             }
             finish(lane, std::move(result));
         } else if (reply.is_error && reply.time == detail::kNoRequest) {  // such as too_many_connections
-            const Error told = error_from_wire(reply.body);
-            connection.failure = told.what();
-            broken(connection, &told);
+            const Error cause = error_from_wire(reply.body);
+            connection.failure = cause.what();
+            broken(connection, &cause);
         } else {
             throw Error("transport_error", endpoint_.url + " answered a request that was not sent: is this a brayx "
                                                "TCP door?");
@@ -521,7 +521,7 @@ class AsyncClient {
         return true;
     }
 
-    // What has failed before keeps its window, whose end `expire` sees to.
+    // A request that failed before keeps its window; `expire` checks its end.
     void begin_retrying(Request& request, net::TimePoint now) {
         if (!request.retry_until) {
             request.retry_until = now + options_.reconnect;
@@ -530,7 +530,7 @@ class AsyncClient {
         next_expiry_ = std::min(next_expiry_, *request.retry_until);
     }
 
-    // Sends those again that were refused and have waited.
+    // Repeats refused requests whose pause is over.
     void retry(net::TimePoint now) {
         if (now < next_retry_) return;
         next_retry_ = net::TimePoint::max();
@@ -544,8 +544,8 @@ class AsyncClient {
         }
     }
 
-    // The connection ended: requests that may be repeated wait for the next one, the others fail, with what was `told`.
-    void broken(Connection& connection, const Error* told = nullptr) {
+    // The connection ended: repeatable requests wait for the next connection, the others fail, with `cause` if given.
+    void broken(Connection& connection, const Error* cause = nullptr) {
         connection.reset();
         const net::TimePoint now = net::Clock::now();
         connection.retry_at = now;
@@ -557,7 +557,7 @@ class AsyncClient {
             request.refused.reset();  // it goes out with the next connection
             const bool repeatable = !request.was_sent || request.kind == Kind::tick || request.kind == Kind::stop;
             if (!repeatable || options_.reconnect.count() == 0) {
-                fail(lane, told != nullptr ? *told : lost(lane));
+                fail(lane, cause != nullptr ? *cause : lost(lane));
                 return;
             }
             begin_retrying(request, now);
@@ -568,7 +568,7 @@ class AsyncClient {
         }
     }
 
-    // The peer speaks something else: nothing that is under way there can be saved.
+    // The peer does not speak this protocol: all requests in flight on the connection fail.
     void refuse(Connection& connection, const Error& error) {
         connection.reset();
         connection.retry_at = net::Clock::now();
@@ -599,12 +599,12 @@ class AsyncClient {
         }
     }
 
-    // A request's time is over; its reply may still come.
+    // A request timed out; its reply may still come.
     void give_up(Lanes::iterator lane, const Error& error) {
         Connection& connection = *lane->second.connection;
         const Request& request = *lane->second.request;
         if (request.on_wire) connection.abandoned.emplace(lane->first, request.time);
-        // Nothing came since the request was sent: perhaps nobody is there any more.
+        // Nothing was received since the request was sent: the peer may be gone.
         const bool silent = !request.refused && (!request.on_wire || connection.heard_at < request.sent_at);
         fail(lane, error);
         if (connection.waiting == 0 && silent) connection.reset();

@@ -19,24 +19,24 @@ class Client {
     // Nothing is connected yet. Throws bad_config.
     explicit Client(std::string_view url, Options options = {}) : engine_(url, std::move(options)) {}
 
-    // Opens a session, of a fresh id if none is given, and gives the service's answer.
+    // Starts a session, with a new id if none is given, and returns the service's answer.
     std::string start(std::string_view body = {}, std::string_view session = {}) {
         if (running()) throw Error("session_exists", "session " + session_ + " is running; stop it first");
         session_ = engine_.start(body, keep(), session);
         return wait();
     }
 
-    // Sends one observation and gives the action.
+    // Sends one observation and returns the action.
     //
-    // session_resumed tells, once, that this tick was not applied and that the session goes on at `next_tick()`, from
-    // a snapshot; out_of_sequence the same, when that notice was lost with its connection. After deadline_exceeded or
-    // connection_lost a numbered tick may be called again with the same body.
+    // session_resumed means, once, that this tick was not applied and that the session continues at `next_tick()`, from a
+    // snapshot; out_of_sequence means the same if session_resumed was lost with its connection. After deadline_exceeded
+    // or connection_lost a numbered tick may be repeated with the same body.
     std::string tick(std::string_view body) {
         engine_.tick(session_, body, keep());
         return wait();
     }
 
-    // Ends the session, with the last observation perhaps, and gives the service's answer.
+    // Ends the session, optionally with the last observation, and returns the service's answer.
     std::string stop(std::string_view body = {}) {
         engine_.stop(session_, body, keep());
         return wait();

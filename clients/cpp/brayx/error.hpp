@@ -1,16 +1,16 @@
 // The one exception of this client: a code for programs, a message for people. Knows nothing of sockets.
 //
-// The codes of the service are listed in docs/protocol.md. The client's own are:
+// docs/protocol.md lists the codes of the service. The client's own are:
 //   connect_failed     no connection; nothing was sent
 //   connection_lost    the connection broke; the request may or may not have been applied
 //   deadline_exceeded  no answer in time; the request may or may not have been applied
-//   transport_error    what came back was no reply of brayx's
+//   transport_error    the answer is not from brayx
 //   bad_config         a URL or an option that cannot be used
-//   bad_request        a session id that cannot be one
+//   bad_request        an invalid session id
 //   session_unknown    a tick or stop without a running session
-//   session_exists     a start of a session that runs
-//   session_error      a second request of a session while one is under way
-//   queue_full         as many requests under way as `Options::max_in_flight` allows
+//   session_exists     a start for a session that is running
+//   session_error      a second request of a session while one is in flight
+//   queue_full         more requests in flight than `Options::max_in_flight` allows
 #pragma once
 
 #include <cstdint>
@@ -29,19 +29,19 @@ class Error : public std::runtime_error {
     Error(std::string code, const std::string& message, std::string details = "{}")
         : std::runtime_error(message), said_(std::make_shared<const Said>(Said{std::move(code), std::move(details)})) {}
 
-    // The wire's `error`: "session_lost", for one.
+    // The wire's `error`, such as "session_lost".
     const std::string& code() const noexcept { return said_->code; }
 
-    // The wire's `details`, as the JSON text that came.
+    // The wire's `details`, as JSON text.
     const std::string& details() const noexcept { return said_->details; }
 
-    // An integer among the details: `detail("tick")` of session_resumed, for one.
+    // An integer among the details, such as `detail("tick")` of session_resumed.
     std::optional<std::int64_t> detail(std::string_view name) const {
         const auto value = json::member(said_->details, name);
         return value ? json::integer(*value) : std::nullopt;
     }
 
-    // Whether the service has ended the session that this came for.
+    // Whether the error means that the service has ended the session.
     bool ends_session() const noexcept {
         const std::string& code = said_->code;
         return code == "session_unknown" || code == "session_lost" || code == "session_exists" ||
@@ -56,7 +56,7 @@ class Error : public std::runtime_error {
     std::shared_ptr<const Said> said_;  // shared, because an exception must not throw when it is copied
 };
 
-// The error that a service's document stands for; any other bytes become a transport_error that quotes them.
+// The error in a service's document; any other bytes become a transport_error that quotes them.
 inline Error error_from_wire(std::string_view document) {
     const auto raw_code = json::member(document, "error");
     const auto raw_message = json::member(document, "message");

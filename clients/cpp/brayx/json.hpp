@@ -1,6 +1,6 @@
-// Just enough JSON to read a member of an object: error documents, and small replies such as {"action": 1}.
+// Reads members of JSON objects, for error documents and small replies such as {"action": 1}. Not a JSON library.
 //
-// Takes any bytes: what cannot be read gives nothing. It finds values, it does not validate them. Not a JSON library.
+// Takes any bytes and returns nothing for those it cannot read. It finds values but does not validate them.
 #pragma once
 
 #include <charconv>
@@ -39,7 +39,7 @@ class Cursor {
   public:
     explicit Cursor(std::string_view text) : text_(text) {}
 
-    // Whether `mark` comes next, behind white space; then it is passed.
+    // Whether `mark` comes next, after white space; if so, skips it.
     bool take(char mark) {
         skip_space();
         if (at_ >= text_.size() || text_[at_] != mark) return false;
@@ -47,7 +47,7 @@ class Cursor {
         return true;
     }
 
-    // The next value as it is written; nothing where there is none that ends.
+    // The text of the next value; nothing if there is no complete one.
     std::optional<std::string_view> value() {
         skip_space();
         const std::size_t from = at_;
@@ -101,7 +101,7 @@ class Cursor {
 
 }  // namespace detail
 
-// The text that a JSON string stands for, UTF-8; nothing if `value` is no string.
+// The decoded text of a JSON string, UTF-8; nothing if `value` is not a string.
 inline std::optional<std::string> string(std::string_view value) {
     if (value.size() < 2 || value.front() != '"' || value.back() != '"') return std::nullopt;
     value = value.substr(1, value.size() - 2);
@@ -136,7 +136,7 @@ inline std::optional<std::string> string(std::string_view value) {
     return out;
 }
 
-// The number that `value` is; nothing if it is no integer of 64 bits.
+// The integer in `value`; nothing if it is not a 64-bit integer.
 inline std::optional<std::int64_t> integer(std::string_view value) {
     std::int64_t number = 0;
     const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -144,7 +144,7 @@ inline std::optional<std::int64_t> integer(std::string_view value) {
     return number;
 }
 
-// What is written for `name` in the object `document`: a piece of it, to be read with `string` or `integer`.
+// The raw value of `name` in the object `document`; decode it with `string` or `integer`.
 inline std::optional<std::string_view> member(std::string_view document, std::string_view name) {
     detail::Cursor cursor(document);
     if (!cursor.take('{')) return std::nullopt;

@@ -1,7 +1,7 @@
-// All that this client asks of the operating system's sockets: POSIX. A port to Windows replaces this file alone
-// (Winsock: WSAStartup, closesocket, ioctlsocket, WSAPoll). Knows nothing of frames.
+// The POSIX sockets of the client. A port to Windows replaces only this file (Winsock: WSAStartup, closesocket,
+// ioctlsocket, WSAPoll). Knows nothing of frames.
 //
-// Every socket here is non-blocking; only `wait` and the look-up of a host name take time.
+// Every socket is non-blocking; only `wait` and the look-up of a host name block.
 #pragma once
 
 #include <fcntl.h>
@@ -64,7 +64,7 @@ struct Address {
     socklen_t size = 0;
 };
 
-// Every address of a host; a name may take as long as the system's resolver does. Throws connect_failed.
+// All addresses of a host; a name takes as long as the system's resolver. Throws connect_failed.
 inline std::vector<Address> resolve(const Endpoint& endpoint) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
@@ -111,7 +111,7 @@ class Socket {
     int descriptor_ = -1;
 };
 
-// Begins to connect; `error` is 0 while that may still succeed: then wait until the socket can be written.
+// Starts to connect; `error` is 0 while that may still succeed: then wait until the socket is writable.
 inline Socket begin_connect(const Address& address, int& error) {
     Socket socket(::socket(address.storage.ss_family, SOCK_STREAM, 0));
     if (socket.descriptor() < 0) {
@@ -127,19 +127,19 @@ inline Socket begin_connect(const Address& address, int& error) {
 #endif
     const auto* const to = reinterpret_cast<const sockaddr*>(&address.storage);
     const int failed = ::connect(socket.descriptor(), to, address.size);
-    // Interrupted, it goes on by itself.
+    // After an interrupt it continues by itself.
     error = failed == 0 || errno == EINPROGRESS || errno == EINTR ? 0 : errno;
     return socket;
 }
 
-// What came of `begin_connect`, once the socket can be written: 0 or an errno.
+// The result of `begin_connect`, once the socket is writable: 0 or an errno.
 inline int connect_error(const Socket& socket) {
     int error = 0;
     socklen_t size = sizeof error;
     return getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-// What one send or receive did: bytes moved, or nothing to do now (0, 0), or over with an errno (0: closed in order).
+// The result of one send or receive: bytes moved, nothing to do now (0, 0), or ended with an errno (0: closed in order).
 struct Moved {
     std::size_t bytes = 0;
     bool over = false;
@@ -176,7 +176,7 @@ inline Moved receive_some(const Socket& socket, char* into, std::size_t room) {
 
 using Watched = pollfd;
 
-// Waits until one of the sockets can be read or written as asked, or `until`.
+// Waits until one of the sockets is ready as requested, or until `until`.
 inline void wait(std::vector<Watched>& watched, TimePoint until) {
     for (;;) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
@@ -186,7 +186,7 @@ inline void wait(std::vector<Watched>& watched, TimePoint until) {
     }
 }
 
-// An errno in words.
+// The text of an errno.
 inline std::string describe(int error) { return std::generic_category().message(error); }
 
 }  // namespace brayx::net

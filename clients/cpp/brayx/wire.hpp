@@ -1,4 +1,4 @@
-// Bray's TCP framing as bytes: docs/protocol.md tells it in prose. Knows nothing of sockets.
+// Bray's TCP framing as bytes, see docs/protocol.md. Knows nothing of sockets.
 #pragma once
 
 #include <algorithm>
@@ -45,18 +45,18 @@ struct Reply {
     bool is_error = false;  // then the body is an error document
 };
 
-// Replies out of a stream of bytes.
+// Reads replies from a stream of bytes.
 class ReplyReader {
   public:
     explicit ReplyReader(std::size_t max_body_bytes) : max_body_bytes_(max_body_bytes) {}
 
-    // Where to put what comes next, at least `kChunk` bytes; tell with `commit` how much was put there.
+    // Space for the next received bytes, at least `kChunk`; report with `commit` how many were written.
     char* prepare(std::size_t& room) {
         if (from_ == to_) from_ = to_ = 0;
         if (capacity_ - to_ < kChunk) {
             const std::size_t used = to_ - from_;
             if (capacity_ - used < kChunk || used > capacity_ / 2) {  // half full or more: grow, do not move again
-                // Doubling follows what has come, not what a head promises, so that a lie costs no memory.
+                // Grow with the received bytes, not with the announced size, so that a wrong size costs no memory.
                 const std::size_t capacity = std::max(2 * capacity_, used + kChunk);
                 std::unique_ptr<char[]> larger(new char[capacity]);
                 if (used > 0) std::memcpy(larger.get(), buffer_.get() + from_, used);
@@ -74,7 +74,8 @@ class ReplyReader {
 
     void commit(std::size_t size) { to_ += size; }
 
-    // Takes the next reply if it is whole; its texts last until `prepare`. Throws transport_error for what is no reply.
+    // Takes the next reply if it is complete; its texts are valid until `prepare`. Throws transport_error for bytes that
+    // are not a reply.
     bool next(Reply& reply) {
         if (to_ - from_ < kReplyHeadBytes) return false;
         const char* const head = buffer_.get() + from_;
@@ -98,7 +99,7 @@ class ReplyReader {
         return true;
     }
 
-    // Forgets what came, of a connection that ended; a buffer that grew large is given back.
+    // Clears the buffer after a connection ended, and frees it if it grew large.
     void clear() {
         from_ = to_ = capacity_ = 0;
         buffer_.reset();
