@@ -90,7 +90,7 @@ class Serving:
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
         keys = Keys.configured(config.keys_file, config.key_window_s)
-        self.is_open = keys is None and not on_loopback(config)
+        self.is_open = keys is None and not on_loopback(config, config.host)
         """Whether any machine that reaches a door may play."""
         self._host = LocalHost(
             config,

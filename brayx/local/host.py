@@ -47,7 +47,7 @@ class LocalHost:
 
     def __init__(self, config: ActorConfig, runtime: Runtime, *, name: str = "actor", keys: Keys | None = None) -> None:
         if config.show_errors is None:
-            config = config.model_copy(update={"show_errors": on_loopback(config)})
+            config = config.model_copy(update={"show_errors": on_loopback(config, config.host)})
         self._config = config
         self._make_service = functools.partial(ActorService, runtime, config, name, keys=keys)
         self._close = runtime.close

@@ -94,10 +94,10 @@ class NativeDoors:
             await listener.close()
 
 
-def on_loopback(config: ActorConfig, host: str | None = None) -> bool:
-    """Whether no other machine can reach a door: the native ones, and the main one at ``host`` (the config's)."""
+def on_loopback(config: ActorConfig, host: str | None) -> bool:
+    """Whether no other machine can reach a door: the native ones, and the main one at ``host``."""
     native = any(port is not None for port in (config.native_port, config.tcp_port, config.grpc_port))
-    return is_loopback(host or config.host) and (not native or is_loopback(config.native_host))
+    return is_loopback(host) and (not native or is_loopback(config.native_host))
 
 
 def shown(host: str, port: int) -> str:

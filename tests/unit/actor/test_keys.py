@@ -36,9 +36,8 @@ async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Replic
     """Two of them, which ask for keys."""
     asked = Asked()
     async with contextlib.AsyncExitStack() as stack:
-        made = [Replica(name, asked, getattr(request, "param", "none"), 8) for name in "ab"]
+        made = [Replica(name, asked, getattr(request, "param", "none"), 8, Keys({"studio": SECRET})) for name in "ab"]
         for replica in made:
-            replica._keys = Keys({"studio": SECRET})
             replica.closed = False
             await replica.open()
             stack.push_async_callback(replica.close)
@@ -104,8 +103,8 @@ async def test_a_websocket_is_let_in_once_for_all_its_requests(replicas: tuple[R
         for number in range(3):
             await connection.send(encode_numbered(number, b"x"))
             assert await reply(connection) == b"Rx"
-        other._keys = Keys({"studio": OTHER})  # whoever is asked for a key now is refused
-        owner._keys = other._keys
+        for replica in (owner, other):  # a request that needs a key now is refused
+            replica.use_keys(Keys({"studio": OTHER}))
         await connection.send(b"Pbye")
         assert await reply(connection) == b"Rbye"
         assert owner.sessions == []
@@ -128,7 +127,7 @@ async def test_the_end_of_a_bare_websocket_stops_its_session_elsewhere(replicas:
         async with websocket(other, "g-agent-right"):
             assert owner.sessions == ["g-agent-left", "g-agent-right"]
         await until(lambda: owner.sessions == ["g-agent-left"])
-    assert owner._runtime.recorder.summary()["sessions_ended.stop"] >= 1
+    assert owner.runtime.recorder.summary()["sessions_ended.stop"] >= 1
 
 
 async def test_a_grpc_stream_is_let_in_once_for_all_its_requests(replicas: tuple[Replica, Replica]) -> None:

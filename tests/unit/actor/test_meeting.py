@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import json
+import math
 import os
 import resource
 import socket
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,15 +24,12 @@ from websockets.typing import Subprotocol
 from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.config import ActorConfig, SessionConfig
-from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http1 import ForPeers, HttpConnection, WebSockets
-from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.games import Games
-from brayx.actor.lease import Lease
 from brayx.actor.moving import Snapshot
-from brayx.actor.table import SessionTable
+from brayx.actor.serving import Runtime
 from brayx.cluster.directory import Directory, DirectoryRecovering, Location
-from brayx.cluster.replica import ActorReplica, ActorRuntime, Peers, Shared
+from brayx.cluster.draining import Draining
+from brayx.cluster.replica import ActorReplica
 from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
@@ -44,6 +41,7 @@ from brayx.errors import (
     SessionUnknown,
     from_wire,
 )
+from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from deployments.echo import EchoActor
@@ -79,59 +77,50 @@ class Replica(ActorReplica):
     closed = True
     """Its door, to whoever is no peer."""
 
-    def __init__(self, name: str, asked: Asked, share: str, max_sessions: int) -> None:  # not Serve's, so no coroutine
-        self._config = ActorConfig(agents=["agent"], share=share)  # type: ignore[arg-type]
-        self._keys = None
-        self._owner = name
-        self._together = share == "game"
-        self._draining = False
-        self._serve_name = "application"
-        self._native: Any = SimpleNamespace(shut=lambda: None)
-        self._routing = set()
-        self._known = OrderedDict()
-        self._context = contextvars.copy_context()
+    def __init__(  # not Serve's, so no coroutine
+        self, name: str, asked: Asked, share: str, max_sessions: int, keys: Keys | None = None
+    ) -> None:
         self.games = Games() if share == "game" else None
         factory = AgentActorFactory({"agent": Teller}, {"mode": "serve"}, Services(), games=self.games)
-        make = factory if share == "game" else EchoActor
-        self._runtime = ActorRuntime(make_actor=make)
-        self._directory = asked
-        self._lease = Lease()
-        self._table = SessionTable(
-            make, SessionConfig(actors_per_worker=max_sessions), self._runtime.recorder, Shared(self, self._lease)
-        )
-        self._secret = "between us"
-        self._peers = Peers(self.secret)
+        config = ActorConfig(agents=["agent"], share=share, actors_per_worker=max_sessions)  # type: ignore[arg-type]
+        self.runtime = Runtime(factory if share == "game" else EchoActor)
+        self._assemble(self.runtime, config, "application", asked, keys)
+        self.asked = asked
+        self._member.owner = name
+        self._member._secret = "between us"
+        self._member.lease.renew(math.inf)
 
     def __del__(self) -> None:
         """Not Serve's hook."""
 
     async def open(self) -> None:
-        websockets = WebSockets(DoorApp(self), Limits())
-        peers = ForPeers(self.left, self.ended, self.secret, self.closed)
-        self.listener = Listener(self, lambda door: HttpConnection(door, websockets, peers), Limits())
+        self.listener = self.doors.http(self.for_peers(closed=self.closed))
         await self.listener.open("127.0.0.1", 0)
-        self._address = await self.listening()
-        await self._ask("renew", self._owner, self._address, [])
+        self._member.address = await self.listening()
+        await self._member.ask("renew", self._member.owner, self._member.address, [])
+
+    def use_keys(self, keys: Keys) -> None:
+        self._keys = self._routing._keys = keys
 
     async def listening(self) -> str:
         return "http://{}:{}".format(*self.listener.address)
 
     async def close(self) -> None:
         await self.listener.close()
-        await self._peers.close()
-        await self._table.close()
+        await self._member.peers.close()
+        await self.table.close()
 
     async def ask(self, kind: str, session: str, body: bytes = b"") -> bytes:
         try:
             async with asyncio.timeout(30):
                 return await self.step(StepRequest(StepKind(kind), session, body))
         except BrayxError as error:
-            self._directory.refused[error.code] += 1
+            self.asked.refused[error.code] += 1
             raise
 
     @property
     def sessions(self) -> list[str]:
-        return sorted(self._table.sessions)
+        return sorted(self.table.sessions)
 
 
 Open = Callable[..., Any]
@@ -139,7 +128,7 @@ Open = Callable[..., Any]
 
 def _refusals(replica: Replica) -> dict[str, int]:
     """Refusals that a replica has counted, by the error's code."""
-    numbers = replica._runtime.recorder.summary()
+    numbers = replica.runtime.recorder.summary()
     prefix = "requests_refused."
     return {name.removeprefix(prefix): int(count) for name, count in numbers.items() if name.startswith(prefix)}
 
@@ -213,7 +202,7 @@ async def test_other_sessions_stay_where_they_start_and_the_directory_is_asked_o
 async def test_a_game_whose_owner_takes_no_more_is_not_split(replicas: Open, asked: Asked, full: bool) -> None:
     a, b = await replicas("ab", max_sessions=1)
     await a.ask("start", "g-agent-left")
-    a._draining = not full
+    a.table.is_shut = not full
     for replica in (a, b):
         with pytest.raises(ServiceFull, match="at most 1" if full else "is ending"):
             await replica.ask("start", "g-agent-right")
@@ -332,7 +321,7 @@ class TestPassedOn:
         self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, b = await replicas("ab", share="none")
-        monkeypatch.setattr(a._table._ownership, "notify", lambda holder, reason: None)  # as if the report were lost
+        monkeypatch.setattr(a._routing, "notify", lambda holder, reason: None)  # as if the report were lost
         old = b.holder(lambda reason: None)
         await a.ask("start", "s")
         await b.step(StepRequest(StepKind.TICK, "s", b"0", seq=0, holder=old.name))
@@ -350,8 +339,8 @@ class TestPassedOn:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
-        await a._table.disconnect("s")
-        await until(lambda: not a._table._living)
+        await a.table.disconnect("s")
+        await until(lambda: not a.table._living)
         with pytest.raises(SessionLost) as lost:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "disconnect"
@@ -365,7 +354,7 @@ class TestPassedOn:
         await a.ask("start", "s")
         asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
         asked.hold = asyncio.Event()
-        await a._table.disconnect("s")
+        await a.table.disconnect("s")
         with pytest.raises(SessionLost) as lost:
             await a.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "disconnect"
@@ -385,19 +374,18 @@ class TestPassedOn:
     async def test_an_owner_that_wakes_up_after_its_lease_has_its_clients_answered_by_its_successor(
         self, replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("brayx.cluster.replica.RENEW_S", 60.0)
+        monkeypatch.setattr("brayx.cluster.membership.RENEW_S", 60.0)
         a, b = await replicas("ab", share="none")
-        a._native = SimpleNamespace(open_to_peers=a.listening)
         await a.ask("start", "s")
         asked.directory.keep("s", "a", Snapshot(1, 1, b"kept", b""))
-        a._lease.renew(time.monotonic() - 1.0)
+        a._member.lease.renew(time.monotonic() - 1.0)
         asked.directory.bury("a")
         with pytest.raises(SessionResumed):
             await b.ask("tick", "s", body(0))
         late = asyncio.ensure_future(a.ask("tick", "s", body(1)))
         done, _ = await asyncio.wait([late], timeout=0.1)
         assert not done, "it does not answer, and nobody has renewed its lease"
-        renewal = asyncio.create_task(a._renew())
+        renewal = asyncio.create_task(a._member.renew(a.table, a.listening))
         assert await late == body(1)
         renewal.cancel()
         assert (a.sessions, b.sessions) == ([], ["s"])
@@ -410,11 +398,11 @@ class TestPassedOn:
         await a.ask("start", "s")
         await b.ask("tick", "s", body(0))
         await a.listener.close()
-        await b._peers.close()
+        await b._member.peers.close()
         with pytest.raises(SessionLost) as lost:
             await b.ask("tick", "s", body(1))
         assert lost.value.details["reason"] == "owner_died"
-        assert not b._known
+        assert not b._routing._known
 
     async def test_a_replica_out_of_descriptors_does_not_take_its_peers_for_dead(
         self, replicas: Open, asked: Asked
@@ -460,7 +448,7 @@ class TestPassedOn:
             writer.close()
 
         (b,) = await replicas("b", share="none")
-        b._config = ActorConfig(agents=["agent"], tick_timeout_s=0.01)
+        b._routing._timeout_s = 1.01
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             asked.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
             with pytest.raises(Overloaded, match=r"no answer within 1.01 s.*may have been applied") as told:
@@ -473,7 +461,7 @@ class TestPassedOn:
     ) -> None:
         """It may be stopped, and go on; whether it is dead its lease tells."""
         (b,) = await replicas("b", share="none")
-        b._config = ActorConfig(agents=["agent"], tick_timeout_s=0.01)
+        b._routing._timeout_s = 1.01
         with contextlib.ExitStack() as stack:
             listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
             for _ in range(3):  # the kernel answers for the process until nothing more fits
@@ -487,14 +475,14 @@ class TestPassedOn:
 
     async def test_an_owners_own_deadline_is_told_as_it_is(self, replicas: Open) -> None:
         a, b = await replicas("ab", share="none")
-        a._table._shared.config = SessionConfig(tick_timeout_s=0.05)
+        a.table._shared.config = SessionConfig(tick_timeout_s=0.05)
 
         async def never(body: bytes) -> bytes:
             await asyncio.sleep(30)
             return body
 
         await a.ask("start", "s")
-        session = a._table.get("s")
+        session = a.table.get("s")
         assert session is not None
         session.actor.tick = never  # type: ignore[method-assign]
         with pytest.raises(DeadlineExceeded, match="the actor took longer") as told:
@@ -506,21 +494,21 @@ class TestPassedOn:
     ) -> None:
         a, b = await replicas("ab", share="none")
         await a.ask("start", "s")
-        b._secret = "another"
+        b._member._secret = "another"
         with pytest.raises(Overloaded, match="secret") as told:
             await b.ask("tick", "s", body(0))
         assert told.value.details == {"layer": "peer", "maybe_applied": False}
         assert "bury" not in asked.calls
-        await a._agree_on_secret()
-        await b._agree_on_secret(fresh=True)
+        await a._member.agree()
+        await b._member.agree(fresh=True)
         assert await b.ask("tick", "s", body(1)) == body(1)
         asked.directory = Directory(recovery_s=60.0)  # as after a restart
-        b._secret = "of a replica that starts just then"
+        b._member._secret = "of a replica that starts just then"
         with pytest.raises(DirectoryRecovering):
-            await b._agree_on_secret(fresh=True)
-        await a._agree_on_secret()
-        await b._agree_on_secret(fresh=True)
-        assert a.secret() == b.secret() == "between us"
+            await b._member.agree(fresh=True)
+        await a._member.agree()
+        await b._member.agree(fresh=True)
+        assert a._member.secret() == b._member.secret() == "between us"
 
 
 class Mover(Agent):
@@ -557,13 +545,12 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
     told: list[Any] = []
     agents = {"agent": type("Mover", (Mover,), {"told": told})}
     (a,) = await replicas("a", "none")
-    a._table._make_actor = AgentActorFactory(agents, {"mode": "serve"}, Services())
-    a._config = ActorConfig(agents=["agent"], drain_timeout_s=0.3)
+    a.table._make_actor = AgentActorFactory(agents, {"mode": "serve"}, Services())
     await a.ask("start", "s")
     for _ in range(3):
         await a.ask("tick", "s")
-    await a.drain()
-    ended = {name: count for name, count in a._runtime.recorder.summary().items() if name.startswith("sessions_ended")}
+    await Draining(a, a._routing.park, "application", 0.3).run()
+    ended = {name: count for name, count in a.runtime.recorder.summary().items() if name.startswith("sessions_ended")}
     if status in ("DELETING", "none"):
         assert told == [(3, True, "drained"), "drained"], "nobody is left to go on with it"
         assert "park" not in asked.calls
@@ -577,17 +564,16 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
 async def test_a_replica_counts_the_sessions_that_the_directory_forgot(
     replicas: Open, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brayx.cluster.replica.RENEW_S", 0.0)
+    monkeypatch.setattr("brayx.cluster.membership.RENEW_S", 0.0)
     (a,) = await replicas("a")
-    a._native = SimpleNamespace(open_to_peers=a.listening)
     now = time.monotonic()
     asked.directory._clock = lambda: now
     asked.directory.claim("s", "a")
     asked.directory.park("s", "a", Snapshot(1, 1, None, b"", exact=True))
     now += 700.0
-    renewal = asyncio.create_task(a._renew())
-    await until(lambda: "sessions_ended.lost" in a._runtime.recorder.summary())
+    renewal = asyncio.create_task(a._member.renew(a.table, a.listening))
+    await until(lambda: "sessions_ended.lost" in a.runtime.recorder.summary())
     calls = len(asked.calls)
     await until(lambda: len(asked.calls) > calls + 4)
     renewal.cancel()
-    assert a._runtime.recorder.summary()["sessions_ended.lost"] == 1
+    assert a.runtime.recorder.summary()["sessions_ended.lost"] == 1

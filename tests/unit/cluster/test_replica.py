@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
 from brayx.actor.moving import Snapshot
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
-from brayx.cluster.replica import ActorReplica, Peers
+from brayx.cluster.membership import Membership
+from brayx.cluster.peers import Peers
+from brayx.cluster.routing import Routing
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
 from brayx.metrics import Recorder
@@ -88,15 +90,15 @@ def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
     directory.claim("s", "me")
     kept = []
     keep = SimpleNamespace(remote=lambda *snapshot: kept.append(directory.keep(*snapshot)))
-    replica: Any = SimpleNamespace(  # what is needed of one: its constructor wants Serve
-        _owner="me", _runtime=SimpleNamespace(recorder=recorder), _directory=SimpleNamespace(keep=keep)
-    )
+    member = Membership(SimpleNamespace(keep=keep))
+    member.owner = "me"
+    routing = Routing(member, ActorConfig(agents=["agent"]), None, recorder)
     for actor, reply in ((MAX_SNAPSHOT_BYTES, None), (MAX_SNAPSHOT_BYTES - 1, b"x")):
-        ActorReplica._keep(replica, "s", Snapshot(1, 0, reply, bytes(actor)))
+        routing.keep("s", Snapshot(1, 0, reply, bytes(actor)))
     assert kept == [True, True]
     assert "snapshots_failed" not in recorder.summary()
     for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
-        ActorReplica._keep(replica, "s", Snapshot(2, 0, reply, bytes(actor)))
+        routing.keep("s", Snapshot(2, 0, reply, bytes(actor)))
         assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
     assert kept == [True, True], "what would be refused is not sent"
     assert recorder.summary()["snapshots_failed"] == 2

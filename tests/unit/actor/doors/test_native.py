@@ -30,8 +30,8 @@ from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets
 from brayx.actor.doors.native import HeldPort, Limits, Listener, check_shared_port
+from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.doors.tcp import TcpConnection
-from brayx.cluster.replica import NativePorts
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
@@ -639,9 +639,8 @@ def test_two_applications_are_told_that_they_have_the_same_tcp_port(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = ActorConfig(agents=["a"], native_port=None, tcp_port=free_port())
 
-    def ports(application: str) -> NativePorts:
-        replica: Any = service.table
-        return NativePorts(replica, DoorApp(service.table), config, application)
+    def ports(application: str) -> NativeDoors:
+        return NativeDoors(service.table, DoorApp(service.table), config, application)
 
     first, second, other = ports("mine"), ports("mine"), ports("another")
     service.run(first.open())
@@ -659,9 +658,8 @@ def test_two_applications_are_told_that_they_have_the_same_tcp_port(
 def test_an_idle_connection_is_closed_when_the_protocol_says(
     service: Native, idle_timeout_s: float, closed_after_s: float
 ) -> None:
-    replica: Any = service.table
     config = ActorConfig(agents=["a"], idle_timeout_s=idle_timeout_s)
-    ports = NativePorts(replica, DoorApp(service.table), config, "mine")
+    ports = NativeDoors(service.table, DoorApp(service.table), config, "mine")
     assert ports._limits.idle_s == closed_after_s
     protocol = Path(__file__).parents[4] / "docs/protocol.md"
     assert "without a request for 300 s, or for `idle_timeout_s` if that is longer, is closed" in protocol.read_text()

@@ -1,0 +1,88 @@
+"""The end of a replica: when Serve ends it, its sessions move to other replicas or finish within a deadline.
+
+Knows nothing of where a session goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from brayx.actor.moving import Park
+from brayx.actor.serving import ActorService
+from brayx.logs import limited
+
+logger = limited(__name__)
+
+_CHECK_S = 0.2
+_STATUS_S = 2.0
+
+
+class Draining:
+    """The drain of one replica.
+
+    Args:
+        service: its sessions and doors.
+        park: as of `Session.move`.
+        application: its name in Serve.
+        timeout_s: how long sessions that cannot be moved may go on.
+    """
+
+    def __init__(self, service: ActorService, park: Park, application: str, timeout_s: float) -> None:
+        self._service = service
+        self._park = park
+        self._application = application
+        self._timeout_s = timeout_s
+
+    async def run(self) -> None:
+        """Takes no new sessions and connections, moves what can be moved, and lets the rest finish for a while.
+
+        An application that is deleted keeps no replica that could take a session: there all may finish.
+        """
+        table = self._service.table
+        if table.is_shut:
+            return
+        table.is_shut = True
+        self._service.doors.shut()
+        deadline = time.monotonic() + self._timeout_s
+        while len(table) and time.monotonic() < deadline:
+            if not await _is_going(self._application):
+                table.move(self._park)
+            await asyncio.sleep(_CHECK_S)
+        await table.close("drained")
+
+    async def watch(self) -> None:
+        """Drains as soon as Serve ends this replica.
+
+        Serve calls a replica's own hook only when no request is under way: long after a WebSocket should know. So this
+        looks for the mark that Serve sets first; without it (a later version of Ray) the end comes at once.
+        """
+        while not _is_ending():  # noqa: ASYNC110 (Serve's mark, not an event)
+            await asyncio.sleep(_CHECK_S)
+        await self.run()
+
+
+def _is_ending() -> bool:
+    """Whether Serve is ending this process's replica: it sets a mark of its own, which nothing public shows."""
+    from ray._private.worker import global_worker
+
+    for actor in list(getattr(global_worker, "actors", {}).values()):
+        if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
+            return True
+    return False
+
+
+async def _is_going(application: str) -> bool:
+    """Whether Serve is deleting the application with all its replicas; False if Serve does not answer."""
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            of = (await asyncio.to_thread(serve.status)).applications.get(application)
+    except Exception as error:  # the controller is away: it has more ways to say so than are documented
+        logger.warning(
+            "Serve did not say whether the application is being deleted: %s: %s", type(error).__name__, error
+        )
+        return False
+    return of is None or of.status == ApplicationStatus.DELETING

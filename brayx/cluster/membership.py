@@ -1,0 +1,143 @@
+"""A replica's place in the session directory: its id, address and lease, and the secret that it shares with its peers.
+
+Knows nothing of where a request goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+from brayx.actor.lease import Lease
+from brayx.actor.moving import Snapshot
+from brayx.actor.table import SessionTable
+from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
+from brayx.cluster.peers import Peers
+from brayx.errors import BrayxError, Overloaded
+from brayx.logs import limited
+
+logger = limited(__name__)
+
+_ANSWER_S = 5.0
+_RETRY_S = 0.05
+
+
+class Membership:
+    """One replica as a member of its application.
+
+    Args:
+        directory: handle of the session directory.
+
+    Attributes:
+        owner: the replica's id.
+        address: URL where its peers reach it; empty before `join`.
+        lease: until when it may answer for its sessions.
+        peers: the way to them.
+    """
+
+    def __init__(self, directory: Any) -> None:
+        self.owner = uuid.uuid4().hex
+        self.address = ""
+        self.lease = Lease(0.0)
+        self.peers = Peers(self.secret)
+        self._directory = directory
+        self._secret = secrets.token_hex(32)
+        # Not the context of a request: Ray would cancel a call to the directory with the request whose client leaves,
+        # and the directory may have made the change.
+        self._context = contextvars.copy_context()
+
+    def secret(self) -> str:
+        """The secret by which the application's replicas recognise each other."""
+        return self._secret
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Calls the directory, again while it restarts, within a deadline.
+
+        Raises:
+            BrayxError: the directory's own typed error.
+            Overloaded: no answer came in time.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                while True:
+                    try:
+                        return await self._context.run(getattr(self._directory, method).remote, *args)
+                    except ActorUnavailableError:
+                        await asyncio.sleep(_RETRY_S)
+                    except RayTaskError as error:
+                        if not isinstance(error.cause, DirectoryRecovering):
+                            raise
+                        await asyncio.sleep(_RETRY_S)
+        except RayTaskError as error:
+            if isinstance(error.cause, BrayxError):
+                raise error.cause from None
+            raise
+        except (TimeoutError, RayActorError) as error:
+            raise Overloaded(
+                f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer="directory"
+            ) from error
+
+    def keep(self, session: str, snapshot: Snapshot) -> None:
+        """Hands a snapshot to the directory without waiting: the next one replaces it anyway."""
+        self._directory.keep.remote(session, self.owner, snapshot)
+
+    async def agree(self, *, fresh: bool = False) -> None:
+        """Agrees with the directory on the secret; ``fresh``: this replica has just started."""
+        agreed = await self.ask("secret", self._secret, fresh)
+        if agreed != self._secret:
+            self._secret = agreed
+            await self.peers.close()  # their connections have the one before
+
+    async def join(self, table: SessionTable) -> None:
+        """Gets the first lease; `address` is set."""
+        asked = time.monotonic()
+        self._renewed(table, await self.ask("renew", self.owner, self.address, []), asked)
+
+    async def renew(self, table: SessionTable, listen: Callable[[], Awaitable[str]]) -> None:
+        """Renews the lease until cancelled.
+
+        Args:
+            table: loses the sessions that the directory has given away.
+            listen: gives the address, which may change.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lease.wanted.wait(), RENEW_S)
+            self.lease.wanted.clear()
+            try:
+                self.address = await listen()
+                asked = time.monotonic()
+                renewal = await self.ask("renew", self.owner, self.address)
+                if renewal is None:  # the directory has restarted
+                    await self.agree()
+                    asked = time.monotonic()
+                    renewal = await self.ask("renew", self.owner, self.address, table.sessions)
+                self._renewed(table, renewal, asked)
+            except (BrayxError, RayTaskError, OSError) as error:
+                logger.warning("the session directory did not take the lease's renewal: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    def _renewed(self, table: SessionTable, renewal: Renewal, asked: float) -> None:
+        """Ends what is not this replica's any more, and counts the ends that no replica has counted.
+
+        Args:
+            table: this replica's.
+            renewal: the directory's answer.
+            asked: when the call was made, by `time.monotonic`: the directory's time starts later.
+        """
+        over_s = time.monotonic() - self.lease.ends
+        if over_s > 0 and self.lease.ends > 0:
+            message = "this replica's lease was over for %.1f s: it answered no request, and lost %d of its sessions"
+            logger.warning(message, over_s, len(renewal.lost))
+        table.lose(renewal.lost)
+        self.lease.renew(asked + LEASE_S)  # last: a request that has waited for it must find what is lost
+        if renewal.forgotten:
+            table.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")

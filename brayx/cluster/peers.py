@@ -1,0 +1,146 @@
+"""The way to other replicas of the application: connections, requests passed on, and how a dead replica is recognised.
+
+Knows nothing of sessions, nor of the session directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from brayx.actor.doors.http1 import FORWARDED_PREFIX, PEER, SECRET_HEADER
+from brayx.errors import BrayxError, ConnectFailed, DeadlineExceeded, Overloaded, TransportError, Unauthorized
+from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.transports.http import AsyncHttpTransport
+
+_PROBE_TIMEOUT_S = 2.0
+_MAX_IDLE = 64
+_DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
+"""A connection that fails so shows that the listener is gone, and so its process. Silence does not: a peer that is
+stopped, or that the network hides, may go on answering until its lease ends. Nor do errors of this node's own network.
+"""
+
+
+class PeerDied(Exception):
+    """Nothing listens any more at a replica's address."""
+
+
+class Peers:
+    """Idle connections to other replicas, by address.
+
+    Args:
+        secret: proves that this is a replica.
+        max_idle: connections kept open to each of them.
+    """
+
+    def __init__(self, secret: Callable[[], str], max_idle: int = _MAX_IDLE) -> None:
+        self._secret = secret
+        self._max_idle = max_idle
+        self._idle: dict[str, list[AsyncHttpTransport]] = {}
+
+    def knows(self, address: str) -> bool:
+        """Whether the replica there has answered, and not been found dead since."""
+        return address in self._idle
+
+    async def forward(self, address: str, request: StepRequest, timeout_s: float) -> bytes | BrayxError:
+        """What the replica there answers to a request.
+
+        Raises:
+            PeerDied: it is dead.
+            Overloaded: it could not be asked.
+        """
+        transport = self.take(address)
+        try:
+            answer: bytes | BrayxError = await _step(transport, address, request, timeout_s)
+        except TransportError as error:
+            await transport.close()
+            sent = not isinstance(error, ConnectFailed)
+            if _shows_death(await _cannot_connect(address) if sent else error.__cause__):
+                await self.drop(address)
+                raise PeerDied from error
+            # Not as it is: the codes of transports are those of the client's own connection.
+            raise Overloaded(
+                f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
+                f"the request {'may have been' if sent else 'was not'} applied; try again",
+                layer=PEER,
+                maybe_applied=sent,
+            ) from error
+        except BrayxError as error:
+            answer = error
+            if isinstance(error, Unauthorized) and error.details.get("layer") == PEER:
+                await transport.close()
+                raise Overloaded(
+                    "this replica and its peer have not agreed on a secret yet; try again",
+                    layer=PEER,
+                    maybe_applied=False,
+                ) from error
+        except BaseException:
+            await transport.close()
+            raise
+        await self.put_back(address, transport)
+        return answer
+
+    def take(self, address: str) -> AsyncHttpTransport:
+        """An idle connection, or a new one."""
+        idle = self._idle.get(address)
+        return idle.pop() if idle else self._open(f"{address}{FORWARDED_PREFIX}")
+
+    def _open(self, url: str) -> AsyncHttpTransport:
+        return AsyncHttpTransport(Endpoint.parse(url), {SECRET_HEADER: self._secret()})
+
+    async def put_back(self, address: str, transport: AsyncHttpTransport) -> None:
+        """Keeps a connection for the next request, or closes it if enough are kept."""
+        idle = self._idle.setdefault(address, [])
+        if len(idle) < self._max_idle:
+            idle.append(transport)
+        else:
+            await transport.close()
+
+    async def tell(self, address: str, prefix: str, message: StepRequest) -> None:
+        """Sends a message to a replica at ``prefix`` (`LEFT_PREFIX` or `ENDED_PREFIX`), over a new connection."""
+        transport = self._open(f"{address}{prefix}")
+        try:
+            await transport.step(message, _PROBE_TIMEOUT_S)
+        finally:
+            await transport.close()
+
+    async def drop(self, address: str) -> None:
+        """Closes the connections to a replica that is gone."""
+        for transport in self._idle.pop(address, ()):
+            await transport.close()
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for address in list(self._idle):
+            await self.drop(address)
+
+
+async def _step(transport: AsyncHttpTransport, address: str, request: StepRequest, timeout_s: float) -> bytes:
+    """As `AsyncHttpTransport.step`; its own deadline is a `TransportError`, the owner's stays as it is."""
+    try:
+        return await transport.step(request, timeout_s)
+    except DeadlineExceeded as error:
+        if error.details.get("url") != f"{address}{FORWARDED_PREFIX}":
+            raise
+        late = TimeoutError(f"no answer within {timeout_s:g} s")
+        raise (ConnectFailed if error.details["layer"] == "connect" else TransportError)(str(late)) from late
+
+
+async def _cannot_connect(address: str) -> OSError | None:
+    """Why a peer takes no connection; None: it does. One that broke does not show whether its process lives."""
+    url = urlsplit(address)
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(url.hostname, url.port)
+    except OSError as error:
+        return error
+    writer.close()
+    return None
+
+
+def _shows_death(error: BaseException | None) -> bool:
+    """Whether a connection failed because nothing listens there any more."""
+    return isinstance(error, OSError) and error.errno in _DEAD

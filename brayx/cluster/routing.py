@@ -1,0 +1,256 @@
+"""Requests for sessions that do not run on this replica: where their sessions are, and the way there.
+
+A replica that gets a request for a session of another asks the session directory and passes the request on. If the
+owner is dead, this replica takes the session up from its snapshot, or its client hears of the loss, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
+
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX
+from brayx.actor.ends import BETWEEN, may_be_repeat
+from brayx.actor.holders import HOLDER_MARK
+from brayx.actor.moving import Snapshot
+from brayx.actor.ownership import Ownership
+from brayx.actor.service import Reply, into
+from brayx.actor.table import SessionTable
+from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location
+from brayx.cluster.membership import Membership
+from brayx.cluster.peers import PeerDied
+from brayx.errors import BrayxError, Overloaded, QueueFull, SessionLost, SessionUnknown
+from brayx.gamecore.auth import Keys
+from brayx.gamecore.protocol import StepKind, StepRequest, game_of
+from brayx.logs import limited
+from brayx.metrics import Recorder
+
+logger = limited(__name__)
+
+_MAX_WAITING = 4096
+_MAX_KNOWN = 16384
+
+
+class Routing(Ownership):
+    """The sessions that a replica shares with others through the directory.
+
+    Args:
+        member: the replica's place in the directory.
+        config: the actor's options.
+        keys: that requests are signed with; None: every client is let in.
+        recorder: where requests passed on are counted.
+
+    Attributes:
+        table: the replica's own sessions; set before the first request.
+    """
+
+    shared = True
+    table: SessionTable
+
+    def __init__(self, member: Membership, config: ActorConfig, keys: Keys | None, recorder: Recorder) -> None:
+        super().__init__(member.lease)
+        self._member = member
+        self._keys = keys
+        self._recorder = recorder
+        self._together = config.share == "game"
+        self._timeout_s = config.tick_timeout_s + 1.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: OrderedDict[str, Location] = OrderedDict()
+
+    async def claim(self, session: str) -> None:
+        """See `Ownership.claim`."""
+        if await self._member.ask("claim", session, self._member.owner, self._together) is not None:
+            raise _gone_elsewhere(session)
+
+    async def release(self, session: str, reason: str) -> None:
+        """See `Ownership.release`."""
+        await self._member.ask("release", session, self._member.owner, reason)
+
+    def keep(self, session: str, snapshot: Snapshot) -> None:
+        """See `Ownership.keep`. A snapshot too large for the directory is counted here: its answer is not awaited."""
+        size = len(snapshot.actor) + len(snapshot.kept or b"")
+        if size > MAX_SNAPSHOT_BYTES:
+            self._recorder.add("snapshots_failed", 1.0)
+            logger.warning(
+                "session %s: no snapshot: it has %d bytes, at most %d are kept", session, size, MAX_SNAPSHOT_BYTES
+            )
+            return
+        self._member.keep(session, snapshot)
+
+    async def park(self, session: str, snapshot: Snapshot) -> None:
+        """Hands a session over, see `Session.move`."""
+        await self._member.ask("park", session, self._member.owner, snapshot)
+
+    def hand_on(self, request: StepRequest, reply: Reply) -> None:
+        """See `Ownership.hand_on`."""
+        self._answer(self._elsewhere(request, reply), request, reply)
+
+    def notify(self, holder: str, reason: str) -> None:
+        """See `Ownership.notify`. A connection that this does not reach gets the error with its next request."""
+        address = holder.partition(HOLDER_MARK)[0]
+        # After a move the connection goes on: its next request is forwarded to the session's new owner.
+        if reason not in ("moved", "error") and address != self._member.address and len(self._tasks) < _MAX_WAITING:
+            self._run(self._notify(address, holder, reason))
+
+    async def _notify(self, address: str, holder: str, reason: str) -> None:
+        message = StepRequest(StepKind.CALL, "", reason.encode(), holder=holder)
+        try:
+            await self._member.peers.tell(address, ENDED_PREFIX, message)
+        except BrayxError as error:
+            logger.info("could not tell a connection of another replica that it lost its session: %s", error)
+
+    async def disconnect(self, session: str, holder: str, for_good: bool) -> None:
+        """Tells the owner of a session that the session's connection, which was here, is gone."""
+        try:
+            found = await self._member.ask("locate", session, "", True)
+            if isinstance(found, Location) and found.owner != self._member.owner:
+                left = StepRequest(StepKind.STOP, session, b"1" if for_good else b"", holder=holder)
+                await self._member.peers.tell(found.address, LEFT_PREFIX, left)
+        except BrayxError as error:
+            logger.info("session %s: could not tell its owner that the connection broke: %s", session, error)
+
+    def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
+        """Answers a request that is not for a session of this replica; ``forwarded``: a peer passed it on."""
+        if request.kind is StepKind.START and self._together and game_of(request.session) and not self.table.is_shut:
+            self._answer(self._start_in_game(request, reply, forwarded), request, reply)
+        elif request.kind is StepKind.START or forwarded:
+            self.table.submit(request, reply)
+        else:
+            self.hand_on(request, reply)
+
+    def _answer(self, work: Coroutine[Any, Any, None], request: StepRequest, reply: Reply) -> None:
+        """Answers a request in a task of its own, whatever goes wrong."""
+        if len(self._tasks) >= _MAX_WAITING:
+            work.close()
+            reply(QueueFull(f"{_MAX_WAITING} requests wait for other replicas, at most as many may"))
+            return
+
+        async def answer() -> None:
+            try:
+                await work
+            except BrayxError as error:
+                reply(error)
+            except Exception as error:
+                logger.exception("session %s: the %s could not be passed on", request.session, request.kind.value)
+                reply(Overloaded(f"the {request.kind.value} could not be passed on: {type(error).__name__}"))
+
+        self._run(answer())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
+        """Finds out which replica has a session that is not here, and has the request answered."""
+        known = self._known.pop(request.session, None)
+        found = await self._locate(request) if known is None else known
+        if isinstance(found, Snapshot):
+            self.table.resume(request.session, found, request, reply)
+        elif found is None or found.owner == self._member.owner:
+            self.table.submit(request, reply)
+        else:
+            began = time.perf_counter()
+            answer = await self._forward(found, request)
+            if not isinstance(answer, BrayxError):
+                self._recorder.add("ticks_forwarded", 1.0)
+                self._recorder.add("forwarded_seconds", time.perf_counter() - began)
+                if request.kind is StepKind.TICK and self._member.peers.knows(found.address):
+                    self._remember(request.session, found)
+            if not again and isinstance(answer, BrayxError) and _has_left(answer):
+                await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
+            else:
+                reply(answer)
+
+    def _remember(self, session: str, location: Location) -> None:
+        """Where a session's last tick was answered: the next one goes there without a call to the directory."""
+        self._known[session] = location
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _locate(self, request: StepRequest) -> Location | Snapshot | None:
+        """Where a request's session is; this replica takes a session whose replica is gone.
+
+        This replica does not take it if it takes no more sessions, or has just ended that session itself.
+        """
+        table = self.table
+        taker = "" if table.is_shut or table.is_ending(request.session) else self._member.owner
+        found: Location | Snapshot | None = await self._member.ask(
+            "locate", request.session, taker, may_be_repeat(request)
+        )
+        return found
+
+    async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:
+        """Starts a session of a game here if no other replica has the game, else there.
+
+        The claim decides, so that of sessions that start at the same time on several replicas one is the first. The
+        table claims the session once more, as any; only if an end came between has it lost the game by then.
+        """
+        found: Location | None = await self._member.ask("claim", request.session, self._member.owner, True)
+        if found is None:
+            await self._start_here(request, reply)
+        elif forwarded:
+            reply(_gone_elsewhere(request.session))
+        else:
+            answer = await self._forward(found, request)
+            if not again and isinstance(answer, BrayxError) and answer.details.get("layer") == BETWEEN:
+                await self._start_in_game(request, reply, forwarded, again=True)
+            else:
+                reply(answer)
+
+    async def _start_here(self, request: StepRequest, reply: Reply) -> None:
+        """Starts a session whose id, and so whose game, is this replica's already."""
+        self.table.submit(request, reply)
+        if request.session not in self.table:
+            await self.release(request.session, "stop")
+
+    async def _forward(self, location: Location, request: StepRequest) -> bytes | BrayxError:
+        """What the owner answers.
+
+        Raises:
+            Overloaded: it could not be asked.
+        """
+        if self._keys is not None:
+            request = self._keys.renewed(request, time.time())
+        try:
+            return await self._member.peers.forward(location.address, request, self._timeout_s)
+        except PeerDied:
+            await self._member.ask("bury", location.owner)
+        return await self._after_burial(request)
+
+    async def _after_burial(self, request: StepRequest) -> bytes | BrayxError:
+        """The owner is dead: the session resumes here from its snapshot, or its client hears of the loss, once.
+
+        A start takes over the game, and what is left of it.
+        """
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        reply = into(answer)
+        if request.kind is StepKind.START:
+            await self._start_in_game(request, reply, False)
+        else:
+            found = await self._locate(request)
+            if isinstance(found, Location):
+                return await self._forward(found, request)  # a third replica was quicker
+            if found is None:
+                self.table.submit(request, reply)
+            else:
+                self.table.resume(request.session, found, request, reply)
+        try:
+            return await answer
+        except BrayxError as error:
+            return error
+
+
+def _gone_elsewhere(session: str) -> BrayxError:
+    return Overloaded(f"the game of session {session!r} has gone to another replica; try again", layer=BETWEEN)
+
+
+def _has_left(error: BrayxError) -> bool:
+    """Whether an owner says that a session is not its own, or not any more."""
+    if isinstance(error, SessionLost):
+        return error.details.get("reason") == "lost"
+    return isinstance(error, SessionUnknown) or error.details.get("layer") == BETWEEN
