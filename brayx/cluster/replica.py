@@ -87,7 +87,7 @@ class ActorReplica(GrpcDoor, ActorService):
         handles: Mapping[str, Any],
         asks_for_keys: bool = True,
     ) -> None:
-        keys = Keys.configured(config.keys_file, config.key_window_s) if asks_for_keys else None
+        keys = self._keys = Keys.configured(config.keys_file, config.key_window_s) if asks_for_keys else None
         runtime = self._replica = await build(handles)
         found = create_directory(directory)
         await check_directory(directory, found)
