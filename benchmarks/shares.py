@@ -29,7 +29,12 @@ LAYERS = {
     "batcher, model": ("brayx/model/",),
     "metrics": ("brayx/metrics.py", "brayx/cluster/prometheus.py", "brayx/cluster/hub.py"),
     "JSON": ("(json/",),
-    "actor, agent, sampling": ("brayx/actor/actor.py", "brayx/actor/agent.py", "gym_agent.py", "brayx/actor/decode.py"),
+    "actor, agent, sampling": (
+        "brayx/actor/agent_actor.py",
+        "brayx/actor/agent.py",
+        "gym_agent.py",
+        "brayx/actor/decode.py",
+    ),
     "session table": (
         "brayx/actor/session.py",
         "brayx/actor/table.py",

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of

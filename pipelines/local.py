@@ -109,8 +109,8 @@ class _Training:
     ) -> None:
         import torch
 
-        from brayx.actor.actor import AgentActorFactory
         from brayx.actor.agent import Services
+        from brayx.actor.agent_actor import AgentActorFactory
         from brayx.actor.games import Games
         from brayx.actor.parts import agents_of, codec_of
         from brayx.actor.serving import Runtime

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of

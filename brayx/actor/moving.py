@@ -5,16 +5,19 @@ Pure asyncio; knows nothing of who keeps a snapshot.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, SessionResumed
+from brayx.gamecore.protocol import StepRequest
 from brayx.logs import limited
 from brayx.metrics import Recorder
 
 if TYPE_CHECKING:
     from brayx.actor.ownership import Ownership
+    from brayx.actor.service import Reply
     from brayx.actor.session import Session
 
 logger = limited(__name__)
@@ -80,3 +83,14 @@ async def hand_over(session: Session, park: Park) -> None:
         logger.warning("session %s: it could not be moved: %s", session.id, error)
         return
     session.end("moved")
+
+
+def go_on(session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+    """Takes the request that brought a session back; it gets `SessionResumed` if ticks may be lost."""
+    if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
+        # Nothing is lost: at most its client has no reply to the last tick in the snapshot, and sends it again.
+        session.inbox.appendleft((request, reply, time.monotonic(), None))
+    else:
+        following = snapshot.seq or snapshot.tick
+        message = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"
+        reply(SessionResumed(message, tick=following))

@@ -6,11 +6,18 @@ session directory. Pure asyncio; knows nothing of Ray.
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 from brayx.actor.ends import over
 from brayx.actor.lease import Lease
 from brayx.actor.moving import Snapshot
 from brayx.actor.service import Reply
-from brayx.gamecore.protocol import StepRequest
+from brayx.errors import Overloaded
+from brayx.gamecore.protocol import StepKind, StepRequest
+
+if TYPE_CHECKING:
+    from brayx.actor.session import Session
 
 
 class Ownership:
@@ -40,6 +47,32 @@ class Ownership:
 
     def keep(self, session: str, snapshot: Snapshot) -> None:
         """Keeps a snapshot, from which another process can resume the session."""
+
+    async def may_answer(self, session: Session, request: StepRequest, reply: Reply) -> bool:
+        """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.
+
+        The request is answered then: by the process that has the session, or by an error.
+        """
+        unanswered, session.unanswered = session.unanswered, True
+        try:
+            async with asyncio.timeout(session.shared.config.tick_timeout_s):
+                await self.lease.held()
+        except TimeoutError:
+            message = f"session {session.id!r}: this replica's lease has not been renewed"
+            message += "; the request may have been applied; try again"
+            reply(Overloaded(message, layer="directory", maybe_applied=True))
+            return False
+        except asyncio.CancelledError as error:
+            session.failed(error, reply)
+        finally:
+            session.unanswered = unanswered
+        if session.ended != "lost":
+            return True
+        if request.kind is StepKind.START:
+            reply(over(session.id, request.kind.value, session.ended))
+        else:
+            self.hand_on(request, reply)
+        return False
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:
         """Has a tick or stop answered by the process that has taken the session over."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from brayx.actor.actor import Codec
 from brayx.actor.agent import Agent
+from brayx.actor.agent_actor import Codec
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
 from brayx.components import load
 

@@ -21,7 +21,7 @@ from brayx.actor.config import SessionConfig
 from brayx.actor.deadlines import Deadline
 from brayx.actor.ends import Ends, over
 from brayx.actor.holders import Holders
-from brayx.actor.moving import Park, Position, Snapshot
+from brayx.actor.moving import Park, Position
 from brayx.actor.ownership import Ownership
 from brayx.actor.service import Reply
 from brayx.actor.tick_times import TickTimes
@@ -31,7 +31,6 @@ from brayx.errors import (
     BrayxError,
     DeadlineExceeded,
     OutOfSequence,
-    Overloaded,
     QueueFull,
     SessionLost,
     SessionUnknown,
@@ -87,6 +86,7 @@ class Session:
         holder: name of the connection that holds it; empty: none does. None: unknown, the first one that asks gets it.
 
     Attributes:
+        actor, task, context: set before the session is served.
         inbox: requests that wait.
         began: when the actor's call under way began, by `time.monotonic`; 0: none is under way.
         timed_out: the call under way is cancelled, because it took too long.
@@ -98,33 +98,6 @@ class Session:
         seq: number of the next numbered tick.
         kept: reply to the numbered tick before; a repeat gets it.
     """
-
-    __slots__ = (
-        "_deadline",
-        "_lease",
-        "_max_waiting",
-        "_park",
-        "_shared",
-        "_snapshot_every",
-        "_times",
-        "_wake",
-        "actor",
-        "announced",
-        "began",
-        "context",
-        "ended",
-        "holder",
-        "id",
-        "inbox",
-        "kept",
-        "last_seen",
-        "left_at",
-        "seq",
-        "task",
-        "ticks",
-        "timed_out",
-        "unanswered",
-    )
 
     actor: Actor
     context: Context
@@ -144,9 +117,10 @@ class Session:
         self.ticks = 0
         self.seq = 0
         self.kept: bytes | None = None
-        self._shared = shared
+        self.shared = shared
         self._max_waiting = shared.max_waiting
         self._times = shared.times
+        self._ownership = shared.ownership
         self._lease = shared.ownership.lease
         self._snapshot_every = shared.config.snapshot_every if shared.ownership.shared else 0
         self._deadline = Deadline(self, shared) if shared.config.tick_deadline_ms is not None else None
@@ -191,7 +165,7 @@ class Session:
             if len(self.inbox) >= self._max_waiting and not self._make_room():
                 return self._queue_full()
             holder, self.holder = self.holder, request.holder
-            self._shared.holders.notify(holder, "taken")
+            self.shared.holders.notify(holder, "taken")
         return None
 
     def _in_sequence(self, seq: int) -> bool:
@@ -210,7 +184,7 @@ class Session:
             if answered is not None:
                 continue
             if self.ended == "lost":
-                self._shared.ownership.hand_on(request, reply)
+                self.shared.ownership.hand_on(request, reply)
             else:
                 ends.given(request, self.ended)
                 reply(over(self.id, request.kind.value, self.ended))
@@ -238,7 +212,7 @@ class Session:
         """Ends the session once; its task tells the actor, after the request under way."""
         if not self.ended:
             self.ended = reason
-            self._shared.on_end(self)
+            self.shared.on_end(self)
             self.rouse()
 
     async def serve(self) -> None:
@@ -272,7 +246,7 @@ class Session:
     async def _tick(self, request: StepRequest, reply: Reply, arrived: float) -> None:
         seq = request.seq
         if seq is not None and seq != self.seq:
-            if _now() <= self._lease.ends or await self.may_answer(request, reply):
+            if _now() <= self._lease.ends or await self._ownership.may_answer(self, request, reply):
                 self.out_of_turn(seq, reply)
             return
         began = _now()
@@ -282,7 +256,7 @@ class Session:
             try:
                 answer = await self.actor.tick(request.body)
             except BaseException as error:
-                self._failed(self._typed(error, "tick"), reply)
+                self.failed(self._typed(error, "tick"), reply)
                 return
             finally:
                 self._done()
@@ -294,7 +268,7 @@ class Session:
         self.advance(seq, answer)
         ended = self.last_seen
         self._times.add(arrived, began, ended)
-        if ended > self._lease.ends and not await self.may_answer(request, reply):
+        if ended > self._lease.ends and not await self._ownership.may_answer(self, request, reply):
             return
         reply(answer)
         if self._snapshot_every and self.ticks % self._snapshot_every == 0:
@@ -317,17 +291,13 @@ class Session:
     async def keep_snapshot(self, at: Position, ticks: int = 1) -> None:
         """Keeps a snapshot if one is due at one of the last ``ticks`` ticks before ``at``, where the actor is now."""
         if self._snapshot_every and at.tick % self._snapshot_every < ticks:
-            await moving.keep_snapshot(self, at, self._shared.ownership, self._shared.recorder)
-
-    def resume_at(self, snapshot: Snapshot) -> None:
-        """Takes over where a snapshot's session was."""
-        self.ticks, self.seq, self.kept = snapshot.tick, snapshot.seq, snapshot.kept
+            await moving.keep_snapshot(self, at, self.shared.ownership, self.shared.recorder)
 
     def out_of_turn(self, seq: int, reply: Reply) -> None:
         """Answers a numbered tick that is not the next one: a repeat of the last one gets that one's reply."""
         if seq == self.seq - 1 and self.kept is not None:
             self.last_seen = _now()
-            self._shared.recorder.add("ticks_repeated", 1.0)
+            self.shared.recorder.add("ticks_repeated", 1.0)
             reply(self.kept)
         else:
             message = f"tick {seq} of session {self.id!r} is out of sequence, expected {self.seq}"
@@ -337,39 +307,12 @@ class Session:
         answer = await self.run(self.actor.stop(request.body), "stop", reply)
         if answer is None:
             return
-        if _now() > self._lease.ends and not await self.may_answer(request, reply):
+        if _now() > self._lease.ends and not await self._ownership.may_answer(self, request, reply):
             self.end("error")  # its agents have had the stop
             return
         self.end("stop")
-        await self._shared.free_id(self.id, "stop")
+        await self.shared.free_id(self.id, "stop")
         reply(answer)
-
-    async def may_answer(self, request: StepRequest, reply: Reply) -> bool:
-        """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.
-
-        The request is answered then: by the process that has the session, or by an error.
-        """
-        unanswered, self.unanswered = self.unanswered, True
-        try:
-            async with asyncio.timeout(self._shared.config.tick_timeout_s):
-                await self._lease.held()
-        except TimeoutError:
-            message = (
-                f"session {self.id!r}: this replica's lease has not been renewed; the request may have been applied"
-            )
-            reply(Overloaded(f"{message}; try again", layer="directory", maybe_applied=True))
-            return False
-        except asyncio.CancelledError as error:
-            self._failed(error, reply)
-        finally:
-            self.unanswered = unanswered
-        if self.ended != "lost":
-            return True
-        if request.kind is _START:
-            reply(over(self.id, request.kind.value, self.ended))
-        else:
-            self._shared.ownership.hand_on(request, reply)
-        return False
 
     async def run(self, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
         """Runs one call of the actor; None: it failed, and ``reply`` has the error.
@@ -379,7 +322,7 @@ class Session:
         try:
             return await self.guard(work, kind)
         except (BrayxError, asyncio.CancelledError) as error:
-            self._failed(error, reply)
+            self.failed(error, reply)
             return None
 
     async def guard(self, work: Awaitable[T], kind: str) -> T:
@@ -404,7 +347,8 @@ class Session:
             self.timed_out = False
             self.task.uncancel()
 
-    def _failed(self, error: BaseException, reply: Reply) -> None:
+    def failed(self, error: BaseException, reply: Reply) -> None:
+        """Answers a request whose call of the actor failed, and ends the session; a cancelled task stays cancelled."""
         if not isinstance(error, BrayxError):
             reply(SessionLost(f"session {self.id!r} was ended here: drained", reason="drained"))
             raise error
@@ -416,7 +360,7 @@ class Session:
         """The actor's exception as a typed error; the cancelling of the session's task stays as it is."""
         if isinstance(error, asyncio.CancelledError):
             if self.timed_out:
-                timeout_s = self._shared.config.tick_timeout_s
+                timeout_s = self.shared.config.tick_timeout_s
                 message = f"the actor took longer than {timeout_s} s for {kind} of session {self.id!r}"
                 return DeadlineExceeded(message, layer="actor")
             return error if is_cancelled() else AgentError(f"the actor raised in {kind}: CancelledError")
@@ -424,4 +368,4 @@ class Session:
 
     def client_error(self, error: BaseException, what: str) -> BrayxError:
         """The error that a client gets for an exception in its session; ``what`` says what failed."""
-        return report(error, what, f"session {self.id}", show_text=bool(self._shared.config.show_errors))
+        return report(error, what, f"session {self.id}", show_text=bool(self.shared.config.show_errors))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from brayx.actor import moving
 from brayx.actor.actor import Actor
 from brayx.actor.calls import Calls
 from brayx.actor.config import SessionConfig
@@ -24,7 +25,7 @@ from brayx.actor.ownership import Ownership
 from brayx.actor.service import Reply, Service
 from brayx.actor.session import Session, Shared
 from brayx.actor.tick_times import TickTimes
-from brayx.errors import BrayxError, ProtocolError, ServiceFull, SessionExists, SessionLost, SessionResumed
+from brayx.errors import BrayxError, ProtocolError, ServiceFull, SessionExists, SessionLost
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limited
 from brayx.metrics import Recorder
@@ -155,8 +156,9 @@ class SessionTable(Service):
         elif len(self._sessions) >= most:
             reply(ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {most}"))
         elif len(self._living) >= 2 * most:
-            late = len(self._living) - len(self._sessions)
-            reply(ServiceFull(f"{late} sessions of this replica are ending, at most {most} may"))
+            reply(
+                ServiceFull(f"{len(self._living) - len(self)} sessions of this replica are ending, at most {most} may")
+            )
         else:
             session = Session(name, self._shared, announced=request.seq is not None, holder=request.holder)
             self._enter(session, lambda entered: self._open(entered, request, reply))
@@ -171,20 +173,19 @@ class SessionTable(Service):
                 that may not touch the session brings it back all the same, for its holder.
             reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
-        running = self._sessions.get(name)
-        if running is not None:
-            running.take(request, reply)
+        if name in self._sessions:
+            self.submit(request, reply)
             return
         if self._closed:
             reply(over(name, request.kind.value, "moved"))
             return
         holder = (request.holder or None) if snapshot.holder is None else snapshot.holder
         session = Session(name, self._shared, announced=snapshot.announced, holder=holder)
-        session.resume_at(snapshot)
-        first: StepRequest | None = request
-        if request.holder != holder and (refusal := session.take_over(request)) is not None:
+        session.ticks, session.seq, session.kept = snapshot.tick, snapshot.seq, snapshot.kept
+        refusal = session.take_over(request) if request.holder != holder else None
+        if refusal is not None:
             reply(refusal)
-            first = None
+        first = request if refusal is None else None
         self._enter(session, lambda entered: self._restore(entered, snapshot, first, reply))
 
     def _enter(self, session: Session, opening: Opening) -> None:
@@ -241,7 +242,7 @@ class SessionTable(Service):
             return False
         self._opened(session, actor)
         self.recorder.add("sessions_started", 1.0)
-        if time.monotonic() <= self._ownership.lease.ends or await session.may_answer(request, reply):
+        if time.monotonic() <= self._ownership.lease.ends or await self._ownership.may_answer(session, request, reply):
             reply(answer)
         return True
 
@@ -263,15 +264,8 @@ class SessionTable(Service):
             return False
         self._opened(session, actor)
         self.recorder.add("sessions_resumed", 1.0)
-        if request is None:
-            return True
-        if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
-            # Nothing is lost: at most its client has no reply to the last tick in the snapshot, and sends it again.
-            session.inbox.appendleft((request, reply, time.monotonic(), None))
-        else:
-            following = snapshot.seq or snapshot.tick
-            message = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"
-            reply(SessionResumed(message, tick=following))
+        if request is not None:
+            moving.go_on(session, snapshot, request, reply)
         return True
 
     def _opened(self, session: Session, actor: Actor) -> None:

@@ -36,8 +36,8 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from brayx import errors
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor

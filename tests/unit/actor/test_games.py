@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brayx.actor.actor import AgentActor, AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.games import Games, Seat, SharedState
 from brayx.actor.moving import Snapshot

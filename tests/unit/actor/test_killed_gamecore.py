@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection, WebSockets

@@ -21,8 +21,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, SessionConfig
 from brayx.actor.games import Games
 from brayx.actor.moving import Snapshot

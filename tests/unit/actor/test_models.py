@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from brayx.actor.actor import AgentActorFactory
 from brayx.actor.agent import Agent, Services, forward, pinned, push, record
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.games import Games
 from brayx.engines import build_engine
 from brayx.errors import ShapeMismatch, VersionUnknown

@@ -95,13 +95,13 @@ def test_the_cpu_clock_interpolates_between_samples_and_holds_outside_them() -> 
 
 def test_a_sample_of_a_training_counts_for_its_part() -> None:
     loop = "_run (brayx/local/host.py:1);LocalService.submit (brayx/actor/session.py:1)"
-    agent = f"{loop};AgentActor.tick (brayx/actor/actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
+    agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
     assert training_parts.shares(
         [
             f"{loop} 2",
             f"{agent} 1",
             f"{agent};LocalModel.forward (brayx/model/local.py:1) 4",
-            f"{loop};AgentActor._on_episode (brayx/actor/actor.py:2);GymAgent.on_episode (gym_agent.py:2) 1",
+            f"{loop};AgentActor._on_episode (brayx/actor/agent_actor.py:2);GymAgent.on_episode (gym_agent.py:2) 1",
         ]
     ) == {"door and session": 0.25, "agent": 0.125, "forward": 0.5, "fragments": 0.125}
 
@@ -135,7 +135,7 @@ def test_a_sample_counts_for_its_innermost_known_frame() -> None:
         f"{loop} 2",
         f"{loop};TcpConnection.data_received (brayx/actor/doors/tcp.py:37) 3",
         f"{loop};Listener._flush (brayx/actor/doors/native.py:9);Connection.flush (brayx/actor/doors/native.py:8) 1",
-        f"{loop};Session._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/actor.py:1);f (lib.py:1) 2",
+        f"{loop};Session._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/agent_actor.py:1);f (l.py:1) 2",
         "thread (0x8): brayx-export;Exporter._run (brayx/cluster/prometheus.py:1) 50",
     ]
     assert shares.shares(stacks) == {

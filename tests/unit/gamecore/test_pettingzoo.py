@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, parallel_api_test
 
-from brayx.actor.actor import Actor, AgentActorFactory
+from brayx.actor.actor import Actor
 from brayx.actor.agent import Agent, Services, State
+from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.table import SessionTable

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brayx.actor.actor import AgentActor, AgentActorFactory
 from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.components import load
 from brayx.errors import BadBody
 from brayx.metrics import Recorder

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
-from brayx.actor.actor import AgentActor, AgentActorFactory, Codec
 from brayx.actor.agent import Agent, Services, State, record
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory, Codec
 from brayx.errors import AgentError, BadBody, BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.metrics import Kind
 from brayx.metrics import Recorder as MetricsRecorder

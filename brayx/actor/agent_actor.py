@@ -1,0 +1,431 @@
+"""`AgentActor`, the actor that answers with agents, and how it reads and writes bodies.
+
+It turns bodies into states and states into episodes. It knows nothing of how many sessions there are, of doors, or of
+time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from brayx.actor.actor import Actor, is_cancelled
+from brayx.actor.agent import Agent, Services, State
+from brayx.actor.games import Games, Seat
+from brayx.actor.models import Arms, Carried, SessionModels
+from brayx.errors import (
+    AgentError,
+    BadBody,
+    BrayxError,
+    DeadlineExceeded,
+    ModelError,
+    Overloaded,
+    first_line,
+    raised_at,
+)
+from brayx.faults import AGENTS_LOGGER
+from brayx.gamecore.protocol import game_of
+from brayx.logs import limited, one_line
+
+logger = limited(__name__)
+_agents_logger = limited(AGENTS_LOGGER)
+
+_MOST_KEPT = 10_000
+_LAST_WORD_S = 1.0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How bodies become ``state.input`` and ``state.output`` becomes a reply.
+
+    Attributes:
+        kind: ``json``, ``proto`` or None for raw bytes.
+        tick_input, tick_output: message classes for ``proto``.
+    """
+
+    kind: Literal["json", "proto"] | None = "json"
+    tick_input: Callable[[], Message] | None = None
+    tick_output: Callable[[], Message] | None = None
+
+    def decode(self, body: bytes) -> Any:
+        """The value a body holds; an empty JSON body is None.
+
+        Raises:
+            BadBody: it does not parse.
+        """
+        if self.kind == "json":
+            if not body:
+                return None
+            try:
+                return json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise BadBody(f"body is not JSON: {error}; it starts with {body[:40]!r}") from None
+        if self.kind == "proto" and self.tick_input is not None:
+            message = self.tick_input()
+            try:
+                message.ParseFromString(body)
+            except DecodeError as error:
+                raise BadBody(f"body is not a {message.DESCRIPTOR.full_name} message: {error}") from None
+            return message
+        return body
+
+    def empty(self) -> Any:
+        """What ``state.output`` starts as."""
+        if self.kind == "json":
+            return {}
+        if self.kind == "proto" and self.tick_output is not None:
+            return self.tick_output()
+        return b""
+
+    def encode(self, output: Any) -> bytes:
+        """The reply for an output.
+
+        Raises:
+            AgentError: the agents left something that cannot be encoded.
+        """
+        if isinstance(output, bytes):
+            return output
+        try:
+            if self.kind == "json":
+                return _dumps(output).encode()
+            if isinstance(output, Message):
+                return output.SerializeToString()
+        except (TypeError, ValueError, RecursionError, EncodeError) as error:
+            raise AgentError(f"state.output cannot be sent as {self.kind}") from error
+        raise AgentError(f"state.output is {type(output).__name__}, expected bytes with serialize: {self.kind}")
+
+
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True)
+class AgentActorFactory:
+    """Makes an `AgentActor` for each session.
+
+    Attributes:
+        agents: agent classes by component name, in the order in which they are created.
+        config: the whole job as plain dicts, handed to each agent.
+        services: the models, buffers and recorder that the agents reach.
+        codec: format of tick bodies.
+        episode_length: transitions an episode is cut at; None for no cut.
+        keeper: called at each session's start; what it returns is given the session's states, all of them (the
+            newest `_MOST_KEPT`), and the game's return, if there is one, when it ends. None keeps nothing.
+        games: where the sessions of one game find each other's states. None: each session has its own.
+        arms: which version of a model each session gets, where models are served by an alias.
+    """
+
+    agents: Mapping[str, type[Agent]]
+    config: Mapping[str, Any]
+    services: Services
+    codec: Codec = Codec()
+    episode_length: int | None = 128
+    keeper: Callable[[], Callable[[list[State], float | None], None] | None] | None = None
+    games: Games | None = None
+    arms: Arms | None = None
+
+    def __call__(self) -> AgentActor:
+        return AgentActor(self)
+
+
+class AgentActor(Actor):
+    """Answers each tick by letting every agent act on one shared `State`, and cuts the states into episodes."""
+
+    def __init__(self, factory: AgentActorFactory) -> None:
+        self._factory = factory
+        self._models = SessionModels(factory.services, {}, {})
+        self._services = factory.services
+        self._of_agent: list[Services] = []
+        self._carried: Carried | None = None
+        self._counted = 0
+        self._codec = factory.codec
+        self._cut = factory.episode_length + 1 if factory.episode_length else None
+        self._agents: Sequence[Agent] = ()
+        self._session = ""
+        self._start = b""
+        self._tick = 0
+        self._episode: list[State] = []
+        self._handed_over: asyncio.Task[None] | None = None
+        self._keep = factory.keeper() if factory.keeper is not None else None
+        self._kept: deque[State] = deque(maxlen=_MOST_KEPT)
+        self._seat: Seat | None = None
+        self._failed_in = ""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
+        self._session, self._start = session, body
+        # Who meets in a game acts with versions of one arm: else neither arm's returns would be its own.
+        drawn = (game_of(session) or session) if self._factory.games is not None else session
+        self._models = await SessionModels.open(self._services, self._factory.arms, drawn, self._carried)
+        self._services = self._models.shared
+        self._make_agents(state)
+        if self._carried is None:
+            self._models.count("arm_sessions", 1.0)
+        games = self._factory.games
+        if games is not None:  # last: a start that fails has no end to leave at
+            self._seat = games.join(session, tick=self._tick, agents=len(self._agents))
+        return b"Game Started"
+
+    async def snapshot(self) -> bytes | None:
+        """The agents' own snapshots; the episode so far is handed over first, so that nothing of it is lost."""
+        with self._services.use():
+            agents = []
+            for agent in self._agents:
+                with self._counted_errors(agent, "snapshot"):
+                    agents.append(agent.snapshot())
+            if any(data is None for data in agents):
+                return None
+            if len(self._episode) > 1:
+                await self._hand_over(done=False)
+                await self._settle()
+            self._count_ticks()
+        # Between Ray's own processes only: no door ever reads it.
+        return pickle.dumps((self._start, self._tick, agents, self._models.carried()))
+
+    async def restore(self, session: str, snapshot: bytes) -> None:
+        start, self._tick, agents, self._carried = pickle.loads(snapshot)
+        self._counted = self._tick
+        await self.start(session, start)
+        try:
+            with self._services.use():
+                for agent, data in zip(self._agents, agents, strict=True):
+                    with self._counted_errors(agent, "restore"):
+                        agent.restore(data)
+        except BaseException:
+            self._leave_game()
+            raise
+
+    async def tick(self, body: bytes) -> bytes:
+        codec = self._codec
+        if self._seat is None:
+            state = State(self._session, tick=self._tick, input=codec.decode(body), output=codec.empty())
+        else:
+            state = self._seat.state(tick=self._tick, input=codec.decode(body), output=codec.empty())
+        with self._services.use():
+            await self._act(state, self._of_agent)
+            try:
+                reply = codec.encode(state.output)
+            except AgentError as error:
+                self._count(self._agents[-1].name, "on_tick", error)
+                raise
+            self._tick += 1
+            self._episode.append(state)
+            if self._keep is not None:
+                self._kept.append(state)
+            if self._cut is not None and len(self._episode) >= self._cut:
+                await self._hand_over(done=False)
+        return reply
+
+    def fallback(self, tick: int, body: bytes) -> bytes | None:
+        """The agents' own choice, if each has one: `Agent.on_deadline`."""
+        if any(type(agent).on_deadline is Agent.on_deadline for agent in self._agents):
+            return None
+        chosen = State(self._session, tick=tick, input=self._codec.decode(body), output=self._codec.empty())
+        with self._services.use():
+            for agent in self._agents:
+                with self._counted_errors(agent, "on_deadline"):
+                    agent.on_deadline(chosen)
+        return self._codec.encode(chosen.output)
+
+    async def missed(self) -> None:
+        """Cuts the episode before the tick: no fragment may hold an action that was not the agent's."""
+        self._episode.pop()
+        await self._break_off()
+
+    async def skipped(self, ticks: int) -> None:
+        """Cuts the episode where the ticks would have been: the states of a fragment follow each other."""
+        self._tick += ticks
+        await self._break_off()
+
+    async def _break_off(self) -> None:
+        episode, self._episode = self._episode, []
+        if len(episode) > 1:
+            await self._settle()
+            with self._services.use():
+                self._handed_over = asyncio.create_task(self._on_episode(episode, False))
+
+    async def stop(self, body: bytes) -> bytes:
+        if body:
+            state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
+            self._episode.append(state)
+        self._leave_game()  # now: the others of its game need not wait until the session's id is free
+        return b"Game Stopped"
+
+    def on_moved(self) -> None:
+        self._leave_game(moved=True)
+
+    async def on_end(self, reason: str) -> None:
+        self._leave_game()
+        self._count_ticks()
+        if reason == "error":
+            self._models.count("arm_errors", 1.0)
+        try:
+            with self._services.use():
+                try:
+                    if self._episode:
+                        self._episode[-1].end = reason
+                        await self._hand_over(done=True)
+                    await self._settle()
+                except asyncio.CancelledError:
+                    self._give_up()
+                    async with asyncio.timeout(_LAST_WORD_S):
+                        await self._tell_end(reason)
+                    raise
+                await self._tell_end(reason)
+        finally:
+            if self._failed_in and (reason == "error" or not self._services.returns):
+                self._services.recorder.add("games_failed", 1.0, label=self._failed_in)
+            if self._keep is not None and self._kept:
+                self._keep(list(self._kept), next(iter(self._services.returns), None))
+            self._agents, self._episode = (), []
+
+    async def call(self, body: bytes) -> bytes:
+        state = State("", input=self._codec.decode(body), output=self._codec.empty())
+        if not self._agents:
+            self._make_agents(State("", kind="start"))
+        with self._services.use():
+            await self._act(state, self._models.for_agents(len(self._agents)))
+        return self._codec.encode(state.output)
+
+    def _leave_game(self, *, moved: bool = False) -> None:
+        if self._seat is not None:
+            self._seat.leave(moved=moved)
+
+    def _make_agents(self, state: State) -> None:
+        config = self._factory.config
+        made = []
+        self._of_agent = self._models.for_agents(len(self._factory.agents), self._carried)
+        for (name, agent_class), own in zip(self._factory.agents.items(), self._of_agent, strict=True):
+            try:
+                with own.use():
+                    made.append(agent_class(name, config, state))
+            except Exception as error:
+                self._count(name, "constructor", error)
+                self._services.recorder.add("games_failed", 1.0, label="constructor")  # it has no end
+                if isinstance(error, BrayxError):
+                    raise
+                raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error
+        self._agents = made
+
+    async def _act(self, state: State, services: Sequence[Services]) -> None:
+        """Runs all agents, each with its own services; the first one that raises cancels the others."""
+        if len(self._agents) == 1:
+            await self._on_tick(self._agents[0], state, services[0])
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for agent, own in zip(self._agents, services, strict=True):
+                    group.create_task(self._on_tick(agent, state, own))
+        except* BrayxError as errors:
+            first = _first(errors)
+            raise first from first.__cause__
+
+    async def _on_tick(self, agent: Agent, state: State, services: Services) -> None:
+        try:
+            if services is self._services:  # which are in use
+                await agent.on_tick(state)
+                return
+            with services.use():
+                await agent.on_tick(state)
+        except Exception as error:
+            self._count(agent.name, "on_tick", error)
+            if isinstance(error, BrayxError):
+                raise
+            raise AgentError(
+                f"agent {agent.name!r} raised in on_tick at tick {state.tick}", agent=agent.name
+            ) from error
+
+    @contextlib.contextmanager
+    def _counted_errors(self, agent: Agent, hook: str) -> Iterator[None]:
+        """Counts what ``hook`` raises, and lets it through."""
+        try:
+            yield
+        except Exception as error:
+            self._count(agent.name, hook, error)
+            raise
+
+    def _count(self, name: str, hook: str, error: Exception) -> None:
+        """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
+
+        That somebody else had no room or no time is counted where it was refused, and is no fault of the hook.
+        """
+        if isinstance(error, Overloaded | DeadlineExceeded) or type(error) is ModelError:
+            return
+        self._failed_in = self._failed_in or hook
+        # In one line: an agent may quote what its client sent, and no client controls this terminal.
+        note = one_line(f"agent {name!r}: {type(error).__name__}: {first_line(error)} ({raised_at(error)})")
+        self._services.recorder.add("agent_errors", 1.0, label=hook, note=note)
+
+    def _count_ticks(self) -> None:
+        """Adds the ticks since the last call to the arms' counts: counting every tick costs measurable time."""
+        if self._models.arms and self._tick > self._counted:
+            self._models.count("arm_ticks", float(self._tick - self._counted))
+        self._counted = self._tick
+
+    async def _hand_over(self, *, done: bool) -> None:
+        """Gives the episode to the agents beside the next ticks; the next one begins with its last state.
+
+        One hand-over runs at a time: the next waits, so that an agent slower than its game slows that game alone
+        instead of piling up episodes. If the wait is cancelled the episode stays where it is, for `on_end`.
+        """
+        await self._settle()
+        self._count_ticks()
+        episode = self._episode
+        self._episode = [] if done else episode[-1:]
+        self._handed_over = asyncio.create_task(self._on_episode(episode, done))
+
+    async def _settle(self) -> None:
+        """Waits for the hand-over under way, however it ends; a caller that is cancelled does not cancel it."""
+        if self._handed_over is not None:
+            await asyncio.wait({self._handed_over})
+
+    def _give_up(self) -> None:
+        """The session's end ran out of time: what is not handed over yet is lost, and counted."""
+        if self._handed_over is not None:
+            self._handed_over.cancel()
+        if self._episode:
+            logger.error("session %s: no time to hand over its last episode, it is lost", self._session)
+            self._services.recorder.add("fragments_dropped", float(len(self._agents)), label="deadline")
+
+    async def _on_episode(self, episode: list[State], done: bool) -> None:
+        for agent in self._agents:
+            try:
+                await agent.on_episode(episode, done)
+            except asyncio.CancelledError:
+                logger.error("session %s: %s.on_episode was cancelled, the episode is lost", self._session, agent.name)
+                self._services.recorder.add("fragments_dropped", 1.0, label="cancelled")
+                if is_cancelled():
+                    raise
+            except Exception as error:
+                _agents_logger.exception(
+                    "session %s: %s.on_episode raised, its episode is lost", self._session, agent.name
+                )
+                self._services.recorder.add("fragments_dropped", 1.0, label="agent_error")
+                self._count(agent.name, "on_episode", error)
+
+    async def _tell_end(self, reason: str) -> None:
+        for agent in self._agents:
+            try:
+                await agent.on_session_end(reason)
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
+                logger.error("session %s: %s.on_session_end was cancelled", self._session, agent.name)
+            except Exception as error:
+                _agents_logger.exception("session %s: %s.on_session_end raised", self._session, agent.name)
+                self._count(agent.name, "on_session_end", error)
+
+
+def _first(group: BaseExceptionGroup[BrayxError]) -> BrayxError:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return _first(error)
+        return error
+    raise AssertionError("an exception group is never empty")
