@@ -64,8 +64,8 @@ class ActorService(Service):
         shared: bool = False,
     ) -> None:
         self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
-        self.app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
-        self.doors = NativeDoors(self, self.app, config, name if shared else None)
+        self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
+        self.doors = NativeDoors(self, self.door_app, config, name if shared else None)
         self._runtime = runtime
         self._config = config
         self._name = name

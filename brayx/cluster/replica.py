@@ -127,7 +127,7 @@ class ActorReplica(GrpcDoor, ActorService):
 
     def __serve_build_asgi_app__(self) -> DoorApp:
         """The application that Serve's ingress runs."""
-        return self.app
+        return self.door_app
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
         """See `ActorService.answer`; the owner of the session answers, or this replica."""
