@@ -17,6 +17,7 @@ from brayx.errors import (
     BodyTooLarge,
     BrayxError,
     DeadlineExceeded,
+    OutOfSequence,
     ProtocolError,
     SessionLost,
 )
@@ -92,6 +93,7 @@ class _Stream:
         self._session = ""
         self._key = ""
         self._running = False
+        self._may_hold = False
         self._holder = door.holder(self._on_end)
         self._opening: asyncio.Task[bytes] | None = None
         self._coming: asyncio.Task[pb.StepRequest | None] | None = None
@@ -135,6 +137,7 @@ class _Stream:
         except Exception as failure:
             self._opening = None
             error = told(failure)
+            self._may_hold = isinstance(error, OutOfSequence)
             if not self._running and attaches(error) and request.kind is not StepKind.START:
                 self._attach(request)
             elif ends_session(error) or not (self._running or leaves_running(error)):
@@ -181,7 +184,7 @@ class _Stream:
         if opening is not None:
             await asyncio.wait([opening])  # the service gives it a deadline
             self._running = not opening.cancelled() and opening.exception() is None
-        if self._running:
+        if self._running or self._may_hold:  # a tick may be refused after it has taken the session over
             self._running = False
             await self._door.disconnect(self._session, self._holder.name)
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 from brayx.actor.doors.http import check_headers, headers_of
 from brayx.actor.service import attaches, leaves_running, told
-from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, SessionError
+from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
     WS_SUBPROTOCOL,
@@ -87,6 +87,7 @@ class _Connection:
         self._scope = scope
         self._numbers: int | None = None
         self._running = False
+        self._may_hold = False
         self._holder = service.holder(self._ended_elsewhere)
         self._let_in = False
         self._stopping = False
@@ -172,6 +173,7 @@ class _Connection:
             self._stopping = False
             if attaching and kind is not StepKind.START and attaches(error):
                 self._attach()
+            self._may_hold = isinstance(error, OutOfSequence)
             survives = (
                 isinstance(error, ProtocolError) or leaves_running(error) or (self._running and kind is StepKind.START)
             )
@@ -255,9 +257,9 @@ class _Connection:
                 await self._service.step(self._request(StepKind.STOP, b"", None), let_in=True)
 
     async def abandon(self) -> None:
-        """Cleans up: a session that still runs has lost its client."""
+        """Cleans up: a session that still runs has lost its client, also one that a refused tick has taken over."""
         self._wait_no_more()
-        if self._running:
+        if self._running or self._may_hold:
             self._running = False
             await self._service.disconnect(self._fields["session"], self._holder.name)
         if self._closing is not None:

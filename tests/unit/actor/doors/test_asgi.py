@@ -260,6 +260,32 @@ def test_a_connection_whose_session_is_taken_over_while_its_stop_is_refused_is_c
         assert new.recv(timeout=5) == b"R0"
 
 
+def test_a_connection_whose_tick_took_a_session_over_and_failed_leaves_it_when_it_goes() -> None:
+    may_refuse = threading.Event()
+
+    class Slow(Echo):
+        async def tick(self, body: bytes) -> bytes:
+            await asyncio.to_thread(may_refuse.wait, 5)
+            raise BadBody("not that")
+
+    table = TableService()
+    table._make_actor = lambda: Slow(table.ends)
+    with serving(DoorApp(table)) as address, enveloped(address, "s") as old, enveloped(address, "s") as new:
+        old.send(b"S")
+        old.recv(timeout=5)
+        session = table.get("s")
+        assert session is not None
+        held_by = session.holder
+        old.send(encode_numbered(0, b"0"))
+        until(lambda: session.began)
+        new.send(encode_numbered(1, b"1"))  # the next one, unless the one under way is refused
+        until(lambda: session.holder != held_by)
+        may_refuse.set()
+        assert json.loads(new.recv(timeout=5)[1:])["error"] == "out_of_sequence"
+        new.close()
+        until(lambda: table.ends == [("s", "disconnect")])
+
+
 def refusals(table: SessionTable) -> dict[str, float]:
     """How often a table's replica has answered with which error, as it has counted them."""
     assert isinstance(table.recorder, Recorder)
