@@ -39,6 +39,7 @@ LAYERS = {
         "brayx/actor/session.py",
         "brayx/actor/table.py",
         "brayx/actor/tick_times.py",
+        "brayx/actor/serving.py",
         "brayx/cluster/replica.py",
     ),
 }

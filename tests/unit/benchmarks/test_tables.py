@@ -94,7 +94,7 @@ def test_the_cpu_clock_interpolates_between_samples_and_holds_outside_them() -> 
 
 
 def test_a_sample_of_a_training_counts_for_its_part() -> None:
-    loop = "_run (brayx/local/host.py:1);LocalService.submit (brayx/actor/session.py:1)"
+    loop = "_run (brayx/local/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
     agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
     assert training_parts.shares(
         [
