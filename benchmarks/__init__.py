@@ -1,1 +1,1 @@
-"""Benchmarks: each script measures brayx beside a yardstick in one run and prints the tables of docs/benchmarks.md."""
+"""Benchmarks: each script measures brayx and a reference in the same run, and prints tables of docs/benchmarks.md."""

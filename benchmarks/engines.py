@@ -1,9 +1,10 @@
-"""What one call of each engine costs, in this process, on one thread: a 64x64 MLP and Nature's CNN.
+"""Cost of one call of each engine, in this process, on one thread: a 64x64 MLP and Nature's CNN.
 
     python -m benchmarks.engines
 
-Engines take turns in each round, so that what disturbs the machine disturbs all; figures are medians over rounds of the
-median call. int8 is calibrated on noise, as for any model without samples: its time is what is looked at here.
+Engines alternate within each round, so that disturbances of the machine affect all of them. Figures are medians over
+rounds of the median call. int8 is calibrated on noise, like any model without samples, since only its time matters
+here.
 """
 
 from __future__ import annotations

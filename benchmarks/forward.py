@@ -1,4 +1,4 @@
-"""What a forward costs beside the engine alone, torch and Serve's own batching; and what new weights cost.
+"""Cost of a forward compared with the engine alone, torch and Serve's batching; and cost of new weights.
 
     python -m benchmarks.forward
 
@@ -8,8 +8,8 @@ against the engine alone at the batch sizes that occurred; one forward at a time
 on one session. Over Ray: 16 closed loops through `ModelClient`, against a plain deployment with `serve.batch`; and the
 time from a publish until four processes act with it.
 
-Of the CNN only its share of the engine's rate has a bound: it is the engine that its time goes to, so five times torch
-eager and 60 µs over the engine's call are read as the MLP's.
+The CNN spends its time in the engine, so only its share of the engine's rate has a bound. The bounds of five times
+torch eager and of 60 µs over the engine's call apply to the MLP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Forward of the torch engine on the CPU and on a GPU, beside each other in one process: where does a GPU begin to pay?
+"""Forwards of the torch engine on the CPU and on a GPU, in one process: from which batch size on is the GPU faster?
 
     python -m benchmarks.gpu --markdown
 
-A forward is what an actor waits for: NumPy in, NumPy out, both copies inside. Needs a GPU; without one it shows the
-CPU's half. Runs where Ray and MLflow are not.
+A forward is timed as an actor sees it: NumPy in, NumPy out, both copies included. Without a GPU it shows the CPU's
+half. Needs neither Ray nor MLflow.
 """
 
 from __future__ import annotations

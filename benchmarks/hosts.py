@@ -1,10 +1,10 @@
-"""What a replica costs the TCP listener that it opens: the same listener in ever more of what surrounds it there.
+"""Overhead of a replica on its TCP listener: the same listener, in steps from a bare process to a Serve replica.
 
     python -m benchmarks.hosts --markdown
 
-*echo protocol* is what uvloop and the kernel take with next to nothing around them: the frame is read and answered, and
-that is all. CPU is that of the server's process for each tick, of all its threads: where others use the machine it says
-more than the rate. All servers are up at the same time, Ray's processes too, and have the nice value of Ray's workers.
+*echo protocol* is the cost of uvloop and the kernel alone: it only reads and answers the frame. CPU is the server
+process's time per tick, over all threads; on a busy machine it says more than the rate. All servers run at the same
+time, with Ray's processes, and have the nice value of Ray's workers.
 """
 
 from __future__ import annotations

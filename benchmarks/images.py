@@ -1,10 +1,10 @@
-"""Acting on images through a door of the local host: each tick is 64x64x3 uint8, as it is, and the reply is one byte.
+"""Acting on images through a door of the local host: each tick is a raw 64x64x3 uint8 image, the reply one byte.
 
     python -m benchmarks.images --markdown
 
-The agent takes the body's bytes as the observation; no image is ever JSON. *small*: a policy with the network of Mnih
-et al. 2013, on ONNX Runtime with one thread, batched as in a training. *stub*: a model that answers at once, so that
-what is left is the door, the session and the agent.
+The agent uses the body's bytes as the observation; images are never JSON. *small* is a policy with the network of Mnih
+et al. 2013, on ONNX Runtime with one thread, batched as in a training. *stub* is a model that answers at once, so that
+only the door, the session and the agent are measured.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where the time of a CartPole tick goes, layer by layer: each layer is timed with all that lie under it.
+"""Time of a CartPole tick, layer by layer: each layer is timed together with all layers below it.
 
     python benchmarks/layers.py
 
 The upper part of the table runs in this process without a network: the engine alone, then the batcher around it, then
 the agent around that, and so on out to the HTTP door as an ASGI application. The lower part is one session over
-loopback: that application on uvicorn in a process of its own, then the same behind Serve with HAProxy, then with
-brayx's own client instead of the bare load. The difference between neighbours is what a layer costs.
+loopback: that application on uvicorn in a separate process, then the same behind Serve with HAProxy, then with brayx's
+client instead of the bare load. The difference between neighbours is a layer's cost.
 """
 
 from __future__ import annotations

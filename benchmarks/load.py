@@ -1,7 +1,7 @@
-"""Closed-loop load on a door: a number of sessions, each with one tick under way at a time. A process of its own.
+"""Closed-loop load on a door: a number of sessions, each with one tick in flight. Runs as a separate process.
 
-Leaner than any client that checks what it gets, because on two cores the load and the server share them: requests are
-written once, replies are only looked at for their status and length, WebSocket frames are masked with a zero key.
+Leaner than a real client, because on two cores the load competes with the server: requests are encoded once, only
+status and length of replies are read, and WebSocket frames are masked with a zero key.
 Prints one JSON document. Knows nothing of Ray.
 """
 

@@ -1,11 +1,12 @@
-"""PPO with state-dependent exploration on MountainCarContinuous-v0, beside Stable-Baselines3's by the same recipe.
+"""PPO with state-dependent exploration on MountainCarContinuous-v0, compared with Stable-Baselines3 by the same recipe.
 
     python -m benchmarks.mountain_car uniform --seeds 0 1 2      # a table of docs/learning.md
     python -m benchmarks.mountain_car orthogonal sb3 --seeds 0 1 2 --full
 
-``uniform`` and ``orthogonal`` are how brayx's layers start; ``sb3`` is Stable-Baselines3, whose layers start uniform
-by this recipe, rl-zoo's. A game that reaches the goal comes to about 93, one that does not to 0 or less: effort costs.
-A run ends when the goal is found; with ``--full`` after 20 k steps, a minute or two a seed, and is evaluated.
+``uniform`` and ``orthogonal`` are the initialisations of brayx's layers; ``sb3`` is Stable-Baselines3, whose layers
+start uniform in this recipe, rl-zoo's. A game that reaches the goal returns about 93, another one 0 or less, since
+effort costs. A run ends when the goal is found; with ``--full`` it takes 20 k steps, a minute or two per seed, and is
+evaluated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a training in one process is made of: bare environments, collecting from them, and one update a sample.
+"""The parts of a training in one process: bare environments, collecting from them, and one update per sample.
 
-Every figure of one process, one after the other, with one thread. Knows nothing of whole trainings.
+Figures are measured one after the other, in one process with one thread. Knows nothing of whole trainings.
 """
 
 from __future__ import annotations

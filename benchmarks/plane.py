@@ -1,10 +1,10 @@
-"""What the session plane costs where there are many sessions, and where a request comes to the wrong replica.
+"""Cost of sessions: with many of them, and when a request reaches the wrong replica.
 
     python -m benchmarks.plane
 
-Rows of one run: the rate at many sessions against that at 16, each on the same service, and the same of the bare
-streams server, which has no sessions: so many connections cost the kernel and the load something, too; the memory that
-a session takes in the replica; and the median of a tick that a replica passes on against one that it answers itself.
+One run measures the rate with many sessions against that with 16, on the same service, and the same for a bare streams
+server without sessions, since many connections also cost the kernel and the load; the memory of a session in the
+replica; and the median of a forwarded tick against a direct one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""What the replay stream carries: from a push in one process to torch tensors in another.
+"""Throughput and latency of the replay stream, from a push in one process to torch tensors in another.
 
     python -m benchmarks.replay
 
-Transitions have 64 floats of observation; a push is columns of exactly one learner batch, or as many fragments, as
-sessions push them one by one and a buffer packs them, and waits for room. The consumer copies every array into a
-tensor. *Ray Data* is the stream as `TorchTrainer` gets it, *direct* the one of a learner in the job's own process,
-*queue* the peer: the same batches through ``ray.util.queue.Queue``, an actor that keeps what it is given. Rates are
-with 4 batches in flight; push to batch is with one, pushed only when the one before has arrived; the learner's idle
-share is what it waits, as `brayx.trainer.loop` takes batches, while the buffer is full and each update takes 50 ms of
-one CPU: with the trainer's option ``prefetch`` 0 and 1.
+Transitions have 64 floats of observation. A push waits for room; it is columns of exactly one learner batch, or the
+same data as fragments, which sessions push one by one and the buffer packs. The consumer copies every array into a
+tensor. *Ray Data* is `TorchTrainer`'s stream, *direct* that of a learner in the job's process, *queue* the reference:
+the same batches through ``ray.util.queue.Queue``. Rates are with 4 batches in flight. Push-to-batch latency is with
+one, pushed after the previous one has arrived. The learner's idle share is its waiting time with a full buffer and
+updates of 50 ms on one CPU, with the trainer's option ``prefetch`` 0 and 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The yardstick of `benchmarks/train.py`: Stable-Baselines3's PPO on CartPole-v1 with rl-zoo's hyperparameters.
+"""The reference of `benchmarks/train.py`: Stable-Baselines3's PPO on CartPole-v1 with rl-zoo's hyperparameters.
 
-A process of its own, so that its start is timed as brayx's is. Prints one JSON document. Knows nothing of brayx.
+A separate process, so that its start is timed like brayx's. Prints one JSON document. Knows nothing of brayx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How rollouts scale: throughput over workers and nodes, and what a transition costs at each stage of its way.
+"""Scaling of rollouts: throughput over workers and nodes, and the cost of a transition at each stage.
 
     python -m benchmarks.scaling                  # the tables of docs/scaling.md
     python -m benchmarks.scaling --quick          # does it run at all

@@ -1,9 +1,9 @@
-"""The ways to compute a backward recurrence, by steps and width of a row: microseconds of one thread.
+"""Algorithms for a backward recurrence, by steps and width of a row: microseconds on one thread.
 
     python -m benchmarks.scan
 
 ``rows`` and ``chunks`` are those of `brayx.algorithms.scan`; ``doubling`` is a scan of logarithmic depth (Hillis and
-Steele 1986, "Data parallel algorithms"), which is not used, and this shows why. ``chosen`` is what every return takes.
+Steele 1986, "Data parallel algorithms"), which is slower and not used. ``chosen`` is the one that brayx uses.
 """
 
 from __future__ import annotations

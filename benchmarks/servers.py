@@ -1,9 +1,9 @@
-"""The services that `benchmarks/ticks.py` loads, each a process that says where it listens and ends with its stdin.
+"""The services that `benchmarks/ticks.py` loads, each a process that prints its addresses and ends with its stdin.
 
-``serve`` is a Ray of its own with the echo and the CartPole application on Serve, behind one kind of ingress (Ray
-reads which when it starts, hence a process for each), and with their native ports. ``bare`` is what the same two cores
-give without brayx: Starlette on uvicorn with a handler that returns the body, and for Bray's TCP framing a server of
-asyncio's streams that starts a task for each request, as Bray's worker does, on asyncio's own loop and on uvloop.
+``serve`` starts Ray with the echo and the CartPole application on Serve, behind one kind of ingress (Ray reads the kind
+at its start, hence a process for each), and with their native ports. ``bare`` is the reference without brayx: Starlette
+on uvicorn with a handler that returns the body, and for Bray's TCP framing a server on asyncio's streams that starts a
+task for each request, as Bray's worker does, on asyncio's loop and on uvloop.
 ``door`` is brayx's door on uvicorn without Serve, ``replicas`` an echo of two replicas.
 
 To profile a replica under load (py-spy is not among the dependencies; PID is that of ``ServeReplica:cartpole``):

@@ -1,10 +1,10 @@
-"""Where a replica's event loop spends its time under load: a sampled profile of CartPole ticks, by layer.
+"""Profile of a replica's event loop under load: shares of CartPole ticks by layer.
 
     python -m benchmarks.shares                     # native HTTP and TCP, 64 sessions each
 
 py-spy (in the extra ``bench``) samples the replica's stacks from outside; a sample counts for the innermost frame that
-belongs to a layer. What uvloop and the kernel do shows as the frame that called them: reading and waiting as the loop,
-sending as the door's flush.
+belongs to a layer. Time in uvloop and the kernel counts for its caller: reading and waiting for the loop, sending for
+the door's flush.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""CartPole-v1 that writes down when its first action came: ``brayx gamecore gym benchmarks.stamped:CartPole-stamped``.
+"""CartPole-v1 that records the time of its first action: ``brayx gamecore gym benchmarks.stamped:CartPole-stamped``.
 
-The time goes to the file that the environment variable `FILE` names, unless another game was first. After that
-the wrapper is out of the way: steps go to the game itself.
+The time goes to the file named by the environment variable `FILE`, unless another game was first. After that the
+wrapper costs nothing: steps go to the game itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Numbers into tables: percentiles, medians over rounds, ratios to a yardstick, markdown.
+"""Tables of measurements: percentiles, medians over rounds, ratios to a reference, markdown.
 
-Pure functions, but for `show`; knows nothing of what was measured.
+Pure functions, except `show`; knows nothing of the measurements.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Ticks a second through every door and ingress, beside bare echoes in the same run.
+"""Ticks per second through every door and ingress, compared with bare echoes in the same run.
 
     python benchmarks/ticks.py                    # the table of docs/benchmarks.md
     python benchmarks/ticks.py --quick            # does it run at all
 
-Every case is measured once in each round, so that what disturbs the machine for a while disturbs all of them; a
-figure is the median over rounds, and a ratio the median of each round's ratio to the bare echo of the same door and
-number of sessions. Load and services are processes of their own on the same cores; the load is `clients/cpp/load.cpp`
-where there is a C++ compiler, which leaves more of the cores to the service, else `benchmarks/load.py` without TCP.
+Every case is measured once per round, so that a disturbance of the machine affects all of them. A figure is the median
+over rounds, and a ratio the median of each round's ratio to the bare echo of the same door and number of sessions. Load
+and services are separate processes on the same cores. With a C++ compiler the load is `clients/cpp/load.cpp`, which
+leaves more CPU to the service; otherwise it is `benchmarks/load.py`, without TCP.
 """
 
 from __future__ import annotations

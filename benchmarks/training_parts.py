@@ -1,8 +1,8 @@
-"""CPU of one training on the local host by part: a run of its own, sampled by py-spy (in the extra ``bench``).
+"""CPU of one training on the local host by part: a separate run, sampled by py-spy (in the extra ``bench``).
 
-CPU seconds are the system's, of each thread; samples only share out those of the event loop's thread among what runs on
-it. A sample counts for the innermost frame that belongs to a part; what uvloop and the kernel do without one is the
-door's.
+CPU seconds per thread come from the system; samples only divide those of the event loop's thread among its parts. A
+sample counts for the innermost frame that belongs to a part; time in uvloop and the kernel without one counts for the
+door.
 """
 
 from __future__ import annotations

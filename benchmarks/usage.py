@@ -1,4 +1,4 @@
-"""CPU seconds of a process and all that it started, over time, and of each of its threads; psutil reads them.
+"""CPU seconds of a process and its descendants, over time and by thread, read with psutil.
 
 Knows nothing of what the processes do.
 """
