@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-_EVERY_S = 0.2
+_EVERY_S = 0.5
 
 
 def tree(pid: int) -> list[psutil.Process]:
