@@ -42,7 +42,7 @@ _ON_THE_LOOP = {
 SPY = Path(shutil.which("py-spy") or Path(sys.executable).parent / "py-spy")
 _FIRST_TICK_S = 60.0
 _EVERY_S = 0.2
-_TRIES = 5
+_LOOKS = 5
 
 
 def shares(stacks: Iterable[str]) -> dict[str, float]:
@@ -115,18 +115,19 @@ def _used(root: int) -> dict[Thread, float]:
 
 
 def _thread_names(pid: int) -> dict[int, str]:
-    """Python's names of a process's threads.
+    """Python's names of a process's threads: py-spy mistakes one now and then, so the most frequent of several looks.
 
     Raises:
-        RuntimeError: py-spy cannot tell; it may fail now and then, so it has several tries.
+        RuntimeError: py-spy cannot tell.
     """
-    for _ in range(_TRIES):
+    seen: dict[int, Counter[str]] = {}
+    for _ in range(_LOOKS):
         dump = subprocess.run([str(SPY), "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
-        threads = re.findall(r'^Thread (\d+) \(.*?\): "(.*)"', dump.stdout, re.MULTILINE)
-        names = {int(thread): name for thread, name in threads}
-        if "brayx-learner" in names.values():
-            return names
-    raise RuntimeError(f"py-spy gave no names of threads: {dump.stderr.strip()[-500:]}")
+        for thread, name in re.findall(r'^Thread (\d+) \(.*?\): "(.*)"', dump.stdout, re.MULTILINE):
+            seen.setdefault(int(thread), Counter())[name] += 1
+    if not seen:
+        raise RuntimeError(f"py-spy gave no names of threads: {dump.stderr.strip()[-500:]}")
+    return {thread: names.most_common(1)[0][0] for thread, names in seen.items()}
 
 
 def _by_part(
