@@ -84,11 +84,11 @@ def test_outcome_reads_a_course() -> None:
 
 def test_the_cpu_clock_interpolates_between_samples_and_holds_outside_them() -> None:
     with CpuClock(os.getpid()) as clock:
-        until = time.monotonic() + 0.8
+        until = time.monotonic() + 2.0
         while time.monotonic() < until:
             pass
     now = time.time()
-    used = clock.at(now) - clock.at(now - 0.4)
+    used = clock.at(now) - clock.at(now - 1.2)
     assert 0.0 < used < 4.0
     assert clock.at(now + 100.0) == clock.at(now) > clock.at(0.0)
 
