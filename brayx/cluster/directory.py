@@ -5,7 +5,8 @@ start and end and when a tick comes to a replica that does not own it, never on 
 an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
 free. An owner that comes back from that hears which ones. After the directory's own restart the owners' next renewal
 brings their sessions back, and until each has had time for one, nobody is told that a session is unknown or its id
-free. Of an owner that died meanwhile, `brayx.cluster.directory_memory` has the sessions of its last renewal.
+free. The sessions that each owner had at its last renewal are in Ray's key-value store, for an owner that died
+meanwhile.
 
 Which sessions are one game's is in their ids; the owner of a game is the living owner of the first of them.
 """
@@ -15,12 +16,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from brayx.actor.moving import Snapshot
-from brayx.cluster.directory_memory import ClusterMemory, Memory, NoMemory
+from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 from brayx.gamecore.protocol import game_of
 from brayx.logs import limited
@@ -79,7 +80,8 @@ class Directory:
         recovery_s: after a restart, how long owners have to bring their sessions back.
         grace_s: how long the sessions of a dead owner are kept for a client to be told of their loss.
         clock: seconds, for tests.
-        memory: is read now, and written when an owner with other sessions than the time before renews its lease.
+        renewed: sessions by owner at the last renewal, as a directory before this one wrote them.
+        write: called with an owner and its sessions when a renewal changes them; an owner without sessions has none.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class Directory:
         recovery_s: float = 0.0,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
-        memory: Memory | None = None,
+        renewed: Mapping[str, Sequence[str]] | None = None,
+        write: Callable[[str, list[str]], None] = lambda owner, sessions: None,
     ) -> None:
         self._lease_s = lease_s
         self._grace_s = grace_s
@@ -107,10 +110,10 @@ class Directory:
         self._secret = ""
         self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions that a dead owner has no more
         self._changed: set[str] = set()  # owners that lost sessions and may never renew again
-        self._memory = memory if memory is not None else NoMemory()
+        self._write = write
         self._remembered: dict[str, set[str]] = {}
         self._recalled: dict[str, set[str]] = {}  # sessions of owners that have not renewed since the restart
-        for owner, sessions in self._memory.read().items():
+        for owner, sessions in (renewed or {}).items():
             self._remembered[owner] = self._recalled[owner] = set(sessions)
             for session in sessions:
                 self._take(session, owner)
@@ -330,7 +333,7 @@ class Directory:
         sessions = self._sessions.get(owner, set())
         if sessions == self._remembered.get(owner, set()):
             return
-        self._memory.write(owner, sorted(sessions))
+        self._write(owner, sorted(sessions))
         if sessions:
             self._remembered[owner] = set(sessions)
         else:
@@ -426,10 +429,18 @@ class _DirectoryActor(Directory):
         with warnings.catch_warnings():  # the property itself uses what Ray has deprecated
             warnings.simplefilter("ignore")
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
-        memory = ClusterMemory(name, NAMESPACE)
+        store = renewals(name)
+        found = store.read_all()
         if not restarted:
-            memory.clear()
-        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, memory=memory)
+            for owner in found:
+                store.put(owner, None)
+            found = {}
+        super().__init__(recovery_s=RECOVERY_S if restarted else 0.0, renewed=found, write=store.write)
+
+
+def renewals(name: str) -> KeyValueStore:
+    """The sessions by owner that the directory of that name has written."""
+    return KeyValueStore(NAMESPACE, f"{name}/")
 
 
 def create_directory(name: str) -> Any:

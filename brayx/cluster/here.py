@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import ray
 
-from brayx.cluster.asking import ANSWER_S
 from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named import ANSWER_S
 from brayx.cluster.named_model import deployed, first_weights
 from brayx.cluster.recipe import Recipe
 from brayx.cluster.weights import WeightSubscriber, fetch_weights

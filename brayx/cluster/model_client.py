@@ -14,7 +14,7 @@ import numpy as np
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from brayx.cluster.asking import unwrap
+from brayx.cluster.named import unwrap
 from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher

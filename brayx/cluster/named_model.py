@@ -20,8 +20,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from brayx.cluster.applications import delete_application
-from brayx.cluster.asking import ANSWER_S, asked, typed
 from brayx.cluster.model import model_application
+from brayx.cluster.named import ANSWER_S, call_with_retry, typed
 from brayx.cluster.recipe import Recipe
 from brayx.cluster.weights import AGAIN_S, end_weight_store, get_weight_store
 from brayx.errors import (
@@ -132,7 +132,7 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
     """The module with the newest weights. Without any there is nothing to act with: Serve tries again."""
     store = get_weight_store(f"model/{name}", NAMESPACE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
-    found = asked(store.newest)
+    found = call_with_retry(store.newest)
     if found is None and recipe.trial is not None:
         weights = _from_checkpoint(store, recipe.trial)
     elif found is None:
@@ -145,7 +145,7 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
 def _from_checkpoint(store: Any, trial: Trial) -> Weights:
     """The weights of the trial's newest checkpoint, which a store that has none gets, too."""
     version, step, weights = starting_weights(None, trial, None, "")
-    asked(store.restore, version, step, weights)
+    call_with_retry(store.restore, version, step, weights)
     return weights
 
 
@@ -240,7 +240,7 @@ def not_found(name: str) -> ModelNotFound:
 
 def recipe_of(store: Any, timeout_s: float) -> Recipe:
     """The recipe that a model's store keeps."""
-    recipe: Recipe = cloudpickle.loads(asked(store.about, timeout_s=timeout_s))
+    recipe: Recipe = cloudpickle.loads(call_with_retry(store.about, timeout_s=timeout_s))
     return recipe
 
 
@@ -264,16 +264,16 @@ def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weig
     Raises:
         StartupError: there are none, and none come.
         BadWeights, TrackingError: a checkpoint cannot be read.
-        ModelError: as of `asked`.
+        ModelError: as of `call_with_retry`.
     """
     deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
     while True:
-        found = asked(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
+        found = call_with_retry(store.wait_newer, 0, _GIVEN_BACK_S, timeout_s=2 * ANSWER_S)
         if not isinstance(found, tuple):
             if time.monotonic() > deadline:
                 raise StartupError(f"the weight store of model {name!r} holds nothing; {_ANEW}", name=name)
             # Of one that has never had any, somebody is about to publish the first.
-            if trial is not None and asked(store.standing)[0] and trial.checkpoints():
+            if trial is not None and call_with_retry(store.standing)[0] and trial.checkpoints():
                 _from_checkpoint(store, trial)
             continue
         version, _, [reference] = found

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from brayx.cluster.asking import unwrap
+from brayx.cluster.named import unwrap
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, first_line
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Followed

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.cluster.asking import ANSWER_S, asked
 from brayx.cluster.beginning import Beginning, give_up
 from brayx.cluster.here import background, here
 from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named import ANSWER_S, call_with_retry, named_lock
 from brayx.cluster.named_model import (
     NAMESPACE,
     config_of,
@@ -32,7 +32,6 @@ from brayx.cluster.named_model import (
     withdraw,
 )
 from brayx.cluster.recipe import Recipe, prepare
-from brayx.cluster.turns import turn
 from brayx.cluster.weights import (
     KEPT_VERSIONS,
     WeightPublisher,
@@ -167,7 +166,7 @@ class RemoteModel:
             if store is None and (override or checkpoint_interval is not None):
                 # Of two that end and make at once, one would end what the other has made, or serve it as its own; of
                 # two that start, one would find the trial of that name at work in the other.
-                alone.enter_context(turn(name, NAMESPACE, until))
+                alone.enter_context(named_lock(name, NAMESPACE, until))
                 until = time.monotonic() + start_timeout_s  # whose start waited for none of this
                 store = None if override else find(name)
             try:
@@ -441,7 +440,7 @@ class RemoteModel:
         return caller
 
     def _newest(self) -> tuple[int, int]:
-        version, step = asked(self._store.standing)
+        version, step = call_with_retry(self._store.standing)
         return version, step
 
     def _weights(self, step: int) -> tuple[int, Weights, int]:
@@ -451,7 +450,7 @@ class RemoteModel:
         """
         deadline = time.monotonic() + ANSWER_S
         while True:
-            steps: dict[int, int] = asked(self._store.steps)
+            steps: dict[int, int] = call_with_retry(self._store.steps)
             having = [version for version, published in steps.items() if step in (-1, published)]
             try:
                 if having:

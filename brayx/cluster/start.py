@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from brayx.cluster import ray_private
 from brayx.errors import StartupError, first_line
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def start_ray(tell: Callable[[str], object] = logger.warning, **options: Any) ->
     """
     import ray
 
+    ray_private.warn_if_unchecked()
     for tries in range(1, _TRIES + 1):
         before = set(psutil.Process().children(recursive=True))
         try:
@@ -67,6 +69,7 @@ def join_ray(address: str, **options: Any) -> None:
 
     try:
         check_address(address)
+        ray_private.warn_if_unchecked()
         ray.init(address=address, **options)
     except StartupError:
         raise
@@ -83,14 +86,11 @@ def check_address(address: str | None) -> None:
     Raises:
         StartupError: nothing listens. A Ray of `ray start` that died leaves a file with its address behind.
     """
-    from ray._common.utils import get_ray_address_file
-    from ray._private.services import canonicalize_bootstrap_address
-
-    found = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
+    found = ray_private.address_of_ray(address)
     if found is None or answers(found):
         return
-    file = Path(get_ray_address_file(None))
-    if file.is_file() and canonicalize_bootstrap_address(file.read_text().strip()) == found:
+    file = ray_private.address_file()
+    if file.is_file() and ray_private.address_of_ray(file.read_text().strip()) == found:
         raise StartupError(
             f"nothing listens at {found}, where Ray was started last according to {file}: remove that file, or start "
             "Ray again"
@@ -104,9 +104,7 @@ def warn_if_open(log: logging.Logger) -> None:
     Ray and each replica of Serve listen on every interface and accept pickles, so anyone who reaches them can run code
     here. It is a warning and no error, since a firewall may keep others out.
     """
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
-
-    if not is_token_auth_enabled():
+    if not ray_private.asks_for_token():
         log.warning(
             "Ray asks for no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
             "machine. Keep others out, or set RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
@@ -125,10 +123,7 @@ def answers(address: str) -> bool:
 
 def _node_failure() -> str:
     """Why the node of this process's newest session ended, if its log has the reason."""
-    from ray._common.utils import get_default_ray_temp_dir
-
-    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
-    sessions = glob.glob(f"{glob.escape(folder)}/session_*_{os.getpid()}")
+    sessions = glob.glob(f"{glob.escape(ray_private.sessions_folder())}/session_*_{os.getpid()}")
     for session in sorted(sessions)[-1:]:
         log = Path(session, "logs", "raylet.out")
         with contextlib.suppress(OSError):

@@ -25,9 +25,9 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.cluster.asking import ANSWER_S, Restarts, asked
+from brayx.cluster.named import ANSWER_S, Restarts, call_with_retry
+from brayx.cluster.ray_private import KeyValueStore
 from brayx.cluster.relay import Line, Relay, available, weights_in
-from brayx.cluster.weights_memory import Memory, forget
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, StartupError, first_line
 from brayx.model.versions import version_unknown
@@ -56,6 +56,12 @@ _MUTE_S = 60.0
 
 KEPT_VERSIONS = 4
 """How many weight sets a store keeps."""
+
+_LAST = KeyValueStore("brayx-weights")
+"""Version and step of each store's last publish, by its actor's id, so that a restarted store counts on from them."""
+
+_WRITTEN_S = 2.0
+"""How long a publish waits until that is written."""
 
 Kept = TypeVar("Kept")
 
@@ -158,8 +164,8 @@ class _WeightStoreActor:
 
     def __init__(self, keep: int, about: bytes) -> None:
         context = ray.get_runtime_context()
-        self._memory = Memory(context.get_actor_id() or "")
-        self._store: WeightStore[list[Any]] = WeightStore(keep, self._memory.read())
+        self._id = context.get_actor_id() or ""  # stays through restarts, and is never that of another store
+        self._store: WeightStore[list[Any]] = WeightStore(keep, self._read_last())
         self._turn = asyncio.Lock()
         self._about = about
         self._node = context.get_node_id()
@@ -171,13 +177,24 @@ class _WeightStoreActor:
         async with self._turn:
             version, step = self._store.following(step, at_least)
             # Before anybody sees them: after a kill no other weights get a number that somebody knows.
-            await self._memory.write(version, step)
+            _LAST.write(self._id, [version, step])
+            if not await asyncio.to_thread(_LAST.flush, _WRITTEN_S):
+                _log.warning("version %d is published before it was written down", version)
             # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
             # process that owns it, and learners come and go.
             self._store.publish(step, [ray.put(weights)], version)
             if self._relay is not None:
                 self._relay.changed(version)
         return version, step
+
+    def _read_last(self) -> tuple[int, int]:
+        """Version and step of the last publish; zeros before the first, or if nothing can be read."""
+        try:
+            version, step = _LAST.read(self._id) or (0, 0)
+            return int(version), int(step)
+        except Exception as error:  # Ray's own, or a value that is none
+            _log.warning("the last version that was published cannot be read: %s: %s", type(error).__name__, error)
+            return 0, 0
 
     async def restore(self, version: int, step: int, weights: Weights) -> bool:
         async with self._turn:  # not between a publish's number and its weights
@@ -333,7 +350,10 @@ def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
 def end_weight_store(store: StoreHandle) -> None:
     """Ends a weight store and what it would find after a restart."""
     ray.kill(store)
-    forget(store._actor_id.hex())
+    try:
+        _LAST.put(store._actor_id.hex(), None)
+    except Exception as error:  # Ray's own
+        _log.warning("what a weight store left in Ray stays: %s: %s", type(error).__name__, error)
 
 
 async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MARGIN_S) -> Weights:
@@ -406,7 +426,7 @@ class WeightPublisher:
         step = _checked_step(step)
         check_finite(weights)
         # One that is applied twice, after a restart, only skips a version.
-        self._last_version, self._last_step = asked(
+        self._last_version, self._last_step = call_with_retry(
             self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
         )
         return self._last_version

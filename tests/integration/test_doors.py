@@ -27,8 +27,7 @@ from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from brayx.actor.config import ActorConfig
-from brayx.cluster.directory import NAMESPACE, Location, stop_directory
-from brayx.cluster.directory_memory import ClusterMemory
+from brayx.cluster.directory import NAMESPACE, Location, renewals, stop_directory
 from brayx.cluster.replica import _on_loopback
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
@@ -315,10 +314,12 @@ async def test_a_killed_directory_comes_back_and_sessions_go_on(echo: str) -> No
 
 async def test_sessions_whose_owner_died_while_the_directory_was_away_are_told_so_once(echo: str) -> None:
     until(lambda: len(replicas()) == 2, "two replicas", WAIT_S)
-    memory = ClusterMemory(DIRECTORY, NAMESPACE)
+    written = renewals(DIRECTORY)
     async with sessions(echo, 8) as clients:
         where = {str(client.session): locate(str(client.session)) for client in clients}
-        await until_awaited(lambda: set(where) <= {s for of in memory.read().values() for s in of}, "a renewal", WAIT_S)
+        await until_awaited(
+            lambda: set(where) <= {s for of in written.read_all().values() for s in of}, "a renewal", WAIT_S
+        )
         victim = next(iter(where.values()))
         assert victim is not None
         os.kill(pid_of(victim.address), signal.SIGKILL)

@@ -19,10 +19,10 @@ import ray
 import torch
 from ray import serve
 
-from brayx.cluster.asking import asked
 from brayx.cluster.hub import create_hub
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
+from brayx.cluster.named import call_with_retry
 from brayx.cluster.weights import (
     WeightPublisher,
     WeightSubscriber,
@@ -274,7 +274,7 @@ async def test_a_thousand_publishes_leave_the_newest_and_nothing_else(store):
 
 
 def ask(store, timeout_s):
-    return asked(store.standing, timeout_s=timeout_s)
+    return call_with_retry(store.standing, timeout_s=timeout_s)
 
 
 def publish(store, timeout_s):
@@ -289,7 +289,7 @@ def fetch(store, timeout_s):
 @pytest.mark.chaos
 @pytest.mark.parametrize("question", [ask, publish, fetch])
 def test_a_question_outlasts_a_restart_of_the_store_and_no_more(store, question):
-    pid = asked(store.pid)
+    pid = call_with_retry(store.pid)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded, match=r"in 0\.5 s"):
         question(store, 0.5)
@@ -298,7 +298,7 @@ def test_a_question_outlasts_a_restart_of_the_store_and_no_more(store, question)
         until_sync(under_way.running, "the question is on its way")
         os.kill(pid, signal.SIGKILL)
         under_way.result(90)
-    assert asked(store.pid) != pid
+    assert call_with_retry(store.pid) != pid
     ray.kill(store)
 
     def ended():

@@ -15,7 +15,7 @@ import torch
 
 from brayx import RemoteModel
 from brayx.cluster import remote_model as remote
-from brayx.cluster.asking import asked
+from brayx.cluster.named import call_with_retry
 from brayx.errors import DeadlineExceeded, ModelNotFound, QueueFull
 
 # Workers cannot import this file: what it defines travels by value.
@@ -47,7 +47,7 @@ def test_in_local_mode_too_a_model_goes_on_from_its_checkpoint_when_nobody_has_i
     )
     assert model.publish_weights(factor(6), step=40) == 2
     model.close()
-    os.kill(asked(model._store.pid), signal.SIGKILL)
+    os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
     again = RemoteModel("left")
     assert again(ONE) == 6
     assert (again.version, again.step) == (2, 40)

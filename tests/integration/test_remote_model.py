@@ -25,10 +25,9 @@ from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import remote_model as remote
-from brayx.cluster.asking import asked
 from brayx.cluster.here import background
+from brayx.cluster.named import call_with_retry, named_lock
 from brayx.cluster.named_model import NAMESPACE, wait_for_doors
-from brayx.cluster.turns import turn
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
 from brayx.engines.torch import module_weights
@@ -180,7 +179,7 @@ class Elsewhere:
 
     def take_the_turn(self, name, has):
         """Until it is killed."""
-        with turn(name, NAMESPACE, time.monotonic() + 60):
+        with named_lock(name, NAMESPACE, time.monotonic() + 60):
             has.write_text(str(os.getpid()))
             threading.Event().wait()
 
@@ -555,7 +554,7 @@ def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_ins
 
 def kill_store(model):
     """Kills the process of its weight store, and does not wait for the next one."""
-    os.kill(asked(model._store.pid), signal.SIGKILL)
+    os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
 
 
 def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):

@@ -20,7 +20,7 @@ from ray import serve
 
 from brayx import RemoteModel
 from brayx.cluster.applications import delete_application
-from brayx.cluster.asking import asked
+from brayx.cluster.named import call_with_retry
 from brayx.errors import DeadlineExceeded
 from tests.waiting import until, until_awaited
 
@@ -135,7 +135,7 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newe
             newest, last = version, number
 
     def kill():
-        os.kill(asked(model._store.pid), signal.SIGKILL)
+        os.kill(call_with_retry(model._store.pid), signal.SIGKILL)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CALLERS):
@@ -155,7 +155,7 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newe
         await asyncio.to_thread(kill)
 
         def kept():
-            found = asked(model._store.newest)
+            found = call_with_retry(model._store.newest)
             return found is not None and found[:2] == (newest, 10 * last)
 
         await asyncio.to_thread(until, kept, "the store has the newest back", COMES_BACK_S)

@@ -117,18 +117,15 @@ def test_a_start_over_a_lost_session_counts_its_loss(directory: Directory) -> No
 
 
 class Kept(dict[str, list[str]]):
-    """A memory that can be looked at."""
+    """What a directory writes."""
 
     def write(self, owner: str, sessions: list[str]) -> None:
         self.pop(owner, None)
         if sessions:
             self[owner] = sessions
 
-    def read(self) -> dict[str, list[str]]:
-        return dict(self)
 
-
-class TestMemory:
+class TestRenewals:
     @pytest.fixture
     def kept(self) -> Kept:
         return Kept()
@@ -136,14 +133,14 @@ class TestMemory:
     @pytest.fixture
     def directory(self, clock: Clock, kept: Kept) -> Directory:
         """Restarted: "a" had two sessions when it last renewed, "b" another two."""
-        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
         for session, owner in {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}.items():
             first.claim(session, owner)
         for owner in "ab":
             first.renew(owner, f"http://{owner}", [])
             first.renew(owner, f"http://{owner}")
         assert kept == {"a": ["a1", "a2"], "b": ["b1", "b2"]}
-        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+        return Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
 
     def test_what_died_with_its_owner_while_the_directory_was_away_is_told_and_counted_once(
         self, directory: Directory, clock: Clock, kept: Kept
@@ -171,19 +168,19 @@ class TestMemory:
 
     def test_what_another_has_taken_over_meanwhile_is_that_ones(self, clock: Clock) -> None:
         kept = Kept(a=["s"], b=["s"])
-        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, memory=kept)
+        directory = Directory(lease_s=5.0, recovery_s=3.0, clock=clock, renewed=kept, write=kept.write)
         assert directory.renew("b", "http://b", ["s"]) == Renewal([], 0)
         assert directory.renew("a", "http://a", ["s"]) == Renewal(["s"], 0)
         assert directory.locate("s") == Location("b", "http://b")
 
     def test_what_was_between_two_replicas_is_lost_with_its_snapshot(self, clock: Clock, kept: Kept) -> None:
-        first = Directory(lease_s=5.0, clock=clock, memory=kept)
+        first = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
         first.renew("a", "http://a", [])
         first.claim("s", "a")
         first.park("s", "a", snapshot(exact=True))
         first.leave("a")
         first.renew("b", "http://b", [])
-        second = Directory(lease_s=5.0, clock=clock, memory=kept)
+        second = Directory(lease_s=5.0, clock=clock, renewed=kept, write=kept.write)
         with pytest.raises(SessionLost):
             second.locate("s", "b")
 

@@ -34,11 +34,11 @@ class Asked:
 def in_this_process(monkeypatch):
     loop = asyncio.new_event_loop()
 
-    def asked(method, *args, timeout_s=0):
+    def call(method, *args, timeout_s=0):
         answer = method(*args)
         return loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer
 
-    monkeypatch.setattr(named, "asked", asked)
+    monkeypatch.setattr(named, "call_with_retry", call)
     monkeypatch.setattr(named, "taken", lambda reference, timeout_s: reference)
     monkeypatch.setattr(named, "_GIVEN_BACK_S", 0.05)
     yield

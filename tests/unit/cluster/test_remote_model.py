@@ -307,7 +307,7 @@ def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch,
         raise error("on its way")
 
     failing.of = failing
-    monkeypatch.setattr(remote, "turn", lambda *args: contextlib.nullcontext())
+    monkeypatch.setattr(remote, "named_lock", lambda *args: contextlib.nullcontext())
     monkeypatch.setattr(remote.Trial, "open", open_trial)
     monkeypatch.setattr(named, "get_weight_store", failing)  # what was started is not to be found either
     with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""What a directory's memory does when Ray's store fails. That it survives a restart is tested on Ray."""
+"""What a `KeyValueStore` does when Ray's control service fails. That values survive a restart is tested on Ray."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Any
 
 import pytest
 
-from brayx.cluster import directory_memory as memory
-from brayx.cluster.directory_memory import ClusterMemory
+from brayx.cluster import ray_private
+from brayx.cluster.ray_private import KeyValueStore
 from tests.waiting import until
 
 
 def test_a_store_that_hangs_or_fails_holds_up_nobody_and_gets_the_newest_later(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, fails, kept = threading.Event(), [True], dict[str, list[str]]()
 
-    class Flaky(ClusterMemory):
-        def _put(self, owner: str, sessions: list[str]) -> None:
+    class Flaky(KeyValueStore):
+        def put(self, owner: str, sessions: list[str]) -> None:
             hangs.wait(30)
             if fails.pop() if fails else False:
                 raise RuntimeError("the control service is away")
             kept[owner] = sessions
 
-    monkeypatch.setattr(memory, "_RETRY_S", 0.01)
-    flaky: Any = Flaky("it/sessions", "brayx")
+    monkeypatch.setattr(ray_private, "_RETRY_S", 0.01)
+    flaky: Any = Flaky("brayx", "it/sessions/")
     flaky.write("a", ["old"])
     until(lambda: not flaky._waiting, "the writer having begun")
     flaky.write("a", ["new"])
     flaky.write("b", ["s"])
+    assert not flaky.flush(0.01)
     hangs.set()
     until(lambda: kept == {"a": ["new"], "b": ["s"]}, "what came last being written")
+    assert flaky.flush(30)

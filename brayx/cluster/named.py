@@ -1,0 +1,128 @@
+"""Named actors: called across a restart and within a deadline, and one that is a lock. Ray's errors as brayx's.
+
+Knows nothing of what the actors do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorAlreadyExistsError,
+    ActorDiedError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
+
+ANSWER_S = 30.0
+"""How long a call may take, unless it says otherwise."""
+
+_AWAY_S = 0.1
+_DIED_S = 0.2
+_DIED_TIMES = 3
+"""After so many reports of its death an actor has ended for good: a caller whose call was under way gets that report
+also of an actor that is being restarted."""
+_LOCK_RETRY_S = 0.05
+
+
+class Restarts:
+    """Counts the restarts of an actor that one call has seen."""
+
+    def __init__(self) -> None:
+        self._died = 0
+
+    def wait_s(self, error: RayActorError) -> float:
+        """Seconds until the next try, after ``error``.
+
+        Raises:
+            ModelError: the actor has ended for good.
+        """
+        if not isinstance(error, ActorDiedError):
+            return _AWAY_S
+        self._died += 1
+        if self._died >= _DIED_TIMES:
+            raise ModelError(f"the weight store has ended: {first_line(error)}") from error
+        return _DIED_S
+
+
+def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+    """The result of ``method`` of an actor's handle; while the actor is being restarted the call is repeated.
+
+    Blocking. The call may be made twice, so it must be safe to repeat.
+
+    Raises:
+        DeadlineExceeded: there was no answer in time, a restart included.
+        ModelError: the actor has ended for good.
+    """
+    deadline, restarts = time.monotonic() + timeout_s, Restarts()
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return ray.get(method.remote(*args), timeout=max(left_s, 0.001))
+        except RayActorError as error:
+            wait_s = restarts.wait_s(error)
+            if wait_s > left_s:
+                raise DeadlineExceeded(f"the weight store was not there for {timeout_s:g} s") from error
+            time.sleep(wait_s)
+        except RayError as error:
+            raise typed(error, timeout_s) from error
+
+
+def typed(error: RayError, timeout_s: float, what: str = "the weight store") -> BrayxError:
+    """brayx's error for what Ray raised of a call with ``timeout_s``; ``what`` was called."""
+    cause = unwrap(error)
+    if isinstance(cause, BrayxError):
+        return cause
+    if isinstance(error, GetTimeoutError):
+        return DeadlineExceeded(f"{what} did not answer in {timeout_s:g} s")
+    return ModelError(f"{what} failed: {first_line(error)}")
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The error of brayx that Ray carried from another process, or ``error`` itself."""
+    cause: Any = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, BrayxError) else error
+
+
+class _Lock:
+    """A named actor used as a cluster-wide lock: its name can exist only once."""
+
+
+@contextlib.contextmanager
+def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
+    """Holds a lock of the whole cluster; blocks while another process holds it.
+
+    Ray ends the lock's actor with the process that made it, so a process that is killed leaves no lock behind. An
+    actor costs a process's start: take the lock only to end what others run, or to open what only one may open.
+
+    Args:
+        name: of the model that is started or overridden.
+        namespace: Ray's.
+        until: on the monotonic clock.
+
+    Raises:
+        StartupError: another process held it all that time.
+    """
+    actor: Any = ray.remote(_Lock)
+    while True:
+        try:
+            held = actor.options(name=f"lock/{name}", namespace=namespace, num_cpus=0).remote()
+            break
+        except ActorAlreadyExistsError as error:
+            if time.monotonic() > until:
+                raise StartupError(
+                    f"another process is starting or overriding model {name!r}, and not done in time", name=name
+                ) from error
+            time.sleep(_LOCK_RETRY_S)
+    try:
+        yield
+    finally:
+        ray.kill(held)

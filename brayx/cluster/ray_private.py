@@ -1,0 +1,157 @@
+"""What brayx uses of Ray that Ray does not publish; each part fails on its own where a version has changed it.
+
+Ray's key-value store, its address file and folders, whether it asks for a token, and whether Serve is ending a replica.
+What a replay stream needs of Ray Data is in `brayx.cluster.housekeeping`, which warns once instead of failing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+CHECKED_VERSIONS = ("2.60.",)
+"""Versions of Ray with which the parts used here were checked, as prefixes."""
+
+_RETRY_S = 1.0
+
+
+def warn_if_unchecked() -> None:
+    """Warns if Ray is of a version that the use of its private parts was not checked with."""
+    import ray
+
+    if not ray.__version__.startswith(CHECKED_VERSIONS):
+        _log.warning(
+            "Ray is %s; brayx uses private parts of Ray that were checked with %s",
+            ray.__version__,
+            ", ".join(f"{prefix}x" for prefix in CHECKED_VERSIONS),
+        )
+
+
+class KeyValueStore:
+    """JSON values in the key-value store of Ray's control service, which live as long as the cluster.
+
+    A thread writes, and retries what fails, so that no caller waits for a control service that does not answer. Of
+    several values that wait for one key only the newest is written.
+
+    Args:
+        namespace: of the store.
+        prefix: of all keys.
+    """
+
+    def __init__(self, namespace: str, prefix: str = "") -> None:
+        self._namespace = namespace
+        self._prefix = prefix.encode()
+        self._waiting: dict[str, Any] = {}
+        self._unwritten = 0
+        self._changed = threading.Condition()
+        self._writer: threading.Thread | None = None
+
+    def write(self, key: str, value: Any) -> None:
+        """Replaces a value; an empty one removes the key. Returns at once."""
+        with self._changed:
+            self._unwritten += key not in self._waiting
+            self._waiting[key] = value
+            self._changed.notify_all()
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_waiting, name="brayx-key-values", daemon=True)
+            self._writer.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything is written; False: not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unwritten, timeout_s)
+
+    def read(self, key: str) -> Any:
+        """A value; None if there is none.
+
+        Raises:
+            Exception: Ray's own, if the control service cannot be reached.
+        """
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        found = _internal_kv_get(self._prefix + key.encode(), namespace=self._namespace)
+        return json.loads(found) if found else None
+
+    def read_all(self) -> dict[str, Any]:
+        """All values by key; errors as `read`."""
+        from ray.experimental.internal_kv import _internal_kv_list
+
+        keys = _internal_kv_list(self._prefix, namespace=self._namespace)
+        found = {key: self.read(key) for key in (key.removeprefix(self._prefix).decode() for key in keys)}
+        return {key: value for key, value in found.items() if value}
+
+    def put(self, key: str, value: Any) -> None:
+        """As `write`, at once and in this thread; errors as `read`."""
+        from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+        name = self._prefix + key.encode()
+        if value:
+            _internal_kv_put(name, json.dumps(value).encode(), overwrite=True, namespace=self._namespace)
+        else:
+            _internal_kv_del(name, namespace=self._namespace)
+
+    def _write_waiting(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                key, value = self._waiting.popitem()
+            written = True
+            try:
+                self.put(key, value)
+            except Exception as error:  # whatever Ray raises; the next try is in a second
+                _log.warning("%r was not written to Ray's key-value store: %s: %s", key, type(error).__name__, error)
+                written = False
+            with self._changed:
+                if written or key in self._waiting:
+                    self._unwritten -= 1
+                    self._changed.notify_all()
+                else:
+                    self._waiting[key] = value
+            if not written:
+                time.sleep(_RETRY_S)
+
+
+def address_of_ray(address: str | None) -> str | None:
+    """``host:port`` that ``ray.init`` would join for an address; None: it would start a Ray of its own."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found: str | None = canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is allowed
+    return found
+
+
+def address_file() -> Path:
+    """The file in which the last ``ray start`` on this machine left its address."""
+    from ray._common.utils import get_ray_address_file
+
+    return Path(get_ray_address_file(None))
+
+
+def asks_for_token() -> bool:
+    """Whether this process's Ray asks its clients for a token."""
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    return bool(is_token_auth_enabled())
+
+
+def sessions_folder() -> str:
+    """The folder of Ray's sessions on this machine."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    return folder
+
+
+def replica_is_ending() -> bool:
+    """Whether Serve has told the replica in this process to end: only a mark of its own shows that."""
+    from ray._private.worker import global_worker
+
+    for actor in list(getattr(global_worker, "actors", {}).values()):
+        if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
+            return True
+    return False
