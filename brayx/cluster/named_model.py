@@ -23,7 +23,8 @@ from brayx.cluster.applications import delete_application
 from brayx.cluster.model import model_application
 from brayx.cluster.named import ANSWER_S, call_with_retry, typed
 from brayx.cluster.recipe import Recipe
-from brayx.cluster.weights import AGAIN_S, end_weight_store, get_weight_store
+from brayx.cluster.weights import AGAIN_S, KEPT_VERSIONS, end_weight_store, get_weight_store
+from brayx.engines import refuse_frozen
 from brayx.errors import (
     BrayxError,
     ConfigError,
@@ -51,14 +52,41 @@ _GIVEN_BACK_S = 5.0
 """Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
 
 
-def config_of(**options: Any) -> ModelConfig:
-    """The options of a model that has no module to name; `ConfigError` names what is wrong with one."""
+def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
+    """The options of a named model: those of ``config``, with ``options`` in their place, Bray's names among them.
+
+    Raises:
+        ConfigError: an option is unknown, or its value is out of range; names it.
+    """
+    fields: dict[str, Any] = {"module": MODULE, "placement": "remote", "max_versions": KEPT_VERSIONS}
+    if config is not None:
+        fields = config.model_dump()
+    if "use_onnx" in options:
+        fields["engine"] = "onnx" if options.pop("use_onnx") else "torch"
+    if "local_mode" in options:
+        fields["placement"] = "local" if options.pop("local_mode") else "remote"
+    fields |= options
+    gpus = fields.get("gpus_per_worker")
+    if gpus and fields.get("engine", "onnx") == "onnx":
+        raise ConfigError(
+            f"gpus_per_worker is {gpus!r}, expected 0 while ONNX Runtime acts, on CPUs alone: with use_onnx=False "
+            "torch acts, on a GPU",
+            key="gpus_per_worker",
+        )
+    if gpus and fields.get("engine") == "torch":
+        fields["device"] = "cuda"
     try:
-        return ModelConfig(module=MODULE, **options)
+        made = ModelConfig(**fields)
     except ValidationError as error:
         problem = error.errors()[0]
         key = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, ModelConfig.model_fields, n=1)
+            hint = f", nearest is {near[0]!r}" if near else ""
+            raise ConfigError(f"a model has no option {key!r}{hint}", key=key) from None
         raise ConfigError(f"{key} is {problem['input']!r}: {problem['msg']}", key=key) from None
+    refuse_frozen(made.engine)
+    return made
 
 
 def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:

@@ -38,7 +38,6 @@ class Recipe:
         spec: its signature.
         layout: what its weights must be.
         config: engine, batcher and replicas.
-        local: forwards run in the process that asks, without a deployment.
         lineage: what it started from, and that from; the nearest first.
         trial: where checkpoints go; None: nowhere.
         checkpoint_interval: when one is due.
@@ -51,11 +50,15 @@ class Recipe:
     spec: ModelSpec
     layout: Mapping[str, LeafSpec]
     config: ModelConfig
-    local: bool
     lineage: tuple[Origin, ...]
     trial: Trial | None
     checkpoint_interval: CheckpointInterval
     token: str
+
+    @property
+    def local(self) -> bool:
+        """Forwards run in the process that asks, without a deployment."""
+        return self.config.placement == "local"
 
     def pickled(self) -> bytes:
         """The recipe for `ray.cloudpickle`."""

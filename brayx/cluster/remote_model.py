@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from brayx.cluster.named_model import (
 )
 from brayx.cluster.recipe import Recipe, prepare
 from brayx.cluster.weights import (
-    KEPT_VERSIONS,
     WeightPublisher,
     create_weight_store,
     fetch_weights,
@@ -43,6 +42,7 @@ from brayx.engines.scaling import completed, learned
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
 from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
 from brayx.model.columns import to_columns
+from brayx.model.config import ModelConfig
 from brayx.model.handles import sooner
 from brayx.model.local import LocalModel, Model
 from brayx.tracking import Trial, initialise, tracking_uri
@@ -75,27 +75,20 @@ class RemoteModel:
             clone, and one that overrides another, begin a trial of their own.
         checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
             ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
-        max_batch_size: observations of one engine call at most; negative: exactly so many, padded.
-        max_wait_ms: how long an incomplete batch waits for company; 0 takes what is there when the engine is free.
-        max_queue: forwards that may wait in one process; more are refused.
-        buckets: batch sizes to pad up to; empty: no padding.
-        threads: of one engine call.
-        num_workers: replicas.
-        cpus_per_worker, gpus_per_worker, memory_per_worker: what Ray reserves for each; memory in MiB.
-        use_onnx: ONNX Runtime acts; otherwise torch.
-        local_mode: forwards run in the process that asks for them, without replicas; weights still travel.
         override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights. Of several
             that do so at once each does it whole, one after the other, and the last has the name.
-        max_versions: policy versions kept for who asks for one.
-        deadline_s: a forward without a result after this long fails.
         start_timeout_s: until all replicas must be up; whatever was started is ended otherwise. Of several processes
             that start one at once the others wait as long for the first, and get its model.
         route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
         tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
+        config: engine, batches, versions and replicas; default: `ModelConfig`'s, but ``placement`` is ``remote``.
+        **options: single fields of `ModelConfig` in place of those of ``config``: ``max_batch_size=8``,
+            ``num_workers=2``. Bray's ``use_onnx=False`` is ``engine="torch"``, its ``local_mode=True`` is
+            ``placement="local"``: forwards run in the process that asks for them, and weights still travel.
 
     Raises:
         ModelNotFound: there is no such model and none was given; names the nearest.
-        ConfigError: an option of a model that would be started cannot be so; names it, and what fits.
+        ConfigError: an option of a model to start is unknown or out of range; names it, and what fits.
         ModelError: the model does not fit its arguments, or cannot be exported.
         StartupError: it did not start in time.
     """
@@ -109,24 +102,13 @@ class RemoteModel:
         *,
         checkpoint_interval: CheckpointInterval = None,
         checkpoint: str | None = None,
-        max_batch_size: int = 64,
-        max_wait_ms: float = 0.0,
-        max_queue: int = 1024,
-        buckets: Sequence[int] = (),
-        threads: int = 1,
-        num_workers: int = 1,
-        cpus_per_worker: float = 0.0,
-        gpus_per_worker: float = 0.0,
-        memory_per_worker: int = 0,
-        use_onnx: bool = True,
-        local_mode: bool = False,
         override_model: bool = False,
-        max_versions: int = KEPT_VERSIONS,
-        deadline_s: float = 10.0,
         start_timeout_s: float = 120.0,
         route_prefix: str | None = None,
         tracking: str | None = None,
+        config: ModelConfig | None = None,
         _lineage: tuple[Origin, ...] = (),
+        **options: Any,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"name is {name!r}, expected up to 100 letters, digits, _ . or -", key="name")
@@ -137,28 +119,7 @@ class RemoteModel:
             if model is None:
                 raise not_found(name)
             checkpoint_interval = checked_interval(checkpoint_interval)
-            if gpus_per_worker and use_onnx:
-                raise ConfigError(
-                    f"gpus_per_worker is {gpus_per_worker!r}, expected 0 while ONNX Runtime acts, on CPUs alone: "
-                    "with use_onnx=False torch acts, on a GPU",
-                    key="gpus_per_worker",
-                )
-            on_gpu = {"gpus_per_worker": gpus_per_worker, "device": "cuda"} if gpus_per_worker else {}
-            config = config_of(
-                engine="onnx" if use_onnx else "torch",
-                placement="local" if local_mode else "remote",
-                max_batch_size=max_batch_size,
-                max_wait_ms=max_wait_ms,
-                max_queue=max_queue,
-                buckets=list(buckets),
-                threads=threads,
-                max_versions=max_versions,
-                deadline_s=deadline_s,
-                num_workers=num_workers,
-                cpus_per_worker=cpus_per_worker,
-                memory_per_worker=memory_per_worker,
-                **on_gpu,
-            )
+            config = config_of(config, **options)
             skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
             uri = tracking_uri(tracking)
         until = time.monotonic() + start_timeout_s
@@ -172,6 +133,7 @@ class RemoteModel:
             try:
                 if store is None:
                     assert model is not None  # or it is not found
+                    assert config is not None
                     if checkpoint_interval is not None:
                         # What a model of that name has learned before is not a clone's own, nor one's that overrides.
                         trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
@@ -190,11 +152,11 @@ class RemoteModel:
                         until = time.monotonic() + start_timeout_s
                     token = secrets.token_hex(8)
                     recipe = Recipe(
-                        *(skeleton, example, names, spec, layout, config, local_mode),
+                        *(skeleton, example, names, spec, layout, config),
                         *(begins.lineage, trial, checkpoint_interval, token),
                     )
                     store = create_weight_store(
-                        f"model/{name}", NAMESPACE, keep=max_versions, about=recipe.pickled(), detached=True
+                        f"model/{name}", NAMESPACE, keep=config.max_versions, about=recipe.pickled(), detached=True
                     )
                 self._store = store
                 self._recipe = recipe_of(store, start_timeout_s)
@@ -216,7 +178,7 @@ class RemoteModel:
                 self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
                 if started:
                     self._publisher.publish(weights, begins.step)
-                    if not local_mode:
+                    if not self._recipe.local:
                         deploy(name, self._recipe, route_prefix, until)
                 self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
             except BaseException:
@@ -375,7 +337,6 @@ class RemoteModel:
         """
         version, weights, step = self._weights(step)
         recipe = self._recipe
-        config = recipe.config
         module = recipe.module(weights)
         names = [name] if name is not None else (f"{self._name}-{i}" for i in range(1, 10_000))
         for free in names:
@@ -386,19 +347,7 @@ class RemoteModel:
                 module,
                 recipe.example_args,
                 checkpoint_interval=recipe.checkpoint_interval,
-                max_batch_size=config.max_batch_size,
-                max_wait_ms=config.max_wait_ms,
-                max_queue=config.max_queue,
-                buckets=config.buckets,
-                threads=config.threads,
-                num_workers=config.num_workers,
-                cpus_per_worker=config.cpus_per_worker,
-                gpus_per_worker=config.gpus_per_worker,
-                memory_per_worker=config.memory_per_worker,
-                use_onnx=config.engine == "onnx",
-                local_mode=recipe.local,
-                max_versions=config.max_versions,
-                deadline_s=config.deadline_s,
+                config=recipe.config,
                 tracking=recipe.trial.uri if recipe.trial is not None else None,
                 _lineage=(Origin(self._name, version, step), *recipe.lineage),
             )

@@ -38,7 +38,7 @@ EXAMPLE = (np.ones((1, 256), np.float32), np.ones(1, np.float32))
 def recipe_of(module, args=EXAMPLE, kwargs=None):
     skeleton, example, names, spec, layout, weights = prepare(module, args, kwargs or {})
     config = ModelConfig(module="unused")
-    return Recipe(skeleton, example, names, spec, layout, config, True, (), None, None, "token"), weights
+    return Recipe(skeleton, example, names, spec, layout, config, (), None, None, "token"), weights
 
 
 def test_a_module_comes_back_as_it_was():

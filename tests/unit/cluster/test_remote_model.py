@@ -39,10 +39,11 @@ class Running:
     """A model of the name ``m`` that runs, as far as handles ask for it: its replica counts the calls."""
 
     def __init__(self, monkeypatch, *, local, **options):
-        config = ModelConfig(module="unused", engine="torch", deadline_s=5, **options)
+        placement = "local" if local else "remote"
+        config = ModelConfig(module="unused", engine="torch", placement=placement, deadline_s=5, **options)
         module, example = build()
         skeleton, example, names, spec, layout, self.weights = prepare(module, example, {})
-        self.recipe = Recipe(skeleton, example, names, spec, layout, config, local, (), None, None, "token")
+        self.recipe = Recipe(skeleton, example, names, spec, layout, config, (), None, None, "token")
         self.replica = ModelReplica(build, config)
         self.calls: list[int] = []
         self.built = 0
@@ -320,6 +321,20 @@ def test_options_of_batching_are_kept_for_every_process(kept):
     options = {"max_wait_ms": 5, "max_queue": 2, "threads": 2}
     RemoteModel("m", *build(), buckets=(4,), local_mode=True, **options).close()
     assert kept[0].config.model_dump(include={*options, "buckets"}) == {**options, "buckets": [4]}
+
+
+def test_options_are_those_of_a_model_component(kept):
+    config = ModelConfig(module="unused", engine="torch", max_versions=3, threads=2)
+    RemoteModel("m", *build(), config=config, threads=4, deadline_s=1).close()
+    assert kept[0].config == config.model_copy(update={"threads": 4, "deadline_s": 1.0})
+    for options, message in (
+        ({"max_batchsize": 8}, "a model has no option 'max_batchsize', nearest is 'max_batch_size'"),
+        ({"num_workers": 0}, "num_workers is 0: Input should be greater than or equal to 1"),
+        ({"engine": "int8"}, "int8"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RemoteModel("other", *build(), **options)
+    assert len(kept) == 1
 
 
 @pytest.mark.parametrize(
