@@ -1,7 +1,8 @@
-"""What a model that is found by its name is made of: the module without its weights, an example, options.
+"""A named model without its weights: the pickled module, an example, options and lineage.
 
-Small enough to be given to every process: weights travel through the weight store. The module is pickled, by value if
-it is defined in a notebook or script, so its name is for processes that trust each other. Knows nothing of Serve.
+It is small enough for every process to get it; weights travel through a weight store. A module that is defined in a
+notebook or script is pickled by value, so only processes that trust each other may share a recipe. Of
+Ray it uses the pickler, with which users register their modules.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.cluster.beginning import Beginning, give_up
-from brayx.cluster.here import background, here
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import ANSWER_S, call_with_retry, named_lock
 from brayx.cluster.named_model import (
@@ -31,6 +29,7 @@ from brayx.cluster.named_model import (
     remove,
     withdraw,
 )
+from brayx.cluster.process_model import background, process_model
 from brayx.cluster.recipe import Recipe, prepare
 from brayx.cluster.weights import (
     WeightPublisher,
@@ -44,6 +43,7 @@ from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_int
 from brayx.model.columns import to_columns
 from brayx.model.config import ModelConfig
 from brayx.model.handles import sooner
+from brayx.model.initial import InitialWeights, abandon_trial
 from brayx.model.local import LocalModel, Model
 from brayx.tracking import Trial, initialise, tracking_uri
 from brayx.tracking.lineage import Origin
@@ -137,8 +137,8 @@ class RemoteModel:
                     if checkpoint_interval is not None:
                         # What a model of that name has learned before is not a clone's own, nor one's that overrides.
                         trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
-                    begins = Beginning.of(weights, trial, checkpoint, uri, _lineage)
-                    weights = begins.weights
+                    initial = InitialWeights.of(weights, trial, checkpoint, uri, _lineage)
+                    weights = initial.weights
                     if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
                         # It was trained on normalised observations: the model does that itself from here on.
                         from brayx.engines.torch import with_weights
@@ -153,7 +153,7 @@ class RemoteModel:
                     token = secrets.token_hex(8)
                     recipe = Recipe(
                         *(skeleton, example, names, spec, layout, config),
-                        *(begins.lineage, trial, checkpoint_interval, token),
+                        *(initial.lineage, trial, checkpoint_interval, token),
                     )
                     store = create_weight_store(
                         f"model/{name}", NAMESPACE, keep=config.max_versions, about=recipe.pickled(), detached=True
@@ -163,7 +163,7 @@ class RemoteModel:
                 started = self._recipe.token == token
                 if trial is not None and not started:  # another process was first
                     if trial.run_id != getattr(self._recipe.trial, "run_id", None):
-                        give_up(trial)
+                        abandon_trial(trial)
                     trial = None
                 if override and not started:
                     raise StartupError(
@@ -174,18 +174,18 @@ class RemoteModel:
                 self._lock = threading.Lock()
                 self._closed = False
                 self._callers: dict[Model, Model] = {}
-                self._publisher = WeightPublisher(store, last_version=begins.version if started else 0)
+                self._publisher = WeightPublisher(store, last_version=initial.version if started else 0)
                 self._checkpoints = Checkpoints(self._recipe.trial, self._recipe.checkpoint_interval)
                 if started:
-                    self._publisher.publish(weights, begins.step)
+                    self._publisher.publish(weights, initial.step)
                     if not self._recipe.local:
                         deploy(name, self._recipe, route_prefix, until)
-                self._here = here(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
+                self._shared = process_model(name, store, self._recipe, max(until - time.monotonic(), 0.0), self)
             except BaseException:
                 if token:
                     withdraw(name, token, trial)
                 else:
-                    give_up(trial)
+                    abandon_trial(trial)
                 raise
 
     @property
@@ -361,7 +361,7 @@ class RemoteModel:
         with self._lock:
             self._closed = True
         self._checkpoints.close()
-        self._here.leave(self)
+        self._shared.leave(self)
 
     def delete(self) -> None:
         """Ends the model itself: its replicas and its weights, and not one that has overridden it. Checkpoints stay in
@@ -378,7 +378,7 @@ class RemoteModel:
     def _acting(self) -> ModelClient | LocalModel:
         if self._closed:
             raise ModelError(f"this handle of model {self._name!r} is closed")
-        return self._here.on_this_loop()
+        return self._shared.on_this_loop()
 
     def _as_caller(self, model: ModelClient | LocalModel) -> Model:
         """The model with this handle as one caller among those of the process."""

@@ -25,9 +25,9 @@ from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import remote_model as remote
-from brayx.cluster.here import background
 from brayx.cluster.named import call_with_retry, named_lock
 from brayx.cluster.named_model import NAMESPACE, wait_for_doors
+from brayx.cluster.process_model import background
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
 from brayx.engines.torch import module_weights
@@ -563,7 +563,7 @@ def test_a_killed_store_counts_on_and_nothing_published_is_lost(serve_instance):
     for step in (10, 20, 30):
         model.publish_weights(factor(step), step)
     seen(model, 30)
-    follower = model._here.subscriber
+    follower = model._shared.subscriber
     background(follower.stop(), 10)  # so nobody gives the store anything back
     kill_store(model)
     assert other.step == 30
@@ -661,7 +661,7 @@ def test_what_was_trained_on_normalised_observations_takes_a_game_s_own(ray_clus
 def test_a_handle_that_is_dropped_follows_nothing(serve_instance):
     model = RemoteModel("dropped", Scale(1), EXAMPLE, OFFSET, local_mode=True)
     handle = RemoteModel("dropped")
-    subscriber = handle._here.subscriber
+    subscriber = handle._shared.subscriber
     del handle
     gc.collect()
     assert subscriber.running, "the other handle has the same"
@@ -681,7 +681,7 @@ model = RemoteModel("left", torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32)
 assert model(np.zeros(2, np.float32)).shape == (1,)
 ray.shutdown()
 from tests.waiting import until
-until(lambda: not model._here.subscriber.running, "the subscriber ended")
+until(lambda: not model._shared.subscriber.running, "the subscriber ended")
 assert not ray.is_initialized(), "asking the store has started another cluster"
 print("left")
 """

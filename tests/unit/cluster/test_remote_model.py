@@ -15,8 +15,8 @@ import torch
 from ray import cloudpickle
 from ray.exceptions import RaySystemError
 
-from brayx.cluster import here as here_module
 from brayx.cluster import named_model as named
+from brayx.cluster import process_model as process_module
 from brayx.cluster import remote_model as remote
 from brayx.cluster.model import ModelReplica
 from brayx.cluster.recipe import Recipe, prepare
@@ -52,10 +52,10 @@ class Running:
         monkeypatch.setattr(remote, "find", lambda name: self)
         monkeypatch.setattr(remote, "remove", lambda name, of: self.removed.append(name))
         monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
-        monkeypatch.setattr(here_module, "deployed", lambda name, timeout_s: self)
-        monkeypatch.setattr(here_module, "first_weights", lambda name, store, trial: self._newest())
-        monkeypatch.setattr(here_module, "WeightSubscriber", Subscriber)
-        monkeypatch.setattr(here_module, "_connection", lambda: self.connection)
+        monkeypatch.setattr(process_module, "deployed", lambda name, timeout_s: self)
+        monkeypatch.setattr(process_module, "first_weights", lambda name, store, trial: self._newest())
+        monkeypatch.setattr(process_module, "WeightSubscriber", Subscriber)
+        monkeypatch.setattr(process_module, "_connection", lambda: self.connection)
         self.forward = SimpleNamespace(remote=self._forward)
 
     async def _forward(self, columns, version, deadline_s):
@@ -114,7 +114,7 @@ async def test_a_handle_that_is_closed_leaves_the_others_theirs(running):
 async def test_a_closed_handle_acts_no_more(monkeypatch, local):
     running = Running(monkeypatch, local=local)
     one, last = RemoteModel("m"), RemoteModel("m")
-    shared = last._here
+    shared = last._shared
     await asyncio.to_thread(one.close)
     with pytest.raises(ModelError, match="closed"):
         await one.forward(X)
@@ -145,7 +145,7 @@ def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeyp
     one, other = RemoteModel("m"), RemoteModel("m")
     assert running.built == 1
     assert one(X) == other(X)
-    subscriber = one._here.subscriber
+    subscriber = one._shared.subscriber
 
     async def version():
         return other.client().version
@@ -160,7 +160,7 @@ def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeyp
 def test_handles_that_are_dropped_follow_nothing(monkeypatch):
     Running(monkeypatch, local=True)
     one, other = RemoteModel("m"), RemoteModel("m")
-    subscriber = one._here.subscriber
+    subscriber = one._shared.subscriber
     del one
     gc.collect()
     assert subscriber.running
@@ -172,7 +172,7 @@ def test_handles_that_are_dropped_follow_nothing(monkeypatch):
 async def test_in_local_mode_others_have_their_turn_between_the_calls_of_a_batch(monkeypatch):
     running = Running(monkeypatch, local=True)
     model = RemoteModel("m")
-    engine, run = model._here._engine, model._here._engine.run
+    engine, run = model._shared._engine, model._shared._engine.run
     entered, gate = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -201,7 +201,7 @@ async def test_forwards_are_batched_as_the_model_says(monkeypatch, local):
     running = Running(monkeypatch, local=local, **options)
     model = RemoteModel("m")
     if local:
-        engine = model._here._engine
+        engine = model._shared._engine
         run = engine.run
         monkeypatch.setattr(
             engine, "run", lambda bound, leaves: running.calls.append(len(leaves[0])) or run(bound, leaves)
@@ -294,7 +294,7 @@ def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(ke
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RaySystemError])
-@pytest.mark.parametrize("where", ["Beginning", "Recipe", "create_weight_store", "recipe_of", "WeightPublisher"])
+@pytest.mark.parametrize("where", ["InitialWeights", "Recipe", "create_weight_store", "recipe_of", "WeightPublisher"])
 def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch, tracking_db, where, error):
     """Else no other process could start the model as long as this one lives."""
     opened, begin = [], Trial.open

@@ -1,7 +1,7 @@
-"""What the handles of one named model share in a process: an engine or the deployment's handle, a batcher to each loop.
+"""A named model in one process: what its handles there share, and an event loop for calls from code that has none.
 
-So that forwards of many agents, each with a handle of its own, are one call, and a model in local mode is built once.
-Also the event loop in a thread of its own for what is called without one.
+The handles share an engine or the deployment's handle, and a batcher for each event loop. So forwards of many agents,
+each with its own handle, join one call, and a model in local mode is built once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from brayx.model.versions import Versions
 Result = TypeVar("Result")
 
 
-class Here:
+class ProcessModel:
     """A named model in this process; `here` makes or finds it.
 
     Attributes:
@@ -125,10 +125,10 @@ class Here:
         background(self.subscriber.start(), ANSWER_S)
 
 
-_known: weakref.WeakValueDictionary[tuple[str, str], Here] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[tuple[str, str], ProcessModel] = weakref.WeakValueDictionary()
 
 
-def here(name: str, store: Any, recipe: Recipe, timeout_s: float, handle: Any) -> Here:
+def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handle: Any) -> ProcessModel:
     """What this process has of the model, for one handle more.
 
     Args:
@@ -146,7 +146,7 @@ def here(name: str, store: Any, recipe: Recipe, timeout_s: float, handle: Any) -
     if found is not None and found.join(handle):
         return found
     # Not under a lock, since it takes seconds: of two threads that are here at once each has its own.
-    made = _known[key] = Here(name, store, recipe, timeout_s)
+    made = _known[key] = ProcessModel(name, store, recipe, timeout_s)
     made.join(handle)
     return made
 

@@ -1,6 +1,6 @@
-"""What a model that is found by its name begins with: its trial, weights, and where those come from.
+"""Initial weights of a named model, and their lineage.
 
-The trial keeps the lineage, so that it outlives the model. Starts nothing.
+The trial stores the lineage, so it outlives the model. Starts nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ORIGINS_KEPT = 32
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a model begins with.
+class InitialWeights:
+    """Initial weights of a named model.
 
     Attributes:
         weights: by `state_dict` name.
-        version: policy version of a checkpoint of its own that these are; 0: they are of no such.
+        version: policy version of the model's own checkpoint that they are from; 0: they are from none.
         step: of that checkpoint.
-        lineage: what they come from, the nearest first.
+        lineage: the models that they come from, the nearest first.
     """
 
     weights: Weights
@@ -40,7 +40,7 @@ class Beginning:
     @classmethod
     def of(
         cls, own: Weights, trial: Trial | None, checkpoint: str | None, uri: str, lineage: tuple[Origin, ...]
-    ) -> Beginning:
+    ) -> InitialWeights:
         """From the newest checkpoint of a trial that is resumed, else from ``checkpoint``, else from ``own``.
 
         Args:
@@ -68,8 +68,8 @@ class Beginning:
         return cls(weights, version, step, lineage)
 
 
-def give_up(trial: Trial | None) -> None:
-    """Ends a trial that no model came of: one that was begun for it goes, one that was resumed can be again."""
+def abandon_trial(trial: Trial | None) -> None:
+    """Ends the trial of a model that did not start: a new trial is deleted, a resumed one can be resumed again."""
     if trial is None:
         return
     try:
