@@ -76,7 +76,7 @@ def test_who_is_late_and_interrupted_ends_nothing_of_the_first(ray_cluster, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(remote, "find", lambda name: None)  # as it was when this one looked
-        patched.setattr(remote, "here", interrupted)
+        patched.setattr(remote, "process_model", interrupted)
         with pytest.raises(KeyboardInterrupt):
             RemoteModel("first", Scale(4), EXAMPLE, local_mode=True)
     assert RemoteModel("first")(ONE) == 3
