@@ -13,6 +13,7 @@ from ray.serve.schema import ApplicationStatus
 
 from brayx.actor.moving import Park
 from brayx.actor.serving import ActorService
+from brayx.cluster.ray_private import replica_is_ending
 from brayx.logs import limited
 
 logger = limited(__name__)
@@ -60,19 +61,9 @@ class Draining:
         Serve calls a replica's own hook only when no request is under way: long after a WebSocket should know. So this
         looks for the mark that Serve sets first; without it (a later version of Ray) the end comes at once.
         """
-        while not _is_ending():  # noqa: ASYNC110 (Serve's mark, not an event)
+        while not replica_is_ending():  # noqa: ASYNC110 (Serve's mark, not an event)
             await asyncio.sleep(_CHECK_S)
         await self.run()
-
-
-def _is_ending() -> bool:
-    """Whether Serve is ending this process's replica: it sets a mark of its own, which nothing public shows."""
-    from ray._private.worker import global_worker
-
-    for actor in list(getattr(global_worker, "actors", {}).values()):
-        if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
-            return True
-    return False
 
 
 async def _is_going(application: str) -> bool:
