@@ -84,7 +84,7 @@ async def test_a_checkpoint_gives_the_weights(tmp_path: Path):
 async def test_what_an_alias_names_by_now_is_begun_with_and_what_was_deployed_need_not_be_there(tmp_path: Path):
     deployed = str(tmp_path / "deleted")
     factor = {"factor": np.array(4, np.float32)}
-    replica = ModelReplica(build, CONFIG, checkpoint=deployed, version=1, named=(2, factor))
+    replica = ModelReplica(build, CONFIG, checkpoint=deployed, version=1, preferred=(2, factor))
     [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert (y.tolist(), versions.tolist()) == ([[4, 4]], [2])
     await replica.close()
@@ -93,7 +93,7 @@ async def test_what_an_alias_names_by_now_is_begun_with_and_what_was_deployed_ne
 async def test_of_an_alias_that_names_what_does_not_fit_the_deployed_version_is_begun_with(tmp_path: Path):
     save_weights(tmp_path / "weights.npz", {"factor": np.array(3, np.float32)})
     other = {"other": np.array(4, np.float32)}
-    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path), version=1, named=(2, other))
+    replica = ModelReplica(build, CONFIG, checkpoint=str(tmp_path), version=1, preferred=(2, other))
     [y], versions = await replica.forward([np.ones((1, 2), np.float32), np.zeros(1, np.float32)])
     assert (y.tolist(), versions.tolist()) == ([[3, 3]], [1])
     await replica.close()

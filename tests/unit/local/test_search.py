@@ -100,6 +100,8 @@ def count(folder: str, total: int, number: int, options: Options, report: Report
         origin = number
         if options.get("hangs"):
             time.sleep(3600)
+        if (other := options.get("beside")) is not None:
+            until((Path(folder) / f"checkpoint-{other}" / "state.json").exists, "the other trial's first look", 60.0)
 
 
 def heard(tmp_path: Path, drawn: list[Options], competition: Any, total: int = 9000) -> Heard:
@@ -120,9 +122,10 @@ def test_trials_behind_the_others_are_stopped(tmp_path: Path) -> None:
 
 def test_a_copy_goes_on_from_the_checkpoint_and_the_changed_options_of_the_other(tmp_path: Path) -> None:
     def change(options: Any) -> Options:
-        return {"rate": options["rate"] + 100.0}
+        return {**options, "rate": options["rate"] + 100.0}
 
-    found = heard(tmp_path, [{"rate": 1.0}, {"rate": 2.0}], Population(change), total=30_000)
+    drawn: list[Options] = [{"rate": 1.0, "beside": 1}, {"rate": 2.0, "beside": 0}]
+    found = heard(tmp_path, drawn, Population(change), total=30_000)
     copied = [(number, each) for number, looks in found.looks.items() for each in looks if each.origin != number]
     assert copied
     assert all(each.options["rate"] > 100.0 for _, each in copied)
