@@ -40,7 +40,7 @@ def test_it_trains(tmp_path):
     few = ["--set", "trainer.num_steps=4000", "--set", "actor.port=0"]
     done = brayx("train", JOB.name, "--tracking", str(tmp_path), *few)
     assert done.returncode == 0, done.stderr
-    if "name: bc\n" not in JOB.read_text():
+    if "name: bc" not in JOB.read_text():
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
         runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
         assert any("learner/policy_loss" in run.data.metrics for run in runs), "nothing was reinforced"
