@@ -17,7 +17,7 @@ from pettingzoo.test import parallel_api_test
 
 from brayx.ports import free_port
 from brayx.tracking import Trial
-from tests.end_to_end.jobs import FREE_PORTS, ROOT, Command, brayx, serves, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, serves, setting, trials
 from tests.learning import worlds
 from tests.unit.test_docs import FILES, snippets_of
 
@@ -56,11 +56,6 @@ from crew.crew_game import Rowers
 
 def sea():
     return Rowers(current=0.0)
-"""
-SERVE = """
-http_options: {{host: 127.0.0.1, port: {port}}}
-applications:
-  - {{name: crew, import_path: "deployments.actor:app", args: {{config: crew/crew.yaml}}}}
 """
 
 pytestmark = pytest.mark.slow
@@ -105,15 +100,15 @@ def test_agents_of_one_game_learn_together_through_the_door_and_are_served(folde
     assert explained(trial) > 0.6
 
     port = free_port()
-    (folder / "serve.yaml").write_text(SERVE.format(port=port))
-    with Command(["serve", "run", "serve.yaml"], folder) as serving:
+    with brayx(folder, "serve", "crew/crew.yaml", *setting(*FREE_PORTS, f"actor.port={port}")) as serving:
         serving.until(lambda: serves(f"http://127.0.0.1:{port}", "model"), "it served the champion")
         words = f"gamecore pettingzoo calm:sea --url ws://127.0.0.1:{port} --games 20 --seed 1 --json"
         with brayx(folder, *words.split()) as playing:
             assert playing.ended(120.0) == 0, playing.err
             games = [json.loads(line)["return"] for line in playing.out.splitlines()]
-        serving.control_c(group=False)
-        serving.gone(60.0)
+        serving.control_c()
+        assert serving.ended() == 0
+        serving.gone(15.0)
     assert len(games) == 20
     assert all(set(game) == set(ROWERS) for game in games)
     assert statistics.fmean(game["bow"] for game in games) > 1.8 * BY_CHANCE, games

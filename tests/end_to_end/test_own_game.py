@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from brayx.ports import free_port
-from tests.end_to_end.jobs import FREE_PORTS, Command, brayx, serves, setting, trials
+from tests.end_to_end.jobs import FREE_PORTS, brayx, serves, setting, trials
 
 OWN_GAME = Path(__file__).parent / "own_game"
 ROUNDS = 10
@@ -41,16 +41,15 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
     assert "champion: signals version 1" in training.out
 
     port = free_port()
-    config = folder / "serve.yaml"
-    config.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
-    with Command(["serve", "run", "serve.yaml"], folder) as serving:
+    with brayx(folder, "serve", "game.yaml", *setting(*FREE_PORTS, f"actor.port={port}")) as serving:
         serving.until(lambda: serves(f"http://127.0.0.1:{port}", "player"), "it served the champion")
         for door in ("http", "ws"):
             # A language with two words of three is worth 2 * BY_CHANCE; the mean of 20 games of it stays above this.
             points = _play(folder, f"{door}://127.0.0.1:{port}", games=20)
             assert statistics.fmean(points) > 1.5 * BY_CHANCE, points
-        serving.control_c(group=False)
-        serving.gone(60.0)
+        serving.control_c()
+        assert serving.ended() == 0
+        serving.gone(15.0)
 
 
 @pytest.mark.parametrize(
