@@ -104,6 +104,11 @@ def small_job(folder: Path, *overrides: str, **files: str) -> list[str]:
     return ["train", str(yaml), *setting(*options)]
 
 
+def gamecores(command: Command) -> set[int]:
+    """Process ids of the games. The words of ``brayx train`` name their command too, but with ``{url}``."""
+    return command.pids("gamecore", "gym", "--url ws://")
+
+
 def one_line(command: Command) -> str:
     """The error that the command ended with: its last line, and no traceback."""
     assert "Traceback" not in command.err, command.err
@@ -200,16 +205,16 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupte
 
         command.until(learned_on, "the learner went on")
         learned_after = metrics_of(command)
-        games = command.pids("brayx", "gamecore", "gym")
+        games = gamecores(command)
         os.kill(min(games), signal.SIGKILL)
 
         def played_on() -> bool:
             now = metrics_of(command)
-            restarted = command.pids("brayx", "gamecore", "gym") - games
+            restarted = gamecores(command) - games
             return bool(restarted) and now.get("sessions_ended.disconnect", 0) >= 1 and now["sessions_active"] >= 2
 
         command.until(played_on, "the killed gamecore's session ended and another gamecore played")
-        games_after = command.pids("brayx", "gamecore", "gym")
+        games_after = gamecores(command)
         metrics = metrics_of(command)
         limit_s = alone_for(CONTROL_C_S, command)
         command.control_c()
