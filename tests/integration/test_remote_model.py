@@ -535,7 +535,7 @@ def test_who_is_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster,
 
 def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
     with pytest.raises(StartupError, match="replicas of model 'large' did not start in time: "):
-        RemoteModel("large", Scale(), EXAMPLE, OFFSET, num_workers=4, cpus_per_worker=64, start_timeout_s=2)
+        RemoteModel("large", Scale(), EXAMPLE, OFFSET, num_workers=4, cpus_per_worker=64, start_timeout_s=15)
     with pytest.raises(ModelNotFound):
         RemoteModel("large")
     assert "model-large" not in serve.status().applications
