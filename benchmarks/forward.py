@@ -421,7 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _over_ray(table: Table, rounds: int, seconds: float) -> None:
-    from pipelines.cluster import Cluster
+    from brayx.cluster.cluster import Cluster
 
     with Cluster(ingress="serve"):
         rates = asyncio.run(remote(rounds, seconds))

@@ -77,13 +77,13 @@ class Server:
 
 def _replicas() -> None:
     """Two echo replicas, each by the address where its peers reach it, and the native ports that they share."""
-    from pipelines.cluster import Cluster
+    from brayx.cluster.cluster import Cluster
 
     with Cluster(ingress="haproxy") as cluster:
         import ray
         from ray import serve
 
-        from brayx.cluster.directory import NAMESPACE
+        from brayx.cluster import NAMESPACE
         from deployments import echo
 
         serve.run(echo.app(echo.EchoArgs(num_workers=2, native_port=0, tcp_port=0)), name="echo", route_prefix="/")
@@ -96,7 +96,7 @@ def _replicas() -> None:
 
 
 def _serve(ingress: str, tracking: str | None) -> None:
-    from pipelines.cluster import Cluster
+    from brayx.cluster.cluster import Cluster
 
     with (
         tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder,

@@ -24,7 +24,7 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.games import Games
 from brayx.actor.parts import agents_of, codec_of
-from brayx.cluster.directory import NAMESPACE
+from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient

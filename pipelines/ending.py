@@ -1,10 +1,8 @@
-"""The promise that an interrupted command is gone in time: what still runs when its time is over is killed.
+"""Ends an interrupted command in time: kills what still runs when the time is over, and removes its temporary files.
 
-The temporary files of all that it started go with it, since whoever is killed cannot remove its own.
-
-A command ends what it started in order, all parts within one `Deadline`; should it not keep that, this is what ends the
-wait. Knows nothing of what the processes do: all carry a mark of the command in their environment, which they inherit,
-orphans and process groups of their own included.
+A command ends its parts in order, all within one `Deadline`; `end_within` is for the case that one of them hangs. It
+finds the command's processes by a mark in their environment, which all inherit, orphans and process groups of their own
+included. Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ import contextlib
 import math
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +21,12 @@ from typing import NoReturn
 
 import psutil
 
+from brayx.temporary import remove_temporary_files
+
 END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
 
 _MARK = "BRAYX_COMMAND"
-_REMOVAL_S = 1.0
-_folders: list[str] = []
-"""Those of `temporary_files` that are in use."""
 
 
 class Deadline:
@@ -85,47 +80,6 @@ def end_within(seconds: float = END_S) -> None:
     timer.start()
 
 
-@contextlib.contextmanager
-def temporary_files() -> Iterator[str]:
-    """A context: temporary files of this process, and of what it starts meanwhile, are in a folder that goes with it.
-
-    Ray's own stay where they were: the paths of its sockets must be short, and others look for a running Ray there.
-    So does what torch compiles: it is kept for the next time, and torch makes its folder anew when that is gone.
-    """
-    # Beside the folder, as without it.
-    variables = {
-        "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp",
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        or os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"),
-    }
-    folder, found = tempfile.mkdtemp(prefix="brayx-"), tempfile.tempdir
-    variables["TMPDIR"] = folder
-    before = {name: os.environ.get(name) for name in variables}
-    _folders.append(folder)
-    os.environ.update(variables)
-    tempfile.tempdir = folder
-    try:
-        yield folder
-    finally:
-        tempfile.tempdir = found
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        _remove(folder)
-        _folders.remove(folder)
-
-
-def _remove(folder: str) -> None:
-    """Removes a folder, again while a process that is just ending writes into it."""
-    deadline = time.monotonic() + _REMOVAL_S
-    while os.path.exists(folder) and time.monotonic() < deadline:
-        shutil.rmtree(folder, ignore_errors=True)
-        if os.path.exists(folder):
-            time.sleep(0.05)
-
-
 def leave(code: int) -> NoReturn:
     """Ends this process as ``sys.exit`` would, but without taking every module apart.
 
@@ -144,8 +98,7 @@ def _kill() -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=0.5)
-    for folder in _folders[:]:  # the main thread may be removing one
-        _remove(folder)
+    remove_temporary_files()
     print(f"brayx: ending took too long: {len(left)} processes were killed", file=sys.stderr, flush=True)
     os._exit(130)
 

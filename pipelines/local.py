@@ -19,12 +19,13 @@ from brayx.errors import AgentError, BrayxError, DeadlineExceeded, StartupError
 from brayx.faults import AGENTS_LOGGER
 from brayx.logs import one_line
 from brayx.ports import check_ports
+from brayx.temporary import temporary_files
 from brayx.tracking import check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import END_S, Deadline, side_by_side, temporary_files
+from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
 from pipelines.result import TrainResult, ending_of, promote

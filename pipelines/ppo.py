@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from brayx.errors import BrayxError, ConfigError
 from brayx.rollout.envs import Vectorization, check_env
-from pipelines.ending import end_within, temporary_files
+from brayx.temporary import temporary_files
+from pipelines.ending import end_within
 from pipelines.presets import PRESETS, preset_for
 
 if TYPE_CHECKING:

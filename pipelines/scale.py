@@ -1,49 +1,33 @@
-"""Workers join and leave a training that runs: asked for from any process of its cluster, done by the job itself.
+"""Changes the number of workers of a running training, from any process of its cluster.
 
-The trial's books say where its Ray is (`tell_where`), the trial's hub takes the request (`brayx.inbox`), and the
-process that runs the job answers it between two looks at its progress. Knows nothing of what workers do.
+A tag of the trial has the address of its Ray (`tell_where`). The trial's hub takes the request (`brayx.inbox`), and the
+process that runs the job does the work and answers. Knows nothing of what workers do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
-import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from brayx.cluster.directory import NAMESPACE
-from brayx.cluster.hub import get_hub
-from brayx.cluster.start import answers
-from brayx.errors import (
-    BrayxError,
-    ConfigError,
-    ConnectFailed,
-    DeadlineExceeded,
-    JobNotRunning,
-    TrackingError,
-    first_line,
-)
+from brayx.cluster import NAMESPACE
+from brayx.cluster.hub import ask_job
+from brayx.cluster.start import answers, connected, where_ray_is
+from brayx.errors import ConfigError, DeadlineExceeded, JobNotRunning, TrackingError
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial
 
 _RAY_TAG = "brayx.ray"
 """Of a trial: where the Ray is that it runs on, as ``address=…&auth=…&host=…``."""
-_LOOK_S = 0.1
-_ANSWER_S = 5.0
-"""Beyond the time in which a request must be taken: for what was asked for to be done."""
 
 
 class Scaled(NamedTuple):
-    """What became of a request.
+    """Result of a request.
 
     Attributes:
         rollout: name of the component.
-        before, now: workers that it is to have.
+        before, now: its number of workers before and after the request.
     """
 
     rollout: str
@@ -57,15 +41,8 @@ def hub_name(trial: Trial) -> str:
 
 
 def tell_where(trial: Trial) -> None:
-    """Writes into a trial's books which Ray it runs on: the one that this process is connected to."""
-    import ray
-
-    where = {
-        "address": ray.get_runtime_context().gcs_address,
-        "auth": os.environ.get("RAY_AUTH_MODE", ""),
-        "host": socket.gethostname(),
-    }
-    trial.set_tag(_RAY_TAG, urlencode(where))
+    """Tags a trial with the Ray that it runs on: the one that this process is connected to."""
+    trial.set_tag(_RAY_TAG, urlencode(where_ray_is()))
 
 
 def scale(
@@ -76,32 +53,42 @@ def scale(
     tracking: str | None = None,
     timeout_s: float = 30.0,
 ) -> Scaled:
-    """Has a training that runs go on with ``num_workers`` rollout workers, until it ends or is asked again.
+    """Sets the number of rollout workers of a running training, until it ends or this is called again.
 
-    New ones start at once; those that are too many end after the fragment that they are at. A trial that is resumed
-    begins with as many as its YAML says.
+    New workers start at once; surplus ones end after their current fragment. A resumed trial starts with the number in
+    its YAML.
 
     Args:
         trial: its id, or its name where only one of that name runs.
         num_workers: how many; 1 or more.
         rollout: name of the component; None: the only one.
         tracking: MLflow URI or path of the trial's books; None: as `brayx.tracking.tracking_uri`.
-        timeout_s: for the job to take the request: one that is still starting takes none.
+        timeout_s: for the job to take the request; a job that is still starting takes none.
 
     Raises:
         JobNotRunning: no trial of that id or name runs.
         ConnectFailed: its Ray cannot be joined from here.
-        ConfigError: several are meant; or the job has no such rollout, cannot place so many workers, or its mode is
+        ConfigError: several trials match; or the job has no such rollout, cannot place so many workers, or its mode is
             ``blocking`` and so many would wait for each other.
         DeadlineExceeded: the job did not take the request in time, and will not do so later.
     """
     found, where = _running(trial, tracking_uri(tracking))
     request = {"rollout": rollout, "num_workers": num_workers}
-    with _connected(found, where):
-        return _asked(found, request, timeout_s)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with connected(where["address"], where["auth"], namespace=NAMESPACE, **quiet):
+        try:
+            return Scaled(*ask_job(hub_name(found), NAMESPACE, request, timeout_s))
+        except TrackingError as error:
+            raise _not_running(found, "its Ray has no such job any more") from error
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"trial {found.name!r} of project {found.project!r} did not take the request within {timeout_s:g} s, "
+                "and will not do so later: it is starting, ending, or hangs",
+                trial=found.name,
+            ) from error
 
 
-def _running(reference: str, uri: str) -> tuple[Trial, dict[str, Any]]:
+def _running(reference: str, uri: str) -> tuple[Trial, dict[str, str]]:
     """The one trial that runs and has that id or name, and where its Ray is."""
     newest = find_trial(reference, uri)
     with telling(f"cannot look for trial {reference!r} in {uri}"):
@@ -137,52 +124,3 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, Any]]:
 def _not_running(trial: Trial, why: str) -> JobNotRunning:
     said = f"trial {trial.name!r} of project {trial.project!r} does not run here: {why}"
     return JobNotRunning(said, trial=trial.name, run_id=trial.run_id)
-
-
-@contextlib.contextmanager
-def _connected(trial: Trial, where: Mapping[str, Any]) -> Iterator[None]:
-    """A context: this process is connected to the trial's Ray, by a connection of its own if there is none."""
-    if where["auth"]:
-        os.environ.setdefault("RAY_AUTH_MODE", where["auth"])  # read when Ray is imported
-    import ray
-
-    address = where["address"]
-    if ray.is_initialized():
-        here = ray.get_runtime_context().gcs_address
-        if here != address:
-            raise ConnectFailed(f"this process is connected to Ray at {here}, trial {trial.name!r} runs at {address}")
-        yield
-        return
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises bare classes here, and its own for a token that is not right
-        raise ConnectFailed(f"cannot join Ray at {address} for trial {trial.name!r}: {first_line(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _asked(trial: Trial, request: Mapping[str, Any], timeout_s: float) -> Scaled:
-    import ray
-
-    deadline, key = time.monotonic() + timeout_s + _ANSWER_S, ""
-    while time.monotonic() < deadline:
-        try:
-            hub: Any = get_hub(hub_name(trial), NAMESPACE)
-        except TrackingError as error:
-            raise _not_running(trial, "its Ray has no such job any more") from error
-        with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
-            if not key:
-                key = ray.get(hub.ask.remote(request, deadline - _ANSWER_S - time.monotonic()), timeout=_ANSWER_S)
-            answer = ray.get(hub.answered.remote(key), timeout=_ANSWER_S)
-            if isinstance(answer, BrayxError):
-                raise answer
-            if answer is not None:
-                return Scaled(*answer)
-        time.sleep(_LOOK_S)
-    raise DeadlineExceeded(
-        f"trial {trial.name!r} of project {trial.project!r} did not take the request within {timeout_s:g} s, and will "
-        "not do so later: it is starting, ending, or hangs",
-        trial=trial.name,
-    )

@@ -17,8 +17,10 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application
-from brayx.cluster.directory import NAMESPACE, stop_directory
+from brayx.cluster.cluster import Cluster, Ingress
+from brayx.cluster.directory import stop_directory
 from brayx.errors import AgentError, BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
@@ -28,7 +30,6 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
-from pipelines.cluster import Cluster, Ingress
 from pipelines.ending import END_S, Deadline, side_by_side
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores

@@ -24,7 +24,7 @@ import pytest
 
 from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
-from pipelines.ending import temporary_files
+from brayx.temporary import temporary_files
 from tests.processes import SESSION_MARK, ours
 
 NAMESPACE = "brayx-test"

@@ -2,3 +2,6 @@
 
 Every import of Ray is in this package, and in `deployments`, which builds Serve applications.
 """
+
+NAMESPACE = "brayx"
+"""Ray namespace of the named actors: a Serve replica, a driver and a notebook must use the same one."""

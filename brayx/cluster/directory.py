@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brayx.actor.moving import Snapshot
+from brayx.cluster import NAMESPACE
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
 from brayx.gamecore.protocol import game_of
@@ -410,10 +411,6 @@ class Directory:
                 self._sessions.pop(owner, None)
                 self._address.pop(owner, None)
                 self._seen.pop(owner, None)
-
-
-NAMESPACE = "brayx"
-"""Ray namespace of brayx's named actors: a Serve replica, a driver and a notebook must mean the same one."""
 
 
 class _DirectoryActor(Directory):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.books import Books
 from brayx.charts import NUMBERS_FILE, charted, sums_of
-from brayx.errors import TrackingError
+from brayx.errors import BrayxError, DeadlineExceeded, TrackingError
 from brayx.inbox import Inbox
 from brayx.metrics import Drained, Recorder, XAxis
 from brayx.tracking import Trial
@@ -31,6 +31,9 @@ HISTOGRAMS_FILE = "histograms.json"
 """Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
 
 _NUMBERS_EVERY_S = 5.0
+_ANSWER_S = 5.0
+"""Beyond the time in which the job must take a request: until it has answered."""
+_ANSWER_POLL_S = 0.1
 _SUM_TAG = "brayx.sum."
 """Begins the tags that say which of an application's own metrics are sums: a resumed trial counts on."""
 
@@ -180,6 +183,36 @@ def get_hub(name: str, namespace: str) -> ActorHandle[Hub]:
         return handle
     except ValueError as error:
         raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running") from error
+
+
+def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
+    """Puts a request into a trial's hub, for the process that runs the trial's job, and waits for the answer.
+
+    Args:
+        hub, namespace: of the hub.
+        request: what `Inbox.take` gives to the job.
+        timeout_s: for the job to take the request; later it takes it no more.
+
+    Raises:
+        TrackingError: there is no such hub.
+        BrayxError: the job refused the request.
+        DeadlineExceeded: the job did not take it in time.
+    """
+    import ray
+
+    deadline, key = time.monotonic() + timeout_s + _ANSWER_S, ""
+    while time.monotonic() < deadline:
+        handle: Any = get_hub(hub, namespace)
+        with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
+            if not key:
+                key = ray.get(handle.ask.remote(request, deadline - _ANSWER_S - time.monotonic()), timeout=_ANSWER_S)
+            answer = ray.get(handle.answered.remote(key), timeout=_ANSWER_S)
+            if isinstance(answer, BrayxError):
+                raise answer
+            if answer is not None:
+                return answer
+        time.sleep(_ANSWER_POLL_S)
+    raise DeadlineExceeded(f"the job did not take the request within {timeout_s:g} s")
 
 
 class HubClient(Recorder):

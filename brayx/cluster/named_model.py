@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application
 from brayx.cluster.model import model_application
 from brayx.cluster.named import ANSWER_S, call_with_retry, typed
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-NAMESPACE = "brayx"
 MODULE = "brayx.cluster.remote_model"
 _ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
 _GIVEN_BACK_S = 5.0

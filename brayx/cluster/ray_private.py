@@ -1,6 +1,7 @@
 """What brayx uses of Ray that Ray does not publish; each part fails on its own where a version has changed it.
 
-Ray's key-value store, its address file and folders, whether it asks for a token, and whether Serve is ending a replica.
+Ray's key-value store, its address file and folders, whether it asks for a token, where Serve listens, and whether Serve
+is ending a replica.
 What a replay stream needs of Ray Data is in `brayx.cluster.housekeeping`, which warns once instead of failing.
 """
 
@@ -155,3 +156,12 @@ def replica_is_ending() -> bool:
         if getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False):
             return True
     return False
+
+
+def serve_http_address() -> tuple[str | None, int]:
+    """Host and port of the running Serve's HTTP ingress; the host is None if Serve has no ingress."""
+    from ray import serve
+
+    client = serve.context._get_global_client()
+    assert client is not None, "serve.start has connected it"
+    return client.http_config.host, client.http_config.port

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from brayx.cluster import NAMESPACE
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import ANSWER_S, call_with_retry, named_lock
 from brayx.cluster.named_model import (
-    NAMESPACE,
     config_of,
     deploy,
     find,

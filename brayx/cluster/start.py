@@ -1,4 +1,4 @@
-"""Starts Ray, with retries for busy machines; joins a running Ray; warns if Ray has no token.
+"""Starts Ray, with retries for busy machines, or joins a running one; warns if Ray has no token.
 
 Ray ends its own node if one of its processes is not up within 15 s, and no option changes that. `ray.init` notices 15 s
 later, and leaves the processes it has started running. Knows nothing of jobs and applications.
@@ -12,14 +12,14 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from brayx.cluster import ray_private
-from brayx.errors import StartupError, first_line
+from brayx.errors import ConnectFailed, StartupError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,49 @@ def join_ray(address: str, **options: Any) -> None:
         raise
     except Exception as error:  # Ray raises bare classes here, and its own for a wrong token
         raise StartupError(f"cannot join Ray at {address}: {first_line(error)}") from error
+
+
+def where_ray_is() -> dict[str, str]:
+    """How another process joins the Ray of this one: what `connected` takes, and ``host``, for people."""
+    import ray
+
+    return {
+        "address": ray.get_runtime_context().gcs_address,
+        "auth": os.environ.get("RAY_AUTH_MODE", ""),
+        "host": socket.gethostname(),
+    }
+
+
+@contextlib.contextmanager
+def connected(address: str, auth: str, **options: Any) -> Iterator[None]:
+    """A context in which this process is connected to a running Ray; keeps a connection that exists.
+
+    Args:
+        address: ``host:port`` of the Ray.
+        auth: its ``RAY_AUTH_MODE``; empty: Ray's default.
+        options: of ``ray.init``, but for ``address``.
+
+    Raises:
+        ConnectFailed: this process is connected to another Ray, or the Ray refuses it.
+    """
+    if auth:
+        os.environ.setdefault("RAY_AUTH_MODE", auth)  # read when Ray is imported
+    import ray
+
+    if ray.is_initialized():
+        current = ray.get_runtime_context().gcs_address
+        if current != address:
+            raise ConnectFailed(f"this process is connected to Ray at {current}, not at {address}")
+        yield
+        return
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # Ray raises bare classes here, and its own for a wrong token
+        raise ConnectFailed(f"cannot join Ray at {address}: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def check_address(address: str | None) -> None:

@@ -27,7 +27,8 @@ from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from brayx.actor.config import ActorConfig
-from brayx.cluster.directory import NAMESPACE, Location, renewals, stop_directory
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import Location, renewals, stop_directory
 from brayx.cluster.replica import _on_loopback
 from brayx.errors import ConnectFailed, SessionExists, SessionResumed
 from brayx.gamecore.client import AsyncClient, Client
@@ -430,7 +431,7 @@ def test_an_idle_websocket_is_closed_with_its_reason(cartpole: str) -> None:
 JOIN = """
 import sys
 from brayx.errors import StartupError
-from pipelines.cluster import Cluster
+from brayx.cluster.cluster import Cluster
 
 address, *ports = sys.argv[1:]
 for port in ports:

@@ -13,7 +13,8 @@ import pytest
 import ray
 from ray import serve
 
-from brayx.cluster.directory import NAMESPACE, Location, stop_directory
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import Location, stop_directory
 from brayx.gamecore import pettingzoo
 from brayx.gamecore.client import AsyncClient
 from brayx.ports import free_port

@@ -24,9 +24,10 @@ import torch
 from ray import serve
 
 from brayx import RemoteModel, Services, forward, pinned
+from brayx.cluster import NAMESPACE
 from brayx.cluster import remote_model as remote
 from brayx.cluster.named import call_with_retry, named_lock
-from brayx.cluster.named_model import NAMESPACE, wait_for_doors
+from brayx.cluster.named_model import wait_for_doors
 from brayx.cluster.process_model import background
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights

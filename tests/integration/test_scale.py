@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from brayx.cluster.directory import NAMESPACE
+from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
 from brayx.tracking import Trial

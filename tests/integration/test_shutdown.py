@@ -13,7 +13,8 @@ import pytest
 import ray
 from ray import serve
 
-from brayx.cluster.directory import NAMESPACE, stop_directory
+from brayx.cluster import NAMESPACE
+from brayx.cluster.directory import stop_directory
 from brayx.errors import ServiceFull, SessionLost, TransportError
 from brayx.gamecore.client import AsyncClient
 from brayx.ports import free_port

@@ -16,7 +16,7 @@ import pytest
 import ray
 from rich.console import Console
 
-from brayx.cluster.directory import NAMESPACE
+from brayx.cluster import NAMESPACE
 from brayx.cluster.hub import create_hub
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.errors import ConfigError, ReplayError

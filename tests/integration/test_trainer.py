@@ -17,6 +17,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_list
 
 from brayx.algorithms.ppo import PPOConfig
+from brayx.cluster.cluster import Cluster
 from brayx.cluster.hub import HubClient, create_hub
 from brayx.cluster.learner import Learner, LearnerSpec
 from brayx.cluster.remote_buffer import RemoteBuffer
@@ -29,7 +30,6 @@ from brayx.trainer.config import TrainerConfig
 from brayx.types import Fragment
 from deployments.job import JobConfig
 from pipelines.cli import TEMPLATES
-from pipelines.cluster import Cluster
 from pipelines.train import train
 from tests.processes import ours
 from tests.waiting import until

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from brayx.cluster.cluster import Cluster, check_ingress
 from brayx.errors import StartupError
 from brayx.ports import check_ports, free_port
 from deployments.job import JobConfig
-from pipelines.cluster import Cluster, check_ingress
 from pipelines.train import cluster_for
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.ending import Deadline, marked, side_by_side, temporary_files
+from brayx.temporary import temporary_files
+from pipelines.ending import Deadline, marked, side_by_side
 from tests.waiting import WAIT_S, until
 
 MARK = "BRAYX_TEST_ENDING"
@@ -130,7 +131,8 @@ def test_temporary_files_of_a_command_and_of_what_it_starts_go_with_it(
 def test_a_command_that_hangs_is_killed_with_its_temporary_files(tmp_path: Path) -> None:
     program = r"""
 import subprocess, sys, tempfile, time
-from pipelines.ending import end_within, mark, temporary_files
+from brayx.temporary import temporary_files
+from pipelines.ending import end_within, mark
 mark()
 with temporary_files():
     other = "import tempfile, time\nwith tempfile.TemporaryDirectory(): print(flush=True); time.sleep(600)"

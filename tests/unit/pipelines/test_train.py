@@ -15,13 +15,13 @@ from rich.console import Console
 
 from brayx.engines.base import save_weights
 from brayx.errors import ConfigError, DeadlineExceeded, StartupError
+from brayx.ports import free_port
 from brayx.tracking import Trial, files_of, find
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import Summary
 from deployments.job import JobConfig
 from pipelines import cli
 from pipelines import train as train_module
-from pipelines.cluster import free_port
 from pipelines.progress import Progress
 from pipelines.result import TrainResult, ending_of, promote
 from pipelines.train import _undeploy, _wait_for_weights, check_books

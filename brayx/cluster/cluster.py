@@ -1,4 +1,4 @@
-"""The Ray cluster that a job runs on, and Serve's ingress where it has a door: started here and ended whole, or joined.
+"""The Ray cluster that a job runs on, with Serve's ingress if the job has a door: started and ended here, or joined.
 
 A local cluster takes the HAProxy ingress, because Serve's own proxy passes about 200 requests a second on two cores
 and HAProxy ten times as many (`benchmarks/ticks.py`). It listens on loopback unless the job says otherwise. Knows
@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 import psutil
 
-from brayx.cluster.directory import NAMESPACE
+from brayx.cluster import NAMESPACE, ray_private
 from brayx.cluster.start import join_ray, start_ray, warn_if_open
 from brayx.errors import StartupError
 from brayx.ports import check_ports, free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
-from pipelines.ending import temporary_files
+from brayx.temporary import temporary_files
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ _MIN_LOGICAL_CPUS = 4
 
 
 def check_ingress(host: str, port: int, found_host: str | None, found_port: int) -> None:
-    """Makes sure that the Serve of a joined cluster listens where the job's door is to be.
+    """Checks that the Serve of a joined cluster listens where the job's door must be.
 
     Args:
-        host, port: of the job's door; port 0 takes whichever it is.
-        found_host, found_port: where Serve listens; no host: nowhere.
+        host, port: of the job's door; port 0 takes Serve's port.
+        found_host, found_port: where Serve listens; None: nowhere.
 
     Raises:
         StartupError: it listens elsewhere, and Serve does not move while it runs.
@@ -49,7 +49,7 @@ def check_ingress(host: str, port: int, found_host: str | None, found_port: int)
     if found_host == host and port in (0, found_port):
         return
     raise StartupError(
-        f"the job's door is to be {host}:{port}, but Serve of the joined cluster listens at {found_host}:{found_port} "
+        f"the job's door must be {host}:{port}, but Serve of the joined cluster listens at {found_host}:{found_port} "
         f"already: take that with --set actor.host={found_host} --set actor.port={found_port} (the job's actor "
         f"component), or shut that Serve down first",
         port=found_port,
@@ -102,8 +102,8 @@ class Cluster:
         return self
 
     def _start(self, wanted: int) -> None:
-        """Starts or joins Ray and Serve; ``wanted`` is the port that was asked for."""
-        import ray
+        """Starts or joins Ray and Serve; ``wanted`` is the port that the caller gave."""
+        import ray  # after its environment is set
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
         if self.address:
@@ -121,11 +121,8 @@ class Cluster:
         try:
             serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
             if self.address:  # where Serve may run already; then it keeps its own options, and only logs that
-                client = serve.context._get_global_client()
-                assert client is not None, "serve.start has connected it"
-                found = client.http_config
-                check_ingress(self.host, wanted, found.host, found.port)
-                self.port = found.port
+                host, self.port = ray_private.serve_http_address()
+                check_ingress(self.host, wanted, host, self.port)
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError | ray.exceptions.RayError):
@@ -136,13 +133,13 @@ class Cluster:
         self._end()
 
     def start(self) -> Cluster:
-        """Enters it where there is no block, as between a notebook's cells; `stop` or the interpreter's end leaves."""
+        """Starts or joins outside a ``with`` block, as in a notebook; `stop` ends it, or the interpreter's exit."""
         self.__enter__()
         atexit.register(self._end)
         return self
 
     def stop(self) -> None:
-        """Leaves it."""
+        """Ends what `start` started."""
         atexit.unregister(self._end)
         self._end()
 
@@ -152,27 +149,27 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-            # A job has a dozen small actors that start at once, which is no reason to warn.
+            # A job starts a dozen small actors at once; Ray warns of that by default.
             "RAY_worker_maximum_startup_concurrency": "8",
-            # Ray's control store keeps the newest 100 000 calls for its dashboard, which is not started: it grows for
-            # minutes, and each process sends it a message a second.
+            # Ray's control store keeps the newest 100 000 calls for the dashboard, which does not run here: it grows
+            # for minutes, and each process sends it a message a second.
             "RAY_task_events_report_interval_ms": "0",
-            # Each export of metrics by OpenTelemetry leaves 4 KB a series in every process: one that has some
-            # 150 grows by 200 MB an hour. Ray's older exporter does not, and a job has no reader for either.
+            # Each OpenTelemetry export leaks 4 KB per series in every process: 200 MB an hour with 150 series. Ray's
+            # older exporter does not leak, and a job has no reader for either.
             "RAY_enable_open_telemetry": "0",
             # The default of 5 s kills an ingress that is slow to start on a busy machine, and the job with it.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-            # A message of the ingress need not change threads in the replica, which costs more than its agent.
+            # Run user code on the ingress's thread: changing threads costs more than an agent's tick.
             "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         }
         if self.ingress == "haproxy":
             variables |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-                # A session's requests go to the replica that owns it, and few sessions move when replicas come or go.
+                # Route a session's requests to the replica that owns it; few sessions move when replicas change.
                 "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(session)\n    hash-type consistent djb2 avalanche",
                 "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
-                # The default of 30 s is for balancers elsewhere; meanwhile a replica that ends keeps what it holds.
+                # The default of 30 s is for external balancers; a replica that ends would hold its resources so long.
                 "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
                 "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
                 "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
@@ -182,15 +179,14 @@ class Cluster:
     def _end(self) -> None:
         """Ends what was started here; a cluster that was joined keeps running.
 
-        Serve's orderly shutdown is skipped: its applications are deleted by who deployed them, and waiting for the
-        controller takes longer than ending the cluster. HAProxy is no child of Ray's and is ended by its process id.
+        Skips Serve's orderly shutdown: whoever deployed the applications has deleted them, and waiting for the
+        controller takes longer than ending the cluster. HAProxy is not a child of Ray, so it is ended by process id.
         """
         import ray
 
-        if self.address:
-            ray.shutdown()
-            return
         ray.shutdown()
+        if self.address:
+            return
         _end_processes(_haproxies(self._node_id), 2.0)
         self._after.close()
 
