@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from brayx.actor.ends import BETWEEN
 from brayx.actor.moving import Snapshot
-from brayx.errors import BrayxError, Overloaded
+from brayx.errors import BrayxError, Overloaded, SessionLost, SessionResumed
 from brayx.gamecore.protocol import StepKind, StepRequest
-from tests.unit.actor.test_session import Bench
+from tests.unit.actor.bench import Bench, Shared
+from tests.waiting import until_awaited as until
 
 
 def tick(seq: int, body: bytes) -> StepRequest:
@@ -55,3 +57,91 @@ async def test_a_repeat_of_the_last_tick_before_a_snapshot_gets_its_reply_after_
     assert await resumed(bench, Snapshot(2, 2, b"s:1", b"|0|1"), tick(1, b"1")) == b"s:1"
     assert bench.actors[0].seen == [b"", b"0", b"1"], "it was applied twice"
     assert await bench.number(2, b"2") == b"s:2"
+
+
+@pytest.mark.usefixtures("whence")
+class TestSnapshots:
+    def bench(
+        self, release: Callable[[str, str], Awaitable[None]] | None = None, **options: object
+    ) -> tuple[Bench, list[tuple[str, Snapshot]]]:
+        others = Shared(release=release)
+        return Bench(ownership=others, **options), others.kept
+
+    async def resumed(self, bench: Bench, snapshot: Snapshot, request: StepRequest) -> bytes:
+        answer: asyncio.Future[bytes | BrayxError] = asyncio.get_running_loop().create_future()
+        bench.table.resume("s", snapshot, request, answer.set_result)
+        result = await answer
+        if isinstance(result, BrayxError):
+            raise result
+        return result
+
+    async def test_one_is_taken_every_so_many_ticks(self) -> None:
+        bench, kept = self.bench(snapshot_every=2)
+        await bench.ask("start")
+        for number in range(5):
+            await bench.number(number, b"%d" % number)
+        await until(lambda: len(kept) == 2)
+        assert kept == [("s", Snapshot(2, 2, b"s:1", b"|0|1")), ("s", Snapshot(4, 4, b"s:3", b"|0|1|2|3"))]
+
+    async def test_a_session_resumed_from_one_is_told_once_where_it_is(self) -> None:
+        bench, _ = self.bench()
+        tick = StepRequest(StepKind.TICK, "s", b"9", seq=9)
+        with pytest.raises(SessionResumed) as told:
+            await self.resumed(bench, Snapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
+        assert told.value.details == {"tick": 4}
+        assert await bench.number(3, b"3") == b"s:3"
+        assert await bench.number(4, b"4") == b"s:4"
+        assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3", b"4"]
+
+    async def test_a_session_that_was_moved_goes_on_as_if_nothing_were(self) -> None:
+        bench, _ = self.bench()
+        tick = StepRequest(StepKind.TICK, "s", b"1", seq=1)
+        assert await self.resumed(bench, Snapshot(1, 1, b"s:0", b"|0", exact=True), tick) == b"s:1"
+        numbers = bench.recorder.summary()
+        assert (numbers["sessions_resumed"], numbers.get("sessions_started", 0)) == (1, 0)
+
+    async def test_sessions_are_moved_between_two_requests_and_not_told_that_they_ended(self) -> None:
+        bench, _ = self.bench()
+        parked: dict[str, Snapshot] = {}
+
+        async def park(session: str, snapshot: Snapshot) -> None:
+            parked[session] = snapshot
+
+        heard: list[str] = []
+        holder = bench.table.holder(heard.append)
+        await bench.step(StepRequest(StepKind.START, "s", b"", holder=holder.name))
+        await bench.number(0, b"0", holder)
+        busy = asyncio.ensure_future(bench.number(1, b"wait", holder))
+        await asyncio.sleep(0.01)
+        bench.table.move(park)
+        assert not parked, "a session is not moved in the middle of a tick"
+        bench.actors[0].gate.set()
+        await busy
+        bench.table.move(park)
+        await until(lambda: heard == ["moved"])
+        assert parked == {"s": Snapshot(2, 2, b"s:wait", b"|0|wait", exact=True, holder=holder.name)}
+        assert bench.actors[0].reasons == []
+        assert len(bench.table) == 0
+
+    async def test_one_that_cannot_be_restored_is_lost(self) -> None:
+        bench, _ = self.bench()
+        with pytest.raises(SessionLost, match="cannot read"):
+            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b""))
+        assert len(bench.table) == 0
+        numbers = bench.recorder.summary()
+        assert numbers["sessions_ended.lost"] == 1
+        assert "sessions_started" not in numbers
+
+    @pytest.mark.parametrize(("seq", "left"), [(None, "stop"), (1, "owner_died")])
+    async def test_the_loss_of_one_that_cannot_be_restored_is_told_again_only_to_a_repeat(
+        self, seq: int | None, left: str
+    ) -> None:
+        freed: list[str] = []
+
+        async def release(session: str, reason: str) -> None:
+            freed.append(reason)
+
+        bench, _ = self.bench(release=release)
+        with pytest.raises(SessionLost):
+            await self.resumed(bench, Snapshot(1, 1, None, b"rubbish"), StepRequest(StepKind.TICK, "s", b"", seq=seq))
+        assert freed == [left]

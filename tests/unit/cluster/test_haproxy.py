@@ -19,7 +19,7 @@ import pytest
 from brayx.gamecore.pettingzoo import session_id
 from brayx.ports import free_port
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide-serve.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide-serve.md"
 REPLICAS = 3
 
 

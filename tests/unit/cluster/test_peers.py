@@ -1,26 +1,18 @@
-"""The replica's connections to its peers, and what it hands to the directory. The rest of it is tested on Ray."""
+"""The replica's connections to its peers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 
-from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import ENDED_PREFIX, LEFT_PREFIX, ForPeers, HttpConnection, WebSockets
 from brayx.actor.doors.native import Limits, Listener
-from brayx.actor.moving import Snapshot
-from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Directory
-from brayx.cluster.membership import Membership
 from brayx.cluster.peers import Peers
-from brayx.cluster.routing import Routing
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.http import AsyncHttpTransport
-from brayx.metrics import Recorder
-from brayx.ports import is_loopback
 from tests.unit.actor.doors.test_asgi import TableService
 
 
@@ -85,25 +77,6 @@ async def test_a_peer_is_told_of_sessions_and_connections_that_are_gone() -> Non
     assert heard == messages
 
 
-def test_a_snapshot_too_large_for_the_directory_is_counted() -> None:
-    directory, recorder = Directory(), Recorder()
-    directory.claim("s", "me")
-    kept = []
-    keep = SimpleNamespace(remote=lambda *snapshot: kept.append(directory.keep(*snapshot)))
-    member = Membership(SimpleNamespace(keep=keep))
-    member.owner = "me"
-    routing = Routing(member, ActorConfig(agents=["agent"]), None, recorder)
-    for actor, reply in ((MAX_SNAPSHOT_BYTES, None), (MAX_SNAPSHOT_BYTES - 1, b"x")):
-        routing.keep("s", Snapshot(1, 0, reply, bytes(actor)))
-    assert kept == [True, True]
-    assert "snapshots_failed" not in recorder.summary()
-    for actor, reply in ((MAX_SNAPSHOT_BYTES + 1, None), (MAX_SNAPSHOT_BYTES, b"x")):
-        routing.keep("s", Snapshot(2, 0, reply, bytes(actor)))
-        assert directory.keep("s", "me", Snapshot(2, 0, reply, bytes(actor))) is False
-    assert kept == [True, True], "what would be refused is not sent"
-    assert recorder.summary()["snapshots_failed"] == 2
-
-
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize(
     "shown", ["", "peer-secret: \r\n", "peer-secret: between others\r\n", "peer-secret: between us\r\n"]
@@ -145,22 +118,3 @@ async def test_the_secret_is_asked_for_again_on_each_request_of_a_connection() -
                 await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
             assert int(head.split()[1]) == status
         writer.close()
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example.org", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_is_loopback(host: str | None, loopback: bool) -> None:
-    assert is_loopback(host) == loopback
