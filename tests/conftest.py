@@ -25,7 +25,7 @@ import pytest
 from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
 from brayx.temporary import temporary_files
-from tests.processes import SESSION_MARK, ours
+from tests.processes import SESSION_MARK, ours, ray_trouble
 
 NAMESPACE = "brayx-test"
 LEFTOVER_WAIT_S = 15.0
@@ -41,8 +41,6 @@ for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")
 
 _leftovers: list[str] = []
-_ray_trouble: list[str] = []
-"""Failed starts of Ray that were tried again."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,7 +69,7 @@ def ray_cluster() -> Iterator[str]:
     from brayx.cluster.start import start_ray
 
     start_ray(
-        _ray_trouble.append,
+        ray_trouble.append,
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
@@ -143,7 +141,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _leftovers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput |= {"leftovers": _leftovers, "ray_trouble": _ray_trouble}
+        session.config.workeroutput |= {"leftovers": _leftovers, "ray_trouble": ray_trouble}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -151,13 +149,13 @@ def pytest_testnodedown(node: Any) -> None:
     """Takes over the findings of a worker of pytest-xdist."""
     output = getattr(node, "workeroutput", {})
     _leftovers.extend(output.get("leftovers", []))
-    _ray_trouble.extend(output.get("ray_trouble", []))
+    ray_trouble.extend(output.get("ray_trouble", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _ray_trouble:
+    if ray_trouble:
         terminalreporter.section("Ray was started again", yellow=True)
-        terminalreporter.write_line("\n".join(_ray_trouble))
+        terminalreporter.write_line("\n".join(ray_trouble))
     if _leftovers:
         terminalreporter.section("processes left by the tests (killed now)", red=True)
         terminalreporter.write_line("\n".join(_leftovers))

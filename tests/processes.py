@@ -9,6 +9,11 @@ import psutil
 from pipelines.ending import marked
 
 SESSION_MARK = "BRAYX_TEST_SESSION"
+RAY_IS_LATE = "timed out during startup"
+"""Ray's words for a node that was not up in time, which happens on a busy machine."""
+
+ray_trouble: list[str] = []
+"""Failed starts of Ray that were tried again; the summary of the tests shows them."""
 
 
 def ours(*words: str) -> list[psutil.Process]:

@@ -27,6 +27,7 @@ import psutil
 from brayx.charts import NUMBERS_FILE
 from brayx.tracking import Trial, tracking_uri
 from pipelines.ending import marked
+from tests.processes import RAY_IS_LATE, ray_trouble
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
@@ -180,6 +181,34 @@ class Command:
         return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def serve_run(
+    words: Sequence[str],
+    folder: Path,
+    answers: Callable[[], bool],
+    environment: dict[str, str | None] | None = None,
+    runs_in: Path | None = None,
+) -> Iterator[Command]:
+    """A `serve run` that answers. A Ray that is late is started once more, and the summary of the tests says so.
+
+    Args:
+        words, folder, environment, runs_in: as of `Command`.
+        answers: whether the service answers.
+    """
+    with contextlib.ExitStack() as stack:
+        command = stack.enter_context(Command(words, folder, environment, runs_in))
+        command.until(lambda: answers() or RAY_IS_LATE in command.err, "the service answered")
+        if RAY_IS_LATE in command.err:
+            ray_trouble.append(f"{' '.join(words)}: the node {RAY_IS_LATE}")
+            stack.close()
+            command = stack.enter_context(Command(words, folder, environment, runs_in))
+        stack.enter_context(said_on_failure(command))
+        command.until(answers, "the service answered")
+        yield command
+        command.control_c(group=False)
+        command.gone(60.0)
+
+
 def tuned(*words: str) -> list[str]:
     """A command of this environment with the settings for HAProxy, as the guide has users start it."""
     return ["/bin/sh", str(ROOT / "docker" / "serve.sh"), str(BIN / words[0]), *words[1:]]
@@ -269,11 +298,11 @@ def goes_on(points: Sequence[tuple[int, float]]) -> bool:
 
 
 def metrics_of(command: Command, name: str = "main") -> dict[str, float]:
-    """Newest numbers of the trial that a training command runs; empty while there is none.
+    """Newest numbers of the trial that a training command runs; empty while there are none.
 
-    The store is not touched before the command has made it: whoever comes second while it does is turned away.
+    The store is not opened before the command has made it, as two processes cannot make it at once.
     """
-    if "Ray is up" not in command.err:
+    if not any(command.folder.glob(f"mlartifacts/*/*/artifacts/{NUMBERS_FILE}")):
         return {}
     return numbers_of(trials(command.folder)[name][-1])
 

@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 
@@ -19,11 +18,9 @@ from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from deployments.job import JobConfig
-from tests.end_to_end.jobs import ROOT, Command, is_free, said_on_failure
+from tests.end_to_end.jobs import ROOT, is_free, serve_run, tuned
 
 POLICY_VERSION = 41
-HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0"}
-"""The ingress, without the 30 s for which its replicas wait for balancers elsewhere when they end."""
 
 
 def serve_config(folder: Path, **args: Any) -> str:
@@ -71,27 +68,26 @@ def play(url: str) -> list[int]:
     return actions
 
 
-def ends_clean(command: Command, url: str) -> None:
-    """Ctrl-C; then no process is left, HAProxy included, and nobody listens at the door."""
-    command.control_c(group=False)
-    command.gone(60.0)
-    assert is_free(int(url.rpartition(":")[2]))
-
-
-@pytest.mark.parametrize("ingress", ["serve", "haproxy"])
-def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: Path, ingress: str) -> None:
-    url = serve_config(tmp_path)
-    environment = HAPROXY if ingress == "haproxy" else {}
-    with Command(["serve", "run", "serve_config.yaml"], tmp_path, environment) as command, said_on_failure(command):
-        command.until(lambda: bool(status(url)), "the service answered")
-        said = status(url)
+def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_run(
+    tmp_path: Path, tracking_db: str
+) -> None:
+    """It runs in the repository: all of the file but the port, which others may have; and not the champion of whoever
+    works in this folder."""
+    port = free_port()
+    shipped = (ROOT / "serve_config.yaml").read_text()
+    assert shipped.count("port: 8000\n") == 1
+    config, url = tmp_path / "serve_config.yaml", f"http://127.0.0.1:{port}"
+    config.write_text(shipped.replace("port: 8000\n", f"port: {port}\n"))
+    words, environment = ["serve", "run", str(config)], {"MLFLOW_TRACKING_URI": tracking_db}
+    with serve_run(words, tmp_path, lambda: bool(status(url)), environment, runs_in=ROOT) as command:
+        facts = status(url)
         expected = {"service": "brayx", "sessions": 0, "mode": "serve"}
         expected |= {"policy_versions": {"model": 0}, "registered": {"model": []}}
-        assert said == {**said, **expected}
+        assert facts == {**facts, **expected}
         (shown,) = re.findall(r'^# (\{"service": .*\})$', (ROOT / "docs" / "guide-serve.md").read_text(), re.M)
-        assert list(json.loads(shown)) == list(said), "the guide shows what there is"
+        assert list(json.loads(shown)) == list(facts), "the guide shows what there is"
         native = {"http": "http://127.0.0.1:8100", "ws": "ws://127.0.0.1:8100", "tcp": "tcp://127.0.0.1:8101"}
-        assert said["doors"] == native, "serve_config.yaml opens the default native ports"
+        assert facts["doors"] == native, "serve_config.yaml opens the default native ports"
         assert all(action in (0, 1) for action in play(url))
         code, reply = call(url, b"{}", session="game-2", step_kind="tick")
         assert (code, json.loads(reply)["error"]) == (404, "session_unknown")
@@ -100,38 +96,25 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
         said = [line for line in (command.err + command.out).splitlines() if "untrained" in line]
         assert len(said) == 1, said
         assert re.search(r"brayx (train|demo)|make demo", said[0]), said
-        assert command.pids("haproxy") if ingress == "haproxy" else not command.pids("haproxy")
-        ends_clean(command, url)
+        assert not command.pids("haproxy")
+    assert is_free(port)
     assert not list(tmp_path.glob("mlruns"))
 
 
-def test_the_champion_is_served(tmp_path: Path, tracking_db: str) -> None:
+def test_the_champion_is_served_behind_haproxy(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     url = serve_config(tmp_path, tracking=tracking_db)
     # As a cluster of `ray start` is, too, before somebody has made a token.
     opened = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}
-    with Command(["serve", "run", "serve_config.yaml"], tmp_path, opened) as command, said_on_failure(command):
-        command.until(lambda: bool(status(url)), "the service answered")
+    words = tuned("serve", "run", "serve_config.yaml")
+    with serve_run(words, tmp_path, lambda: bool(status(url)), opened) as command:
         command.until(command.says("Ray asks for no token: anyone who reaches its ports"), "it warned")
         assert status(url)["policy_versions"] == {"model": 1}, "the registry's version, by which it is promoted"
         assert status(url)["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"
         assert "untrained" not in command.err + command.out
-        ends_clean(command, url)
-
-
-def test_the_shipped_file_serves_from_the_repository(tmp_path: Path, tracking_db: str) -> None:
-    """All of it but the port, which others may have; and not the champion of whoever works in this folder."""
-    port = free_port()
-    shipped = (ROOT / "serve_config.yaml").read_text()
-    assert shipped.count("port: 8000\n") == 1
-    config, url = tmp_path / "serve_config.yaml", f"http://127.0.0.1:{port}"
-    config.write_text(shipped.replace("port: 8000\n", f"port: {port}\n"))
-    words, environment = ["serve", "run", str(config)], {"MLFLOW_TRACKING_URI": tracking_db}
-    with Command(words, tmp_path, environment, runs_in=ROOT) as command, said_on_failure(command):
-        command.until(lambda: bool(status(url)), "the service answered")
-        assert all(action in (0, 1) for action in play(url))
-        ends_clean(command, url)
+        assert command.pids("haproxy")
+    assert is_free(int(url.rpartition(":")[2]))
 
 
 def champion(uri: str, folder: Path) -> None:
