@@ -19,6 +19,7 @@ from brayx.errors import AgentError, BrayxError, DeadlineExceeded, StartupError
 from brayx.faults import AGENTS_LOGGER
 from brayx.logs import one_line
 from brayx.ports import check_ports
+from brayx.remote import offer
 from brayx.temporary import temporary_files
 from brayx.tracking import check_writable, tracking_uri
 from deployments.job import JobConfig, only, pool_name
@@ -185,6 +186,7 @@ class _Training:
             ),
             name=self.actor,
         )
+        stack.enter_context(offer(models, self.buffers, self.host.loop))
         self.sources = Sources(job, self.buffers)
         self.finished = self.learning = False
         self.end = Deadline(_END_S)

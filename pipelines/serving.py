@@ -30,6 +30,7 @@ from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel, batching
 from brayx.model.pool import Pool
 from brayx.ports import check_ports
+from brayx.remote import Unkept, offer
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.weights import pooled, registered
@@ -111,8 +112,10 @@ class Serving:
             name=actor,
             keys=keys,
         )
+        self._offered = contextlib.ExitStack()
         self._host.open()
         self._host.run(self._start_work(), _START_S)
+        self._offered.enter_context(offer(self._models, dict.fromkeys(job.buffers, Unkept()), self._host.loop))
         self.urls = self._host.urls
 
     def __enter__(self) -> Self:
@@ -145,6 +148,7 @@ class Serving:
 
     def close(self) -> None:
         """Ends every session and the doors, and writes the last results. May be called again."""
+        self._offered.close()
         self._host.close(_CLOSE_S)
 
     def _facts(self) -> dict[str, Any]:

@@ -89,13 +89,18 @@ class _Use(AbstractContextManager[Services]):
 _services: contextvars.ContextVar[Services] = contextvars.ContextVar("brayx_services")
 
 
+def services_here() -> Services | None:
+    """The services in use where this is called; None: it is not called from an agent's methods."""
+    return _services.get(None)
+
+
 def _current() -> Services:
-    try:
-        return _services.get()
-    except LookupError:
+    services = _services.get(None)
+    if services is None:
         raise ConfigError(
             "brayx.forward, push and record work inside an agent's methods; elsewhere use `with Services(...).use():`"
-        ) from None
+        )
+    return services
 
 
 def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:

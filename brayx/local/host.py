@@ -43,6 +43,7 @@ class LocalHost:
 
     Attributes:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
+        loop: that all of it runs on.
     """
 
     def __init__(self, config: ActorConfig, runtime: Runtime, *, name: str = "actor", keys: Keys | None = None) -> None:
@@ -53,7 +54,7 @@ class LocalHost:
         self._close = runtime.close
         self._service: ActorService | None = None
         self._grpc: GrpcListener | None = None
-        self._loop = _new_loop()
+        self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="brayx-doors", daemon=True)
         self.urls: dict[str, str] = {}
 
@@ -81,7 +82,7 @@ class LocalHost:
         Raises:
             DeadlineExceeded: it did not end in time; it is cancelled.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout_s)
         except TimeoutError:
@@ -108,7 +109,7 @@ class LocalHost:
             self.run(self._shut(timeout_s), 2 * timeout_s + _LOOP_END_S)
         except DeadlineExceeded as error:
             logger.warning("the doors did not end in order: %s", error)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_LOOP_END_S)
 
     async def _open(self) -> None:
@@ -138,15 +139,15 @@ class LocalHost:
                 await asyncio.wait_for(close(), max(timeout_s, 0.1))
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(self._loop):
+            for task in asyncio.all_tasks(self.loop):
                 task.cancel()
             with contextlib.suppress(RuntimeError):
-                self._loop.run_until_complete(asyncio.sleep(0))
-            self._loop.close()
+                self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.close()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -6,7 +6,7 @@ models that run elsewhere, behind whatever carries batches to them, is `Elsewher
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -43,6 +43,10 @@ class Shared(Forwarder, Protocol):
 
     def pinned(self, version: int | None = None) -> PinnedModel: ...
 
+    async def forward_columns(
+        self, columns: Sequence[np.ndarray], *, deadline_s: float | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]: ...
+
 
 class Caller:
     """A model whose forwards are one caller's; see `brayx.model.local.Model`."""
@@ -62,6 +66,11 @@ class Caller:
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
         return await self._model._forward(args, version, self, deadline_s)
+
+    async def forward_columns(
+        self, columns: Sequence[np.ndarray], *, deadline_s: float | None = None
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        return await self._model.forward_columns(columns, deadline_s=deadline_s)
 
     def pinned(self, version: int | None = None) -> PinnedModel:
         return self._model.pinned(version)

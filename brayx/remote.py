@@ -1,0 +1,272 @@
+"""`RemoteModel` and `RemoteBuffer` by name: a job's own in the job's process, any other on a Ray cluster.
+
+A method of an agent finds the models and buffers that `brayx.forward` and `brayx.push` find, on either host. Other code
+finds those of a local host that runs in its process (`offer`). Only a name that is not among them imports the cluster.
+Knows nothing of how a model acts or a buffer keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from brayx.actor.agent import services_here
+from brayx.errors import ConfigError, DeadlineExceeded, ModelError
+from brayx.replay.packing import transitions
+from brayx.types import Columns, Fragment, NestedArray
+
+_ANSWER_S = 60.0
+"""Longest wait for a model, which has a deadline of its own."""
+
+
+class RemoteModel:
+    """A model by its name: a `JobModel` of this process, else a `brayx.cluster.remote_model.RemoteModel`.
+
+    Arguments and errors are those of the latter; a job's model takes none but its name.
+    """
+
+    def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
+        found = _job_model(name, options)
+        if found is not None:
+            return found
+        from brayx.cluster.remote_model import RemoteModel as OnCluster
+
+        return OnCluster(name, *args, **options)
+
+    @classmethod
+    async def connect(cls, name: str, *args: Any, **options: Any) -> Any:
+        """The constructor, on an event loop."""
+        found = _job_model(name, options)
+        if found is not None:
+            return found
+        from brayx.cluster.remote_model import RemoteModel as OnCluster
+
+        return await OnCluster.connect(name, *args, **options)
+
+
+class RemoteBuffer:
+    """A replay buffer by its name: a `JobBuffer` of this process, else a `brayx.cluster.remote_buffer.RemoteBuffer`.
+
+    Arguments and errors are those of the latter; a job's buffer takes none but its name.
+    """
+
+    def __new__(cls, name: str, *args: Any, **options: Any) -> Any:
+        found = _find(lambda here: here.buffers, name)
+        if found is not None:
+            if args or options:
+                given = ", ".join(options) or "config"
+                raise ConfigError(f"buffer {name!r} is the job's: its options are in the job, got {given}", key=given)
+            return JobBuffer(name, found[0])
+        from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
+
+        return OnCluster(name, *args, **options)
+
+    @classmethod
+    def attach(cls, name: str, **arguments: Any) -> Any:
+        """A buffer that is running."""
+        if _find(lambda here: here.buffers, name) is not None:
+            return cls(name)
+        from brayx.cluster.remote_buffer import RemoteBuffer as OnCluster
+
+        return OnCluster.attach(name, **arguments)
+
+
+class JobModel:
+    """A handle of a model of the job that runs in this process.
+
+    Attributes:
+        name: of the model component.
+    """
+
+    def __init__(self, name: str, model: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self._model, self._loop = model, loop
+
+    @property
+    def spec(self) -> Any:
+        """Its signature."""
+        return self._model.spec
+
+    @property
+    def version(self) -> int:
+        """Policy version of the newest weights; 0 before the first published ones."""
+        version: int = self._model.version
+        return version
+
+    async def forward(self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None) -> NestedArray:
+        """The model's outputs, on any event loop.
+
+        Args:
+            *args: the model's arguments, nested arrays; without batch axis unless ``batch``.
+            batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs.
+            deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
+
+        Raises:
+            ShapeMismatch: they do not fit; shows expected and got for each leaf.
+            QueueFull, DeadlineExceeded: the model has no room, or took too long.
+            ModelError: the engine failed, or the session's own view of the model takes one observation at a time.
+        """
+        work = self._forward(args, batch, deadline_s)
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def __call__(self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None) -> NestedArray:
+        """`forward` for code that does not await; blocks the thread it is called in.
+
+        Raises:
+            ModelError: it would block the loop that the model acts on.
+        """
+        with contextlib.suppress(RuntimeError):  # there is no running loop
+            if asyncio.get_running_loop() is self._loop:
+                raise ModelError(f"this would block all sessions: await model {self.name!r}.forward(...) in an agent")
+        future = asyncio.run_coroutine_threadsafe(self._forward(args, batch, deadline_s), self._loop)
+        try:
+            return future.result(_ANSWER_S)
+        except TimeoutError:
+            future.cancel()
+            raise DeadlineExceeded(f"model {self.name!r} gave no answer within {_ANSWER_S:g} s") from None
+
+    def client(self) -> Any:
+        """The model as an agent's services take it: results with versions, asked for or pinned. On its own loop."""
+        return self._model
+
+    def close(self) -> None:
+        """Does nothing: the model is the job's."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a model of the running job has no {name!r}: only its learner publishes and saves weights"
+        )
+
+    def __repr__(self) -> str:
+        return f"<JobModel {self.name!r}>"
+
+    async def _forward(self, args: tuple[NestedArray, ...], batch: bool, deadline_s: float | None) -> NestedArray:
+        if not batch:
+            outputs, _ = await self._model.forward(*args, deadline_s=deadline_s)
+            return outputs
+        from brayx.model.columns import to_columns
+
+        if not hasattr(self._model, "forward_columns"):  # it has a version, or a state, of the session's own
+            raise ModelError(f"model {self.name!r} takes one observation at a time in this session, not a batch")
+        leaves, _ = await self._model.forward_columns(to_columns(self.spec, args), deadline_s=deadline_s)
+        return self.spec.unflatten_outputs([np.asarray(leaf) for leaf in leaves])
+
+
+class JobBuffer:
+    """A handle of a replay buffer of the job that runs in this process.
+
+    Attributes:
+        name: of the buffer component.
+    """
+
+    def __init__(self, name: str, buffer: Any) -> None:
+        self.name = name
+        self._buffer = buffer
+
+    def push(self, *replays: Fragment | Columns, drop: bool = True, timeout_s: float = 60.0) -> None:
+        """Hands fragments and columns over; see `brayx.cluster.remote_buffer.RemoteBuffer.push`."""
+        if drop:
+            self._buffer.push(*replays)
+        elif left := self.offer(*replays, timeout_s=timeout_s):
+            lost = sum(map(transitions, left))
+            raise DeadlineExceeded(
+                f"buffer {self.name!r} had no room for {lost} transitions within {timeout_s:g} s", left=lost
+            )
+
+    async def push_async(self, *replays: Fragment | Columns, drop: bool = True, timeout_s: float = 60.0) -> None:
+        """As `push`, in an event loop, which goes on while this waits."""
+        if drop:
+            self.push(*replays)
+        else:
+            await asyncio.to_thread(self.push, *replays, drop=False, timeout_s=timeout_s)
+
+    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
+        """Pushes what there is room for within ``timeout_s`` and gives back the rest. Drops nothing.
+
+        Raises:
+            BadFragment: one was refused; those before it were taken.
+            ReplayError: the buffer takes no more.
+        """
+        left: list[Fragment | Columns] = self._buffer.offer(*replays, timeout_s=timeout_s)
+        return left
+
+    def close(self) -> None:
+        """Does nothing: the buffer is the job's."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a buffer of the running job has no {name!r}: only its learner reads and ends it")
+
+    def __repr__(self) -> str:
+        return f"<JobBuffer {self.name!r}>"
+
+
+class Unkept:
+    """A buffer that lets everything go, as `brayx.push` does where a job is served."""
+
+    def push(self, *replays: Fragment | Columns) -> None:
+        """Takes fragments and columns."""
+
+    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
+        """Takes all of them."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a local host of this process offers by name, and the loop that its models act on."""
+
+    models: Mapping[str, Any]
+    buffers: Mapping[str, Any]
+    loop: asyncio.AbstractEventLoop
+
+
+_offers: list[_Offer] = []
+"""Of the local hosts in this process, the newest last."""
+
+
+@contextlib.contextmanager
+def offer(models: Mapping[str, Any], buffers: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """A context in which code in this process finds a host's models and buffers by name.
+
+    Args:
+        models: `brayx.model.local.Model` by component name.
+        buffers: what has ``push`` and ``offer``, by component name.
+        loop: that the models act on.
+    """
+    offered = _Offer(models, buffers, loop)
+    _offers.append(offered)
+    try:
+        yield
+    finally:
+        _offers.remove(offered)
+
+
+def _find(kind: Callable[[Any], Mapping[str, Any]], name: str) -> tuple[Any, asyncio.AbstractEventLoop] | None:
+    """What has that name in this process, and the loop to use it on: the session's own view of it in an agent."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    services = services_here()
+    if loop is not None and services is not None and name in kind(services):
+        return kind(services)[name], loop
+    for offered in reversed(_offers):
+        if name in kind(offered):
+            return kind(offered)[name], offered.loop
+    return None
+
+
+def _job_model(name: str, options: Mapping[str, Any]) -> JobModel | None:
+    found = _find(lambda here: here.models, name)
+    if found is None:
+        return None
+    if options.get("override_model"):
+        raise ConfigError(f"model {name!r} is the running job's: it cannot be overridden", key="override_model")
+    return JobModel(name, *found)
