@@ -1,6 +1,6 @@
 """What is looked at before a training starts anything: the job's code, and whether its model can be learned.
 
-Loads Ray only for a job with rollouts. Starts nothing.
+Starts nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check_learning(job: JobConfig) -> Layout:
     config = job.trainers[only("trainer", job.trainers)]
     played: Mapping[str, tuple[str, set[str]]] = {}
     if job.rollouts:
-        from pipelines.environments import check_rollouts  # loads Ray
+        from pipelines.environments import check_rollouts
 
         played = check_rollouts(job)
     opened: dict[str, tuple[Dataset, Fragment]] = {}

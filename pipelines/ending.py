@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import psutil
 
@@ -25,6 +25,11 @@ from brayx.temporary import remove_temporary_files
 
 END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
+
+INTERRUPTED_S = END_S - 1.0
+"""Seconds that an interrupted training has to end in order; then what is left is killed."""
+_PARTS_END_S = 3.0
+"""Of these, for the parts that give what is learned from."""
 
 _MARK = "BRAYX_COMMAND"
 
@@ -66,6 +71,39 @@ def side_by_side(stops: Sequence[Callable[[float], object]], timeout_s: float) -
     with ThreadPoolExecutor(max(1, len(stops))) as pool:
         for done in [pool.submit(stop, timeout_s) for stop in stops]:
             done.result()
+
+
+class Part(Protocol):
+    """A part of a job that gives what is learned from: gamecores, rollouts, sources."""
+
+    def __enter__(self) -> object:
+        """Starts it."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends it, within this time."""
+
+
+@contextlib.contextmanager
+def at_work(parts: Sequence[Part], end: Deadline, stopping: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """A context in which the parts of a job work; at its end, or if one does not start, all stop side by side.
+
+    Args:
+        parts: started in order.
+        end: of the job, which begins here.
+        stopping: called before the parts stop.
+    """
+    started: list[Part] = []
+    try:
+        for part in parts:
+            part.__enter__()
+            started.append(part)
+        yield
+    except KeyboardInterrupt:
+        end.shorten(INTERRUPTED_S)
+        raise
+    finally:
+        stopping()
+        side_by_side([part.stop for part in started], end.left(_PARTS_END_S))
 
 
 def mark() -> None:

@@ -10,21 +10,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.algorithms.mappo import STATE
-from brayx.cluster.rollout_worker import Progress, RolloutSpec, check_rollout
 from brayx.errors import BrayxError, ConfigError
 from brayx.model.build import build_model
 from brayx.rollout.collector import seed_after
+from brayx.rollout.spec import RolloutSpec, check_rollout
+from brayx.rollout.worker import Progress
 from brayx.trainer.fits import check_model
 from deployments.document import nearest
 from pipelines.ending import side_by_side
 
 if TYPE_CHECKING:
     from brayx.cluster.hub import HubClient
+    from brayx.cluster.rollout_worker import WorkerSpec
     from brayx.replay.config import BufferConfig
     from brayx.rollout.component import RolloutComponent
     from deployments.job import JobConfig
-
-_PARTS = ("hub", "weights", "moments")
 
 
 def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
@@ -46,7 +46,7 @@ def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
         if config.buffer not in trainer.buffers:
             raise ConfigError(f"{place}.buffer: is {config.buffer!r}, but the trainer reads {trainer.buffers}")
         try:
-            spec = spec_of(job, name, dict.fromkeys((*_PARTS, f"buffer/{config.buffer}"), ""), "")
+            spec = spec_of(job, name)
             kind, batch = check_rollout(spec)
             found[name] = kind, set(batch)
             critic = trainer.algorithm.critic
@@ -137,7 +137,7 @@ class Rollouts:
         self._hub, self._namespace = names["hub"], namespace
         self._books: HubClient | None = None
         self._all = {
-            name: Workers(spec_of(job, name, names, namespace, env_steps), on_event=self._count)
+            name: Workers(worker_spec(job, name, names, namespace, env_steps), on_event=self._count)
             for name in job.rollouts
         }
 
@@ -250,8 +250,14 @@ class Rollouts:
             self._books.add(name, value, label=label)
 
 
-def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> RolloutSpec:
-    """What the workers of a rollout component get to know."""
+def spec_of(job: JobConfig, name: str, env_steps: int = 0) -> RolloutSpec:
+    """What a worker of a rollout component needs to know.
+
+    Args:
+        job: that has it.
+        name: of the component.
+        env_steps: that the trial has learned from before.
+    """
     config = job.rollouts[name]
     buffer = job.buffers[config.buffer]
     return RolloutSpec(
@@ -262,12 +268,22 @@ def spec_of(job: JobConfig, name: str, names: Mapping[str, str], namespace: str,
         buffer_config=buffer,
         folder=job.folder,
         job=job.as_dict(),
+        gamma=next(iter(job.trainers.values())).algorithm.discount,
+        seed=seed_after(job.seed, env_steps),
+        update_columns=update_columns(job, buffer),
+    )
+
+
+def worker_spec(job: JobConfig, name: str, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> WorkerSpec:
+    """As `spec_of`, for workers on a cluster; ``names`` and ``namespace`` as of `Rollouts`."""
+    from brayx.cluster.rollout_worker import WorkerSpec
+
+    config = job.rollouts[name]
+    return WorkerSpec(
+        **vars(spec_of(job, name, env_steps)),
         namespace=namespace,
         buffer=names[f"buffer/{config.buffer}"],
         weight_store=names["weights"],
         hub=names["hub"],
         moments=names["moments"] if normalises(config) else "",
-        gamma=next(iter(job.trainers.values())).algorithm.discount,
-        seed=seed_after(job.seed, env_steps),
-        update_columns=update_columns(job, buffer),
     )

@@ -1,17 +1,18 @@
 """A training job in this process, from its first line to its last: reads top to bottom. Ray is never imported.
 
 Checks the job, opens the trial in a process beside this one, opens the doors, starts the learner and, once its weights
-act, the gamecores; shows progress, and takes everything down in the order in which nothing is lost: games, learner (an
-interrupted one saves a last checkpoint), sessions and doors, books.
+act, the gamecores, rollouts and sources; shows progress, and takes everything down in the order in which nothing is
+lost: games, learner (an interrupted one saves a last checkpoint), sessions and doors, books. A job without an actor has
+no door.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +27,17 @@ from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import END_S, Deadline, side_by_side
+from pipelines.ending import INTERRUPTED_S, Deadline, at_work
+from pipelines.environments import lag_notes, normalises, policy_lag, spec_of
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
-from pipelines.result import TrainResult, ending_of, promote
+from pipelines.result import STEPS_THIS_RUN, TrainResult, ending_of, promote
 from pipelines.sources import Sources
 from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
+    from brayx.local.host import LocalHost
     from brayx.model.local import LocalModel
     from brayx.trainer.loop import Summary
     from deployments.render import EpisodeRenderer
@@ -44,12 +47,8 @@ _READY_TIMEOUT_S = 180.0
 _LOOK_S = 0.25
 _END_S = 20.0
 """How long all parts may take together to end, the learner of a finished training left out;"""
-_INTERRUPTED_S = END_S - 1.0
-"""the same of an interrupted one, its learner included; past it what is left is killed."""
-_GAMES_END_S = 3.0
-"""Of these, at most: the games,"""
 _DOORS_END_S = 2.0
-"""sessions and doors, each,"""
+"""of these, beside the games: sessions and doors, each,"""
 _INTERRUPTED_END_TIMEOUT_S = 4.0
 """an interrupted learner with its last checkpoint,"""
 _OPENED_S = 2.0
@@ -60,13 +59,35 @@ _OPENED_ON_ERROR_S = 10.0
 
 def beyond_local(job: JobConfig) -> list[str]:
     """What of a job the host of one machine cannot run, one short clause each; empty: it can run all of it."""
-    found = [f"{name} is a rollout" for name in job.rollouts]
-    found += [f"{name} is a source without an actor" for name in job.sources if not job.actors]
+    found, cpus = [], len(os.sched_getaffinity(0))
+    for name, rollout in job.rollouts.items():
+        wanted = rollout.num_workers * rollout.cpus_per_worker
+        if wanted > cpus:
+            found.append(f"the workers of {name} reserve {wanted:g} CPUs, and this machine has {cpus}")
     remote = {name: model for name, model in job.models.items() if model.placement == "remote"}
-    for group in (job.actors, job.buffers, job.trainers, remote):
+    for group in (job.actors, job.trainers, remote):
         workers = {name: int(getattr(part, "num_workers", 1)) for name, part in group.items()}
         found += [f"{name}.num_workers is {count}" for name, count in workers.items() if count > 1]
     return found
+
+
+def in_one_process(job: JobConfig) -> tuple[JobConfig, list[str]]:
+    """A job with one shard for each buffer and one worker for each rollout, and lines that say what became of more.
+
+    The buffer keeps as many batches as all shards, the worker steps the environments of all workers.
+    """
+    said, buffers, rollouts = [], dict(job.buffers), dict(job.rollouts)
+    for name, buffer in job.buffers.items():
+        if buffer.num_workers > 1:
+            size = buffer.size * buffer.num_workers
+            buffers[name] = buffer.model_copy(update={"num_workers": 1, "size": size})
+            said.append(f"{name}.num_workers is {buffer.num_workers}: one buffer keeps their {size} batches")
+    for name, rollout in job.rollouts.items():
+        if rollout.num_workers > 1:
+            num_envs = rollout.num_envs * rollout.num_workers
+            rollouts[name] = rollout.model_copy(update={"num_workers": 1, "num_envs": num_envs})
+            said.append(f"{name}.num_workers is {rollout.num_workers}: one thread steps their {num_envs} environments")
+    return job.model_copy(update={"buffers": buffers, "rollouts": rollouts}), said
 
 
 def train_in_process(
@@ -111,25 +132,23 @@ class _Training:
     ) -> None:
         import torch
 
-        from brayx.actor.agent import Services
-        from brayx.actor.agent_actor import AgentActorFactory
-        from brayx.actor.games import Games
-        from brayx.actor.parts import agents_of, codec_of
-        from brayx.actor.serving import Runtime
         from brayx.local.acting import ActingModel
         from brayx.local.buffer import LocalBuffer
-        from brayx.local.host import LocalHost
         from brayx.local.learner import LocalLearner
         from brayx.local.numbers import LocalNumbers
+        from brayx.local.rollouts import LocalMoments, LocalRollout
         from brayx.local.stream import Batches
+        from brayx.rollout.worker import Newest
         from brayx.trainer.fits import built_to_learn
         from brayx.trainer.hooks import Hooks, load_hooks
 
-        self.job, self.clerk = job, clerk
+        self.clerk = clerk
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.actor, layout = check_job(job)
-        actor, model, as_dict = job.actors[self.actor], job.models[config.model], job.in_mode("train").as_dict()
-        check_ports(ports_of(job, self.actor))
+        self.job, notes = in_one_process(job)
+        model, self.as_dict = job.models[config.model], job.in_mode("train").as_dict()
+        if self.actor:
+            check_ports(ports_of(job, self.actor))
         resumed = clerk.may_resume and clerk.trial().resumed
         self.progress = Progress(
             f"{job.project} / {name}" + (" (resumed)" if resumed else ""),
@@ -138,42 +157,83 @@ class _Training:
             log_interval=log_interval,
         )
         stack.enter_context(self.progress)
+        for note in (*notes, *lag_notes(self.job)):
+            self.progress.say(note)
         shown = logging.getLogger(AGENTS_LOGGER)
         shown.disabled = True  # the display has these
         stack.callback(setattr, shown, "disabled", False)
-        self.numbers = LocalNumbers(clerk.totals(), config.x_axis)
+        totals = clerk.totals()
+        self.numbers = LocalNumbers(totals, config.x_axis)
         self.numbers.listen(clerk.push)
         torch.manual_seed(job.seed)
-        module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
-        self.acting = ActingModel(model, module, forward_args, self.numbers)
-        models = {name: self.acting.model if name == config.model else self._champion(name) for name in job.models}
+        module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, self.as_dict)
+        self.acting = ActingModel(model, module, forward_args, self.numbers) if self.actor else None
         self.buffers = {
-            name: LocalBuffer(job.buffers[name], layout, self.numbers, learned=name in config.buffers)
+            name: LocalBuffer(
+                self.job.buffers[name].model_copy(update={"max_policy_lag": policy_lag(self.job, name)}),
+                layout,
+                self.numbers,
+                learned=name in config.buffers,
+            )
             for name in (*config.buffers, *config.eval_buffers)
         }
+        moments = LocalMoments() if any(map(normalises, job.rollouts.values())) else None
+        newest = Newest()
+        self.rollouts = [
+            LocalRollout(
+                spec_of(self.job, name, int(totals.get("env_steps", 0))),
+                newest=newest,
+                buffer=self.buffers[rollout.buffer],
+                numbers=self.numbers,
+                moments=moments,
+            )
+            for name, rollout in self.job.rollouts.items()
+        ]
         weights = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
         self.learner = LocalLearner(
             config,
             module,
             forward_args,
-            acting=self.acting,
+            followers=[newest.put] if self.acting is None else [self.acting.load, newest.put],
             batches=Batches({name: self.buffers[name] for name in config.buffers}, weights),
             numbers=self.numbers,
             keeper=clerk,
-            about={"job": as_dict, "folder": job.folder},
+            about={"job": self.as_dict, "folder": job.folder},
             hooks=load_hooks(config.hooks, job.folder) if config.hooks else Hooks(),
+            normaliser=moments,
             eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
         )
+        self.host = None if self.acting is None else self._host(self.acting.model, stack)
+        self.sources = Sources(job, self.buffers)
+        self.finished = self.learning = False
+        self.end = Deadline(_END_S)
+
+    def _host(self, learned: LocalModel, stack: contextlib.ExitStack) -> LocalHost:
+        """The actor behind its doors; its models and buffers have their names in this process until ``stack`` ends.
+
+        Args:
+            learned: what acts for the model that the trainer names.
+        """
+        from brayx.actor.agent import Services
+        from brayx.actor.agent_actor import AgentActorFactory
+        from brayx.actor.games import Games
+        from brayx.actor.parts import agents_of, codec_of
+        from brayx.actor.serving import Runtime
+        from brayx.local.host import LocalHost
+
+        job = self.job
+        actor = job.actors[self.actor]
+        models = {name: learned if name == self.config.model else self._champion(name) for name in job.models}
         make_actor = AgentActorFactory(
             agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
-            config=as_dict,
+            config=self.as_dict,
             services=Services(models, self.buffers, self.numbers),
             codec=codec_of(actor, job.folder),
             episode_length=actor.episode_length,
             keeper=self._renderer(),
             games=Games() if actor.share == "game" else None,
         )
-        self.host = LocalHost(
+        host = LocalHost(
             actor,
             Runtime(
                 make_actor,
@@ -186,35 +246,40 @@ class _Training:
             ),
             name=self.actor,
         )
-        stack.enter_context(offer(models, self.buffers, self.host.loop))
-        self.sources = Sources(job, self.buffers)
-        self.finished = self.learning = False
-        self.end = Deadline(_END_S)
+        stack.enter_context(offer(models, self.buffers, host.loop))
+        return host
 
     def run(self) -> TrainResult:
         """Trains, and gives what it came to."""
         job, say = self.job, self.progress.say
         began, seconds, learned = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
-            served.callback(lambda: self.host.close(self.end.left(_DOORS_END_S)))
+            host = self.host
+            if host is not None:
+                served.callback(lambda: host.close(self.end.left(_DOORS_END_S)))
             try:
-                self.host.open()
-                if job.actors[self.actor].keys_file is not None:
-                    say(f"{self.actor}.keys_file: keys are asked for when the job is served, not while it trains")
+                if host is not None:
+                    host.open()
+                    if job.actors[self.actor].keys_file is not None:
+                        say(f"{self.actor}.keys_file: keys are asked for when the job is served, not while it trains")
                 self.learner.start()
                 self._wait_for_weights()
-                self.acting.build(say)
+                if self.acting is not None:
+                    self.acting.build(say)
                 began, self.learning = time.monotonic(), True
-                games = Gamecores(job.actors[self.actor].gamecores, self.host.urls, job.folder, self._game_failed)
-                with self._playing(games):
-                    say(f"{games}; the door is {self.host.url}")
+                commands = job.actors[self.actor].gamecores if self.actor else []
+                urls = {} if host is None else host.urls
+                games = Gamecores(commands, urls, job.folder, self._game_failed)
+                with at_work((self.sources, *self.rollouts, games), self.end):
+                    if host is not None:
+                        say(f"{games}; the door is {host.url}")
                     self._watch(games)
                     seconds = time.monotonic() - began
                 with self.end.paused():
                     learned = last_of(self.learner)
                 self.finished = True
             except KeyboardInterrupt as error:
-                self.end.shorten(_INTERRUPTED_S)
+                self.end.shorten(INTERRUPTED_S)
                 seconds = seconds or (time.monotonic() - began if self.learning else 0.0)
                 what = ": the learner saves a last checkpoint" if self.learning else " before training began"
                 then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still coming up"
@@ -237,6 +302,8 @@ class _Training:
     def _result(self, began: float, seconds: float, learned: Summary | None) -> TrainResult:
         job, config, clerk = self.job, self.config, self.clerk
         numbers = self.numbers.snapshot()
+        if self.rollouts:
+            numbers[STEPS_THIS_RUN] = float(sum(rollout.collected.steps for rollout in self.rollouts))
         errors = tuple(error_lines(numbers, self.numbers.notes()))
         clerk.settle()
         trial = clerk.trial()
@@ -250,19 +317,6 @@ class _Training:
         return TrainResult(
             trial, numbers, self.finished, name, version, seconds, curve, outcome, reason, began, errors, ended
         )
-
-    @contextlib.contextmanager
-    def _playing(self, games: Gamecores) -> Iterator[None]:
-        """A context in which games play and sources are read; its end is the beginning of the training's."""
-        try:
-            self.sources.__enter__()
-            games.__enter__()
-            yield
-        except KeyboardInterrupt:
-            self.end.shorten(_INTERRUPTED_S)
-            raise
-        finally:
-            side_by_side([self.sources.stop, games.stop], self.end.left(_GAMES_END_S))
 
     def _wait_for_weights(self) -> None:
         """Waits until the learner's first weights act."""
@@ -282,26 +336,31 @@ class _Training:
             AgentError: errors take too large a share of the games or fragments.
             StartupError: nothing to learn from arrives, only errors.
             DeadlineExceeded: enough to learn from arrives, and the learner does not.
+            BrayxError: a source failed, or a rollout more often than its options allow.
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
         pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned))
         patience, silence, losses = Patience(), Silence(games.num), Losses(self.config.max_lost_share)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
-            if self.sources.errors:
-                raise self.sources.errors[0]
-            if self.sources.done and not games.num:
+            failed = [*self.sources.errors, *(each.error for each in self.rollouts if each.error is not None)]
+            if failed:
+                raise failed[0]
+            if self.sources.done and not games.num and not self.rollouts:
                 for name in self.config.buffers:
                     self.buffers[name].end(drain=True)
             numbers = self.numbers.snapshot()
             errors = error_lines(numbers, self.numbers.notes())
-            last = games.messages[-1] if games.messages else ""
+            messages = [*games.messages, *(line for rollout in self.rollouts for line in rollout.messages)]
+            last = messages[-1] if messages else ""
             if hint := silence.hint(numbers):
                 self.progress.say(f"{hint}; {games}; the newest message of one: {last or 'none'}")
-            self.progress.update(numbers, gamecores=games.running, note=last, errors=errors)
+            workers = sum(rollout.running for rollout in self.rollouts)
+            self.progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
             if silence.is_over(numbers):
                 raise StartupError(f"{silence.verdict()}; {games}; the newest message of one: {last or 'none'}")
-            if patience.is_over(numbers, games.failures):
+            failures = games.failures + sum(rollout.failures for rollout in self.rollouts)
+            if patience.is_over(numbers, failures):
                 raise StartupError(patience.verdict(numbers, "; ".join(errors) or last))
             if losses.is_over(numbers):
                 raise AgentError(losses.verdict(errors))

@@ -32,10 +32,10 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
 
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_space
-    from brayx.cluster.rollout_worker import env_source
     from brayx.nets.policy import NetworkConfig
     from brayx.rollout.component import RolloutComponent
     from brayx.rollout.envs import make_envs
+    from brayx.rollout.spec import env_source
     from brayx.trainer.config import TrainerConfig
     from pipelines.rollouts import observation_of, ready_made
 

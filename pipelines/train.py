@@ -14,8 +14,8 @@ import json
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application
@@ -30,7 +30,7 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
-from pipelines.ending import END_S, Deadline, side_by_side
+from pipelines.ending import INTERRUPTED_S, Deadline, at_work
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
@@ -50,12 +50,8 @@ if TYPE_CHECKING:
 _READY_TIMEOUT_S = 180.0
 _END_S = 20.0
 """How long all parts may take together to end, the learner of a finished training left out."""
-_INTERRUPTED_S = END_S - 1.0
-"""The same of an interrupted one, its learner included; past it what is left is killed."""
-_PLAYERS_END_S = 3.0
-"""Of these, at most: games, rollout workers and sources together;"""
 _UNDEPLOY_S = 4.0
-"""the actor's replicas,"""
+"""Of these, beside the games: the actor's replicas,"""
 _INTERRUPTED_UNDEPLOY_S = 2.0
 _LAST_COUNTS_S = 5.0
 """the buffers, which hand over what they have counted,"""
@@ -257,7 +253,7 @@ def train_on(
                 lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
             )
             rollouts = Rollouts(job, names, NAMESPACE, before)
-            with _at_work((sources, games, rollouts), buffers.values(), end):
+            with at_work((sources, games, rollouts), end, stopping=lambda: _close(buffers.values())):
                 if actor:
                     progress.say(f"{games}; the door is {cluster.url}")
                 if rollouts.num:
@@ -273,7 +269,7 @@ def train_on(
             seconds = seconds or (time.monotonic() - began if learning else 0.0)
             what = ": the learner saves a last checkpoint" if learning else " before training began"
             progress.say(f"interrupted{what}; the same command resumes this trial")
-            end.shorten(_INTERRUPTED_S)
+            end.shorten(INTERRUPTED_S)
             _end(learner, learning, end)
         except BaseException:
             _end(learner, learning, end)  # before Ray goes: a thread that still calls it would start another one
@@ -309,37 +305,10 @@ def _call(trial: Trial, function: Callable[..., Any], *args: Any) -> Any:
     return function(trial, *args)
 
 
-class _Part(Protocol):
-    """Of a job, that gives what is learned from."""
-
-    def __enter__(self) -> object:
-        """Starts it."""
-
-    def stop(self, timeout_s: float) -> None:
-        """Ends it, within this time."""
-
-
-@contextlib.contextmanager
-def _at_work(parts: Iterable[_Part], buffers: Iterable[RemoteBuffer], end: Deadline) -> Iterator[None]:
-    """A context in which these are at work; at its end, or where one does not start, all are stopped side by side.
-
-    Args:
-        buffers: that they push to from this process.
-        end: of the job, which begins here.
-    """
-    started: list[_Part] = []
-    try:
-        for part in parts:
-            part.__enter__()
-            started.append(part)
-        yield
-    except KeyboardInterrupt:
-        end.shorten(_INTERRUPTED_S)
-        raise
-    finally:
-        for buffer in buffers:
-            buffer.close(0.0)  # a source may be waiting for a shard that hangs
-        side_by_side([part.stop for part in started], end.left(_PLAYERS_END_S))
+def _close(buffers: Iterable[RemoteBuffer]) -> None:
+    """Ends waits in this process for room in a buffer: a source may be waiting for a shard that hangs."""
+    for buffer in buffers:
+        buffer.close(0.0)
 
 
 def _deploy(

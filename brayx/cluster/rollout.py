@@ -3,7 +3,7 @@
 A worker works on leases: it collects for a second or two, says how much, and is asked again. So the owner knows of each
 what it has done and when it last answered, and a worker whose owner is gone stops by itself. What a worker was
 collecting when it died is lost, at most a fragment and a push, and counted; nothing else is. Knows nothing of
-environments or models (`worker.py` does).
+environments or models (`brayx.rollout.worker` does).
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from brayx.cluster.rollout_worker import Progress, RolloutSpec, RolloutWorker, counts_that_fit, rounds
+from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.rollout.component import MAX_WORKERS
+from brayx.rollout.spec import counts_that_fit, rounds
+from brayx.rollout.worker import Failures, Progress
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class _Slot:
     """A place for one worker."""
 
     index: int
+    raised: Failures
     handle: Any = None
     lease: Any = None
     asked_at: float = 0.0
@@ -58,13 +61,6 @@ class _Slot:
     idle_failures: int = 0
     """Workers in a row that ended before they had collected anything."""
     start_at: float = 0.0
-    raised_at: list[float] = field(default_factory=list)
-    """When workers ended by an error, as far as it counts."""
-
-    def raised(self, now: float, within_s: float) -> int:
-        """Notes that its worker ended by an error; says how many did within the last ``within_s``."""
-        self.raised_at = [at for at in self.raised_at if now - at < within_s] + [now]
-        return len(self.raised_at)
 
 
 class Workers:
@@ -86,7 +82,7 @@ class Workers:
 
     def __init__(
         self,
-        spec: RolloutSpec,
+        spec: WorkerSpec,
         count: int | None = None,
         *,
         on_event: Callable[[str, float, str], None] | None = None,
@@ -209,11 +205,11 @@ class Workers:
 
     def _fill(self) -> None:
         """Starts what is missing, and has what is too many leave."""
-        wanted, now = self._wanted, time.monotonic()
+        wanted, now, config = self._wanted, time.monotonic(), self._spec.config
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
             for index in range(wanted):
-                self._slots.setdefault(index, _Slot(index))
+                self._slots.setdefault(index, _Slot(index, Failures(config.failure_window_s)))
             empty = [slot for slot in self._slots.values() if slot.handle is None and now >= slot.start_at]
             surplus = [slot for slot in surplus if slot.handle is not None]
             self._leaving += surplus
@@ -279,7 +275,7 @@ class Workers:
             told = inner if isinstance(inner, BrayxError) else None
             config = self._spec.config
             # Each place by itself, and not for ever: a job of days, or of many workers, would end by what is rare.
-            raised = slot.raised(time.monotonic(), config.failure_window_s)
+            raised = slot.raised.add(time.monotonic())
             if isinstance(told, _FINAL) or raised > config.max_failures:
                 self._fail(told or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
             self._gone(slot, "failed", f"failed: {told.message if told is not None else first_line(error)}")

@@ -1,72 +1,25 @@
 """The running moments that a rollout's workers normalise by, put together in one actor.
 
-Each worker hands over what it has seen since the last time, and takes back everybody's: one small call at a time, so
-that what is on its way is bounded. A store that was restarted gets everything back from the first worker that calls. A
-learner saves the moments with its checkpoint and brings them back (`StoredMoments`). Knows nothing of what they are of.
+Each worker hands over what it has seen since its last call and takes back the moments of all workers. It has one small
+call under way at a time. A store that was restarted gets everything back from the first worker that calls. A learner
+saves the moments with its checkpoint and restores them (`StoredMoments`). Knows nothing of what the moments are of.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from brayx.engines.scaling import Scaling
 from brayx.errors import StartupError
 from brayx.rollout.collector import Collector
-from brayx.rollout.moments import Moments, Shared, scaling_of
-
-All: TypeAlias = dict[str, Moments]
-"""By name: ``reward``, and the paths of an observation's leaves."""
+from brayx.rollout.moments import AllMoments, MomentsStore, count_of, from_arrays, obs_scalings, to_arrays
 
 _ANSWER_S = 10.0
 _AGAIN_S = 0.2
-
-
-class MomentsStore:
-    """Everybody's moments. Merging is exact, so the order of calls does not matter."""
-
-    def __init__(self) -> None:
-        self._all: All = {}
-
-    def exchange(self, fresh: All, known: int) -> All | None:
-        """Adds what a worker has seen, and gives what all have.
-
-        Args:
-            fresh: what it has not handed over before.
-            known: samples in what it was last given.
-
-        Returns:
-            None when there is less here than that: the store was restarted, and took nothing. `restore` mends it.
-        """
-        if _count(self._all) < known:
-            return None
-        for name, moments in fresh.items():
-            if name in self._all:
-                self._all[name].merge(moments)
-            else:
-                self._all[name] = Moments.from_state(moments.state_dict())
-        return self._all
-
-    def restore(self, all_: All) -> None:
-        """Takes back what was lost in a restart, or saved with a checkpoint, unless there is as much already."""
-        if _count(self._all) < _count(all_):
-            self._all = {name: Moments.from_state(moments.state_dict()) for name, moments in all_.items()}
-
-    def get(self) -> All:
-        """What all have seen."""
-        return self._all
-
-    def pid(self) -> int:
-        """Of the process."""
-        return os.getpid()
-
-
-def _count(all_: All) -> int:
-    return sum(moments.count for moments in all_.values())
 
 
 def create_moments(name: str, namespace: str) -> Any:
@@ -123,21 +76,19 @@ class StoredMoments:
             self._asked = None
         return self._scalings
 
-    def _know(self, found: All) -> None:
-        self._scalings = {name: scaling_of(moments) for name, moments in found.items() if name != "reward"}
+    def _know(self, found: AllMoments) -> None:
+        self._scalings = obs_scalings(found)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """As `Collector.state_dict` has them; the last that were known while the store does not answer."""
         import ray
 
         try:
-            found: All = ray.get(self._store.get.remote(), timeout=_ANSWER_S)
+            found: AllMoments = ray.get(self._store.get.remote(), timeout=_ANSWER_S)
         except ray.exceptions.RayError:  # it is being restarted: a checkpoint does not wait for it
             return self._last
         self._know(found)
-        self._last = {
-            f"{name}:{part}": array for name, moments in found.items() for part, array in moments.state_dict().items()
-        }
+        self._last = to_arrays(found)
         return self._last
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -148,11 +99,7 @@ class StoredMoments:
         """
         import ray
 
-        parts: dict[str, dict[str, np.ndarray]] = {}
-        for key, array in state.items():
-            name, _, part = key.rpartition(":")
-            parts.setdefault(name, {})[part] = array
-        moments = {name: Moments.from_state(each) for name, each in parts.items()}
+        moments = from_arrays(state)
         try:
             ray.get(self._store.restore.remote(moments), timeout=_ANSWER_S)
         except ray.exceptions.RayError as error:
@@ -161,7 +108,7 @@ class StoredMoments:
         self._know(moments)
 
 
-class Exchange:
+class RemoteExchange:
     """A worker's end of the store: one call on its way at a time, and never waited for.
 
     Args:
@@ -199,36 +146,22 @@ class Exchange:
             if not ray.wait([self._call], timeout=0)[0]:
                 return
             try:
-                found: All | None = ray.get(self._call)
+                found: AllMoments | None = ray.get(self._call)
             except ray.exceptions.RayError:  # the store is being restarted, and gets everything back below
                 found = None
             if found is not None:
                 self._adopt(found)
             else:
                 self._give_back()
-        fresh = {name: shared.drain() for name, shared in self._shared().items()}
-        self._call = self._store.exchange.remote(fresh, self._known)
+        self._call = self._store.exchange.remote(self._collector.drain_moments(), self._known)
 
     def _give_back(self) -> None:
         """All that this worker knows of; what it was about to hand over is in that."""
-        for shared in self._shared().values():
-            shared.drain()
-        everything = {name: shared.total for name, shared in self._shared().items()}
-        self._known = sum(moments.count for moments in everything.values())
+        self._collector.drain_moments()
+        everything = self._collector.moments()
+        self._known = count_of(everything)
         self._store.restore.remote(everything)
 
-    def _adopt(self, all_: All) -> None:
-        for name, shared in self._shared().items():
-            if name in all_:
-                shared.adopt(all_[name])
-        self._known = sum(moments.count for moments in all_.values())
-        if self._collector.obs_normaliser is not None:
-            self._collector.obs_normaliser.refresh()
-
-    def _shared(self) -> dict[str, Shared]:
-        found: dict[str, Shared] = {}
-        if self._collector.obs_normaliser is not None:
-            found.update(self._collector.obs_normaliser.leaves)
-        if self._collector.reward_normaliser is not None:
-            found["reward"] = self._collector.reward_normaliser.moments
-        return found
+    def _adopt(self, all_: AllMoments) -> None:
+        self._collector.adopt_moments(all_)
+        self._known = count_of(all_)

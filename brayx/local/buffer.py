@@ -53,7 +53,8 @@ class LocalBuffer:
         self._sink = sink
         self._learned = learned
         self._lock = threading.Lock()
-        self._made_room = threading.Event()
+        self._made_room = threading.Condition()
+        self._removals = 0
         self._pushed: deque[Fragment | Columns] = deque()
         self._counted: Counter[str] = Counter()
         self._counted_steps = self._counted_reused = 0
@@ -88,25 +89,36 @@ class LocalBuffer:
         """Stores what there is room for within ``timeout_s``; returns the rest. Drops nothing.
 
         Raises:
-            BadFragment: one was refused; those before it were stored.
+            BadFragment: one was refused, and counted; those before it were stored.
             ReplayError: the buffer takes no more.
         """
         left, deadline = list(replays), time.monotonic() + timeout_s
         while left:
-            self._made_room.clear()
+            seen = self._removals
             with self._turn():
                 if self._ended:
                     raise ReplayError("the buffer takes no more: its stream has ended", ended=True)
-                rest = self._buffer.push_what_fits(left[0])
+                try:
+                    rest = self._buffer.push_what_fits(left[0])
+                except BadFragment as error:
+                    self._refused(error)
+                    raise
                 self._count_pushed(rest is None)
             self.changed()
             if rest is None:
                 left.pop(0)
                 continue
             left[0] = rest
-            if not self._made_room.wait(max(0.0, deadline - time.monotonic())):
-                break
+            with self._made_room:
+                left_s = max(0.0, deadline - time.monotonic())
+                if not self._made_room.wait_for(lambda: self._removals != seen, left_s):  # noqa: B023
+                    break
         return left
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether a column can be stored without dropping one."""
+        with self._lock:
+            return self._buffer.has_room
 
     def pop(self) -> Batch | None:
         """The next batch, with the Unix time since when it could have been given as `READY_KEY`; None: wait."""
@@ -117,7 +129,7 @@ class LocalBuffer:
             batch = self._buffer.pop(reuse=not self._ended)
             self._count("replay_reused", self._buffer.reused - self._counted_reused)
             self._counted_reused = self._buffer.reused
-        self._made_room.set()
+        self._removed()
         return None if batch is None else {**batch, READY_KEY: since}
 
     def published(self, version: int) -> None:
@@ -137,16 +149,26 @@ class LocalBuffer:
                 self._buffer.flush()
             self._ended = True
             self._stopped = self._stopped or not drain
-        self._made_room.set()
+        self._removed()
         self.changed()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Holds the buffer, then takes in what was pushed meanwhile."""
-        with self._lock:
-            yield
-            self._look()
-        self._take_in()
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    self._look()
+        finally:
+            self._take_in()
+
+    def _removed(self) -> None:
+        """Wakes those who wait for room."""
+        with self._made_room:
+            self._removals += 1
+            self._made_room.notify_all()
 
     def _take_in(self) -> None:
         """Packs what was pushed, unless another thread holds the buffer: that thread does so when it lets go."""
@@ -171,11 +193,15 @@ class LocalBuffer:
         try:
             self._buffer.push(replay)
         except BadFragment as error:
-            place = called_from()
-            note = f"{type(error).__name__}: {error.message}" + (f" ({place})" if place else "")
-            self._sink.add("fragments_dropped", 1.0, label="refused", note=one_line(note))
+            self._refused(error)
             return 0
         return 1
+
+    def _refused(self, error: BadFragment) -> None:
+        """Counts a fragment that does not fit, with the reason and the line of the caller's code."""
+        place = called_from()
+        note = f"{type(error).__name__}: {error.message}" + (f" ({place})" if place else "")
+        self._sink.add("fragments_dropped", 1.0, label="refused", note=one_line(note))
 
     def _count_pushed(self, count: int) -> None:
         """Counts ``count`` fragments or columns, and the transitions stored since the last time."""

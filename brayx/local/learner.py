@@ -6,15 +6,15 @@ Knows nothing of doors, gamecores or MLflow.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from brayx.engines.base import check_finite
 from brayx.errors import BrayxError, StartupError, first_line
-from brayx.local.acting import ActingModel
 from brayx.local.stream import Batches
+from brayx.trainer.checkpoint import Normaliser
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.hooks import Hooks
 from brayx.trainer.loop import Numbers, Summary, learn
@@ -29,9 +29,9 @@ class LocalLearner:
     Args:
         config: options.
         module, forward_args: the model, fresh; from now on only the learner's thread may use it.
-        acting: the model that gets each published version.
+        followers: get each published version with its weights, in the learner's thread.
         batches: the stream to learn from. Its end ends the learner, and the learner's end ends it.
-        numbers, keeper, about, hooks: as of `brayx.trainer.loop.learn`.
+        numbers, keeper, about, hooks, normaliser: as of `brayx.trainer.loop.learn`.
         eval_batches: what is measured and not learned from, by buffer.
 
     Attributes:
@@ -47,17 +47,19 @@ class LocalLearner:
         module: nn.Module,
         forward_args: tuple[Any, ...],
         *,
-        acting: ActingModel,
+        followers: Sequence[Callable[[int, Weights], None]],
         batches: Batches,
         numbers: Numbers,
         keeper: Keeper,
         about: Mapping[str, Any],
         hooks: Hooks,
+        normaliser: Normaliser | None,
         eval_batches: Mapping[str, Batches],
     ) -> None:
         self._config, self._module, self._forward_args = config, module, forward_args
-        self._acting, self._batches, self._eval_batches = acting, batches, eval_batches
+        self._followers, self._batches, self._eval_batches = followers, batches, eval_batches
         self._numbers, self._keeper, self._about, self._hooks = numbers, keeper, about, hooks
+        self._normaliser = normaliser
         self._ranks = Alone(config.use_gpu)
         self._version = 0
         self._published = False
@@ -111,7 +113,8 @@ class LocalLearner:
         check_finite(weights)
         version = self._version + 1
         self._batches.published(version)  # first: what is acted with must not be newer than the buffers know
-        self._acting.load(version, weights)
+        for follow in self._followers:
+            follow(version, weights)
         self._version, self._published = version, True
         self.ready.set()
         return version
@@ -130,6 +133,7 @@ class LocalLearner:
                 ranks=self._ranks,
                 about=self._about,
                 hooks=self._hooks,
+                normaliser=self._normaliser,
                 feedback=self._batches.update_priorities,
                 eval_batches=self._eval_batches,
                 resumed=self._batches.skip,

@@ -34,7 +34,7 @@ from brayx.metrics import Recorder
 from brayx.nets.encoders import MASK
 from brayx.rollout.envs import autoreset_mode, failed
 from brayx.rollout.masks import InfoMasks, is_observed
-from brayx.rollout.moments import ObsNormaliser, RewardNormaliser
+from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, Shared
 from brayx.rollout.policy import Policy
 from brayx.types import Columns, NestedArray, Weights, flatten
 
@@ -256,6 +256,32 @@ class Collector:
             self.reward_normaliser.load_state_dict(reward)
         if self.obs_normaliser is not None:
             self.obs_normaliser.load_state_dict({n: a for n, a in state.items() if not n.startswith("reward:")})
+
+    def moments(self) -> AllMoments:
+        """What its normalisers use now."""
+        return {name: shared.total for name, shared in self._shared().items()}
+
+    def drain_moments(self) -> AllMoments:
+        """What its normalisers have seen since the last time."""
+        with self._moving:
+            return {name: shared.drain() for name, shared in self._shared().items()}
+
+    def adopt_moments(self, merged: AllMoments) -> None:
+        """Normalises by the moments of all workers, and by what is not in them yet."""
+        with self._moving:
+            for name, shared in self._shared().items():
+                if name in merged:
+                    shared.adopt(merged[name])
+            if self.obs_normaliser is not None:
+                self.obs_normaliser.refresh()
+
+    def _shared(self) -> dict[str, Shared]:
+        found: dict[str, Shared] = {}
+        if self.obs_normaliser is not None:
+            found.update(self.obs_normaliser.leaves)
+        if self.reward_normaliser is not None:
+            found["reward"] = self.reward_normaliser.moments
+        return found
 
     def close(self) -> None:
         """Closes the environments."""

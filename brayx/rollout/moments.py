@@ -7,7 +7,7 @@ equations 2.1), so moments of several processes can be put together in any order
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -250,3 +250,66 @@ class RewardNormaliser:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state_dict` gave."""
         self.moments.load(Moments.from_state(state))
+
+
+AllMoments: TypeAlias = dict[str, Moments]
+"""By name: ``reward``, and the paths of an observation's leaves."""
+
+
+class MomentsStore:
+    """The moments of all workers of a job. Merging is exact, so the order of calls does not matter."""
+
+    def __init__(self) -> None:
+        self._all: AllMoments = {}
+
+    def exchange(self, fresh: AllMoments, known: int) -> AllMoments | None:
+        """Adds what a worker has seen, and gives what all have.
+
+        Args:
+            fresh: what it has not handed over before.
+            known: samples in what it was last given.
+
+        Returns:
+            None when there is less here than that: the store was restarted, and took nothing. `restore` mends it.
+        """
+        if count_of(self._all) < known:
+            return None
+        for name, moments in fresh.items():
+            if name in self._all:
+                self._all[name].merge(moments)
+            else:
+                self._all[name] = Moments.from_state(moments.state_dict())
+        return self._all
+
+    def restore(self, all_: AllMoments) -> None:
+        """Takes back what was lost in a restart, or saved with a checkpoint, unless there is as much already."""
+        if count_of(self._all) < count_of(all_):
+            self._all = {name: Moments.from_state(moments.state_dict()) for name, moments in all_.items()}
+
+    def get(self) -> AllMoments:
+        """What all have seen."""
+        return self._all
+
+
+def count_of(all_: AllMoments) -> int:
+    """Samples in all of them."""
+    return sum(moments.count for moments in all_.values())
+
+
+def obs_scalings(all_: AllMoments) -> dict[str, Scaling]:
+    """How observations are normalised by these, by path."""
+    return {name: scaling_of(moments) for name, moments in all_.items() if name != "reward"}
+
+
+def to_arrays(all_: AllMoments) -> dict[str, np.ndarray]:
+    """Arrays by name, as a checkpoint holds them: ``obs/image:mean``, ``reward:count``."""
+    return {f"{name}:{part}": array for name, moments in all_.items() for part, array in moments.state_dict().items()}
+
+
+def from_arrays(state: Mapping[str, np.ndarray]) -> AllMoments:
+    """What `to_arrays` gave."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in state.items():
+        name, _, part = key.rpartition(":")
+        parts.setdefault(name, {})[part] = array
+    return {name: Moments.from_state(each) for name, each in parts.items()}

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from brayx.cluster.rollout import _STOP_S, Workers
-from brayx.cluster.rollout_worker import RolloutSpec, RolloutWorker, check_rollout
+from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.cluster.shards import Shards
 from brayx.cluster.statistics import create_moments
 from brayx.cluster.stream import read_buffer
@@ -29,6 +29,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
+from brayx.rollout.spec import check_rollout
 from tests.waiting import until
 
 FILES = """
@@ -122,7 +123,7 @@ class Job:
             options["module"] = module
         else:
             options.setdefault("env", "CartPole-v1")
-        self.spec = RolloutSpec(
+        self.spec = WorkerSpec(
             name="games",
             config=RolloutComponent(model="model", buffer="buffer", num_envs=ENVS, **options),
             model_name="model",

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from brayx.errors import ReplayError
+from brayx.errors import BadFragment, ReplayError
 from brayx.local.buffer import LocalBuffer
 from brayx.local.stream import Batches
 from brayx.metrics import Recorder
@@ -214,3 +214,30 @@ def test_an_offer_waits_for_room_and_drops_nothing():
     buffer.end()
     with pytest.raises(ReplayError, match="takes no more"):
         buffer.offer(fragment(), timeout_s=0)
+
+
+def test_an_offer_that_is_refused_is_counted_with_why_and_what_came_before_it_is_kept():
+    buffer, sink = made()
+    with pytest.raises(BadFragment, match="obs"):
+        buffer.offer(fragment(1.0), fragment(float("nan")), timeout_s=0.0)
+    assert sink.notes()["fragments_dropped.refused"].startswith("BadFragment: obs")
+    assert sink.summary()["replay_dropped.bad_fragment"] == T
+    assert buffer.offer(fragment(2.0), timeout_s=0.0) == []
+    assert values(buffer.pop()) == [1.0, 2.0]
+
+
+def test_every_thread_that_offers_wakes_when_there_is_room():
+    buffer, _ = made(size=1)
+    buffer.push(fragment(), fragment())
+    left = [["not offered"], ["not offered"]]
+
+    def offer(number):
+        left[number] = buffer.offer(fragment(), timeout_s=WAIT_S)
+
+    threads = [threading.Thread(target=offer, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    assert buffer.pop() is not None
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert left == [[], []]

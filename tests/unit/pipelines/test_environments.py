@@ -20,7 +20,7 @@ from deployments.job import JobConfig
 from pipelines.checks import check_job
 from pipelines.cli import main
 from pipelines.distributed import _evaluated
-from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of
+from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of, worker_spec
 from pipelines.models import build_model
 from pipelines.train import cluster_for
 from pipelines.training import Training
@@ -221,9 +221,10 @@ def test_all_rollouts_of_a_job_normalise_what_they_observe_or_none_does() -> Non
 
 
 def test_workers_are_told_what_an_update_takes() -> None:
-    spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout", NAMES, "n")
-    assert (spec.update_columns, spec.gamma, spec.moments) == (48, 0.9, "")
-    assert spec_of(job("rollout.normalise_obs=true"), "rollout", NAMES, "n").moments == "moments"
+    spec = spec_of(job("trainer.weights_publish_interval=3", "trainer.algorithm.gamma=0.9"), "rollout")
+    assert (spec.update_columns, spec.gamma) == (48, 0.9)
+    assert worker_spec(job(), "rollout", NAMES, "n").moments == ""
+    assert worker_spec(job("rollout.normalise_obs=true"), "rollout", NAMES, "n").moments == "moments"
 
 
 def test_a_rollout_feeds_what_the_trainer_reads_with_the_model_that_learns(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from deployments.job import JobConfig
 from pipelines.cli import TEMPLATES
-from pipelines.local import beyond_local
+from pipelines.local import beyond_local, in_one_process
 
 
 def cartpole(*overrides: str) -> JobConfig:
@@ -24,7 +25,6 @@ def test_the_template_is_for_this_host_too(overrides: tuple[str, ...]) -> None:
     ("override", "named"),
     [
         ("actor.num_workers=2", "actor.num_workers is 2"),
-        ("buffer.num_workers=3", "buffer.num_workers is 3"),
         ("trainer.num_workers=2", "trainer.num_workers is 2"),
     ],
 )
@@ -38,6 +38,24 @@ def test_all_that_is_in_the_way_is_named_at_once(tmp_path: Path) -> None:
         "project: p\ntrial: t\nbuffer: {kind: buffer}\n"
         "left: {kind: model, module: mine, placement: remote, num_workers: 2}\nright: {kind: model, module: mine}\n"
         "data: {kind: source, module: mine, buffer: buffer}\n"
+        "games: {kind: rollout, env: CartPole-v1, model: right, buffer: buffer, num_workers: 64, cpus_per_worker: 64}\n"
     )
     found = beyond_local(JobConfig.load(tmp_path / "job.yaml"))
-    assert found == ["data is a source without an actor", "left.num_workers is 2"]
+    cpus = len(os.sched_getaffinity(0))
+    reserved = f"the workers of games reserve 4096 CPUs, and this machine has {cpus}"
+    assert found == [reserved, "left.num_workers is 2"]
+
+
+def test_shards_and_rollout_workers_become_one_buffer_and_one_thread() -> None:
+    job = JobConfig.load(
+        TEMPLATES / "ppo_env.yaml", ["rollout.mode=non_blocking", "rollout.num_workers=3", "buffer.num_workers=2"]
+    )
+    assert beyond_local(job) == []
+    one, said = in_one_process(job)
+    assert (one.rollouts["rollout"].num_workers, one.rollouts["rollout"].num_envs) == (1, 24)
+    assert (one.buffers["buffer"].num_workers, one.buffers["buffer"].size) == (1, 8)
+    assert said == [
+        "buffer.num_workers is 2: one buffer keeps their 8 batches",
+        "rollout.num_workers is 3: one thread steps their 24 environments",
+    ]
+    assert in_one_process(one) == (one, [])

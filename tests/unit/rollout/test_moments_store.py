@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brayx.cluster.statistics import MomentsStore
-from brayx.rollout.moments import Moments, Shared
+from brayx.rollout.moments import Moments, MomentsStore, Shared
 
 
 class Worker:

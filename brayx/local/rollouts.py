@@ -1,0 +1,188 @@
+"""A rollout on the local host: one thread steps the environments and feeds a replay buffer of this process.
+
+Environments that fail are made anew, as often as the rollout allows. Knows nothing of learning.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from brayx.engines.scaling import Scaling
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError
+from brayx.local.buffer import LocalBuffer
+from brayx.metrics import Recorder
+from brayx.rollout.collector import Collector
+from brayx.rollout.moments import AllMoments, MomentsStore, from_arrays, obs_scalings, to_arrays
+from brayx.rollout.spec import RolloutSpec, make_collector, naming
+from brayx.rollout.worker import Failures, Newest, Progress, Worker
+
+log = logging.getLogger(__name__)
+
+_TURN_S = 1.0
+"""Longest wait of a worker's turn."""
+_START_S = 120.0
+"""For environments and engine to come up, and the first weights to come."""
+_FINAL = (ConfigError, ModelError)
+"""What new environments would fail with too."""
+
+
+class LocalMoments:
+    """Moments that all rollouts of a process normalise by. For a learner: `brayx.trainer.checkpoint.Normaliser`."""
+
+    def __init__(self) -> None:
+        self._store = MomentsStore()
+        self._lock = threading.Lock()
+
+    def scalings(self) -> dict[str, Scaling]:
+        """As `Collector.scalings`."""
+        with self._lock:
+            return obs_scalings(self._store.get())
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As `Collector.state_dict`."""
+        with self._lock:
+            return to_arrays(self._store.get())
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restores what `state_dict` gave."""
+        with self._lock:
+            self._store.restore(from_arrays(state))
+
+    def exchange(self, collector: Collector, fresh: AllMoments) -> None:
+        """Adds ``fresh``, and gives ``collector`` the moments of all."""
+        with self._lock:
+            merged = self._store.exchange(fresh, known=0)
+            assert merged is not None, "nothing is less than 0"
+            collector.adopt_moments(merged)
+
+
+class _Exchange:
+    """A worker's end of `LocalMoments`."""
+
+    def __init__(self, moments: LocalMoments, collector: Collector) -> None:
+        self._moments, self._collector = moments, collector
+
+    def catch_up(self) -> None:
+        self._moments.exchange(self._collector, {})
+
+    def turn(self) -> None:
+        self._moments.exchange(self._collector, self._collector.drain_moments())
+
+
+class LocalRollout:
+    """A rollout at work, as a context.
+
+    Args:
+        spec: what it does; its one worker has all environments.
+        newest: weights to act with.
+        buffer: gets the fragments.
+        numbers: counts episodes, waits, failures and what they cost.
+        moments: shared by the rollouts of the process; None: this one normalises nothing.
+
+    Attributes:
+        collected: everything that the worker has collected so far.
+        failures: times that the environments failed.
+        messages: newest lines about failures, for people.
+    """
+
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        *,
+        newest: Newest,
+        buffer: LocalBuffer,
+        numbers: Recorder,
+        moments: LocalMoments | None = None,
+    ) -> None:
+        self._spec, self._newest, self._buffer, self._numbers = spec, newest, buffer, numbers
+        self._moments = moments
+        self._who = f"rollout {spec.name!r} ({spec.env_name})"
+        self._stopping = threading.Event()
+        self._error: BrayxError | None = None
+        self._turn_began = 0.0
+        self.collected = Progress()
+        self.failures = 0
+        self.messages: deque[str] = deque(maxlen=20)
+        self._thread = threading.Thread(target=self._run, name=f"brayx-rollout-{spec.name}", daemon=True)
+
+    def __enter__(self) -> LocalRollout:
+        self._turn_began = time.monotonic()
+        self._thread.start()
+        self._numbers.add("rollout_workers", 1, label=self._spec.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has collected something and is at work."""
+        return self._thread.is_alive() and self.collected.fragments > 0
+
+    @property
+    def error(self) -> BrayxError | None:
+        """What ended it, or keeps it from going on: its environments failed too often, or hang."""
+        late_s = _TURN_S + self._spec.config.fragment_timeout_s + (0.0 if self.collected.fragments else _START_S)
+        if self._error is None and self._thread.is_alive() and time.monotonic() - self._turn_began > late_s:
+            return DeadlineExceeded(
+                f"{self._who} hangs: a fragment has taken longer than fragment_timeout_s, "
+                f"{self._spec.config.fragment_timeout_s:g} s"
+            )
+        return self._error
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """Ends it after the fragment that it is at; one that takes longer than ``timeout_s`` is counted as lost."""
+        self._stopping.set()
+        if not self._thread.is_alive():
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._numbers.add("rollout_steps_lost", self._spec.fragment_steps, label="stopped")
+
+    def _run(self) -> None:
+        config, failures = self._spec.config, Failures(self._spec.config.failure_window_s)
+        while not self._stopping.is_set():
+            try:
+                with naming(self._who):
+                    self._work()
+            except BrayxError as error:
+                if self._stopping.is_set():  # Ctrl-C ends the processes of environments too
+                    return
+                log.warning("%s", error.message)
+                self.failures += 1
+                self.messages.append(error.message)
+                self._numbers.add("rollout_workers_lost", 1, label="failed")
+                self._numbers.add("rollout_steps_lost", self._spec.fragment_steps, label="failed")
+                if failures.add(time.monotonic()) > config.max_failures or isinstance(error, _FINAL):
+                    self._error = error
+                    return
+
+    def _work(self) -> None:
+        """Collects until it has to stop.
+
+        Raises:
+            BrayxError: the environments or the model failed.
+        """
+        collector = make_collector(self._spec, past=self.failures)
+        try:
+            worker = Worker(
+                self._spec,
+                collector,
+                newest=self._newest,
+                buffer=self._buffer,
+                sink=self._numbers,
+                moments=None if self._moments is None else _Exchange(self._moments, collector),
+                stopping=self._stopping,
+            )
+            while not self._stopping.is_set():
+                self._turn_began = time.monotonic()
+                self.collected += worker.turn(self._turn_began + _TURN_S, 1)
+            worker.finish()
+        finally:
+            collector.close()

@@ -1,0 +1,234 @@
+"""One rollout worker: collects fragments with the newest weights and hands them to a buffer, one turn after another.
+
+How close it stays to the newest weights is the mode: ``blocking`` collects what one update takes and waits for the
+weights that come of it; ``non_blocking`` goes on, and waits only while the buffer has no room. The worker keeps what
+the buffer does not take at once, and offers it again: nothing is lost because several fragments arrive together. Knows
+nothing of threads, processes or other workers; the hosts give it turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from brayx.errors import BadFragment, ReplayError
+from brayx.metrics import Recorder
+from brayx.rollout.collector import Collector, record_episodes
+from brayx.rollout.spec import RolloutSpec, rounds
+from brayx.types import Columns, Fragment, Weights
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+_ANSWER_S = 30.0
+_OFFER_S = 0.5
+"""Longest wait for room before a worker looks whether it has to stop."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a worker has done.
+
+    Attributes:
+        fragments: collected and pushed, of all its environments each.
+        steps: transitions in them.
+        overdue: waits that were given up, see ``wait_s``.
+        waited_s: spent waiting for weights or room.
+        version: of the weights that it acted with last; a sum of progress has the highest.
+    """
+
+    fragments: int = 0
+    steps: int = 0
+    overdue: int = 0
+    waited_s: float = 0.0
+    version: int = 0
+
+    def __add__(self, other: Progress) -> Progress:
+        return Progress(
+            self.fragments + other.fragments,
+            self.steps + other.steps,
+            self.overdue + other.overdue,
+            self.waited_s + other.waited_s,
+            max(self.version, other.version),
+        )
+
+
+class Newest:
+    """The newest weights, from the thread that has them to the thread that acts."""
+
+    def __init__(self) -> None:
+        self._held: tuple[int, Weights] | None = None
+        self._came = threading.Condition()
+
+    def put(self, version: int, weights: Weights) -> None:
+        """Takes a new version."""
+        with self._came:
+            self._held = (version, weights)
+            self._came.notify_all()
+
+    def get(self, than: int, timeout_s: float = 0.0) -> tuple[int, Weights] | None:
+        """Version and weights of the newest, once above ``than``; None if that takes longer than ``timeout_s``."""
+        with self._came:
+            self._came.wait_for(lambda: self._held is not None and self._held[0] > than, timeout_s)
+            return self._held if self._held is not None and self._held[0] > than else None
+
+
+class Buffer(Protocol):
+    """The part of a replay buffer that a worker uses."""
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Whether a fragment can be stored without dropping one; ``timeout_s`` bounds the wait for the answer."""
+
+    def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
+        """Stores as much as there is room for; returns the rest."""
+
+    def push(self, *replays: Fragment | Columns) -> object:
+        """Stores everything; the oldest is dropped where there is no room."""
+
+
+class Exchange(Protocol):
+    """A worker's end of the moments that all workers normalise by."""
+
+    def catch_up(self) -> None:
+        """Takes in what all have seen."""
+
+    def turn(self) -> None:
+        """Hands over what the worker has seen since the last turn, and takes in what all have seen."""
+
+
+class Worker:
+    """A worker at work.
+
+    Args:
+        spec: of the rollout.
+        collector: its environments and policy.
+        newest: weights to act with.
+        buffer: gets the fragments.
+        sink: counts episodes, waits and drops.
+        moments: shared with other workers; None: the collector has its own, or none.
+        stopping: ends a wait early.
+    """
+
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        collector: Collector,
+        *,
+        newest: Newest,
+        buffer: Buffer,
+        sink: Recorder,
+        moments: Exchange | None,
+        stopping: threading.Event,
+    ) -> None:
+        self._spec, self._collector = spec, collector
+        self._newest, self._buffer, self._sink, self._moments = newest, buffer, sink, moments
+        self._stopping = stopping
+        self._version = 0
+        self._made = 0  # fragments with this version, but for those that were refused
+        self._left: list[Fragment | Columns] = []  # collected, and waits for room
+        self._waiting_since = time.monotonic()
+
+    def turn(self, until: float, workers: int) -> Progress:
+        """One fragment, or a wait that ends at ``until`` at the latest.
+
+        Args:
+            until: on the monotonic clock; a fragment that was begun is finished.
+            workers: how many there are now: blocking ones share out what an update takes.
+
+        Raises:
+            BrayxError: an environment or the model failed.
+        """
+        began = time.monotonic()
+        config = self._spec.config
+        overdue = began - self._waiting_since > config.wait_s
+        if self._left:
+            return self._hand_over(began, until, overdue)
+        enough = config.mode == "blocking" and self._made >= rounds(self._spec, workers)
+        newer = self._newest.get(self._version)
+        if newer is None and (self._version == 0 or (enough and not overdue)):
+            newer = self._newest.get(self._version, max(0.0, min(until - began, _LOOK_S)))
+            if newer is None:
+                return Progress(waited_s=time.monotonic() - began)
+        if newer is not None:
+            if self._version == 0 and self._moments is not None:
+                self._moments.catch_up()  # a learner restores its checkpoint's moments before it publishes anything
+            self._version = newer[0]
+            self._collector.load(newer[1], self._version)
+            self._made = 0
+        elif enough:
+            self._made = 0
+        if config.mode == "non_blocking" and not overdue and not self._buffer.has_room(_ANSWER_S):
+            self._stopping.wait(min(_LOOK_S, max(0.0, until - time.monotonic())))
+            return Progress(waited_s=time.monotonic() - began)
+        waited_s = time.monotonic() - self._waiting_since
+        columns = self._collector.collect()
+        self._made += 1
+        self._waiting_since = time.monotonic()
+        self._push(columns, overdue, waited_s, until)
+        return Progress(1, len(columns), int(overdue), 0.0, self._version)
+
+    def finish(self) -> None:
+        """Hands over what is left; what has no room now is counted as dropped. Leaves the collector open."""
+        self._offer(0.0)
+        if self._left:
+            self._sink.add("fragments_dropped", sum(map(len, self._left)), label="closed")
+            self._left = []
+        if self._moments is not None:
+            self._moments.turn()
+
+    def _hand_over(self, began: float, until: float, overdue: bool) -> Progress:
+        """A turn that waits for room for what was collected; with ``overdue`` it drops something instead."""
+        if overdue:
+            self._buffer.push(*self._left)
+            self._left, self._waiting_since = [], began
+            self._sink.add("rollout_waits_overdue", 1)
+        else:
+            self._offer(max(0.0, min(_OFFER_S, until - began)))
+        return Progress(overdue=int(overdue), waited_s=time.monotonic() - began, version=self._version)
+
+    def _offer(self, timeout_s: float) -> None:
+        """Hands over what waits as far as there is room, which it waits for ``timeout_s`` at most."""
+        left, self._left = self._left, []
+        if not left:
+            return
+        try:
+            self._left = self._buffer.offer(*left, timeout_s=timeout_s)
+        except BadFragment:  # the buffer counts the transitions and keeps the message
+            self._made -= 1  # another one replaces it: without it, the update that all wait for would not be full
+        except ReplayError as error:  # counted, too; a worker outlives a buffer that is lost, and its job says so
+            log.warning("%s", error.message)
+
+    def _push(self, columns: Columns, overdue: bool, waited_s: float, until: float) -> None:
+        if overdue:  # the learner does not make room: when it goes on, it is to find the newest
+            self._buffer.push(columns)
+        else:
+            self._left = [columns]
+            self._offer(max(0.0, min(_OFFER_S, until - time.monotonic())))
+        if self._moments is not None:
+            self._moments.turn()
+        record_episodes(self._sink, self._collector.episodes())
+        self._sink.add("rollout_wait_seconds", waited_s)
+        self._sink.add("acting_version", self._version, label=self._spec.model_name)
+        if overdue:
+            self._sink.add("rollout_waits_overdue", 1)
+
+
+class Failures:
+    """Counts the environment errors of one worker and its successors; an old error does not count any more.
+
+    Args:
+        within_s: seconds for which an error counts.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self.at: list[float] = []
+        """When those that count happened."""
+
+    def add(self, now: float) -> int:
+        """Notes an error at ``now``, in seconds; gives how many count."""
+        self.at = [at for at in self.at if now - at < self._within_s] + [now]
+        return len(self.at)

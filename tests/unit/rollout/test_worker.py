@@ -1,0 +1,18 @@
+"""A rollout worker between newest weights and a buffer, and how often its environment may fail."""
+
+from __future__ import annotations
+
+from brayx.rollout.worker import Failures
+
+HOUR_S = 3600.0
+
+
+def test_errors_of_an_environment_that_are_far_apart_do_not_add_up():
+    failures = Failures(HOUR_S)
+    assert [failures.add(day * 24 * HOUR_S) for day in range(30)] == [1] * 30
+    assert len(failures.at) == 1, "nothing grows"
+
+
+def test_errors_of_an_environment_add_up_within_the_window():
+    failures = Failures(HOUR_S)
+    assert [failures.add(at) for at in (0.0, 10.0, 3000.0, 3605.0, 9000.0)] == [1, 2, 3, 3, 1]
