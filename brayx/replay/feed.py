@@ -90,7 +90,7 @@ class Feed:
                     if not isinstance(replay, Fragment | Columns):
                         given = type(replay).__name__
                         raise ConfigError(
-                            f"source {self._name!r} yielded a {given}, expected brayx.Fragment or brayx.Columns"
+                            f"source {self._name!r} yielded {given}, expected brayx.Fragment or brayx.Columns"
                         )
                     self._push(_without_version(replay))
                     if self._stopping.is_set():
