@@ -467,7 +467,7 @@ def test_fed_fragments_are_accepted_with_any_version_of_another_trial(tmp_path, 
     assert {int(version) for batch in batches for version in np.unique(batch["policy_version"])} == {0, 1}
 
 
-@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "yielded a int")])
+@pytest.mark.parametrize(("part", "said"), [(lambda: 3, "expected an iterator"), (lambda: [1], "yielded int")])
 def test_a_feed_of_something_else_is_an_error(part, said):
     taker = Taker()
     taker.room.set()
