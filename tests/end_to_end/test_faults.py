@@ -81,6 +81,18 @@ class TellingAgent(GymAgent):
         raise RuntimeError(f"ended by {reason}")
 '''
 
+WAITING_HOOKS = '''
+"""The learner stops while the file `stopped` is there."""
+import time
+from pathlib import Path
+
+
+def handle(batch):
+    while Path("stopped").exists():
+        time.sleep(0.01)
+    return batch
+'''
+
 RAISING_AGENT = '''
 """An agent with a bug."""
 from brayx import Agent
@@ -132,9 +144,9 @@ class Stopped:
 
 
 def stop_the_learner(command: Command, url: str) -> Stopped:
-    """Stops the learner's rank, watches the games play on, and lets it go on."""
-    (rank,) = command.processes("ray::RayTrainWorker")
-    rank.suspend()
+    """Stops the learner, watches the games play on, and lets it go on."""
+    stopped = command.folder / "stopped"
+    stopped.touch()
     began = metrics_of(command)
 
     def grew(since: dict[str, float], **by: float) -> bool:
@@ -152,7 +164,7 @@ def stop_the_learner(command: Command, url: str) -> Stopped:
         client.stop()
     command.until(lambda: grew(before, ticks=4000, **dropped), "the games played on")
     after = metrics_of(command)
-    rank.resume()
+    stopped.unlink()
     return Stopped(before, after, actions)
 
 
@@ -180,11 +192,13 @@ class Interrupted:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
     """Stops a job's learner, kills a gamecore, waits until another plays in its place, and presses Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
-    words = on_ray(
+    words = small_job(
         folder,
         "agent.module=telling_agent",
         "agent.class=TellingAgent",
+        "trainer.hooks=waiting_hooks",
         telling_agent=TELLING_AGENT,
+        waiting_hooks=WAITING_HOOKS,
         long_game=LONG_GAME,
     )
     words = [word.replace("CartPole-v1", "long_game:LongCartPole-v0") for word in words]
@@ -289,13 +303,14 @@ def test_ctrl_c_is_told_in_words(interrupted: Interrupted) -> None:
     assert "Traceback" not in interrupted.said
 
 
-def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interrupted) -> None:
+def test_a_trial_interrupted_on_the_local_host_is_resumed_on_a_cluster(interrupted: Interrupted) -> None:
     assert interrupted.trial.status == "KILLED"
     saved = interrupted.trial.checkpoints()[-1].step
     assert saved > 0
     before = written(interrupted.trial, "learner/policy_version")
     target = saved + 2048
-    with brayx(interrupted.folder, *interrupted.words, "--set", f"trainer.num_steps={target}") as command:
+    words = [*interrupted.words, "--cluster", *setting(f"trainer.num_steps={target}")]
+    with brayx(interrupted.folder, *words) as command:
         assert command.ended() == 0, command.err
         command.gone(10.0)
         assert "cartpole / main (resumed)" in command.err
@@ -310,16 +325,15 @@ def test_an_interrupted_trial_is_resumed_by_the_same_command(interrupted: Interr
     assert goes_on(curve), "env steps and versions go on where they were"
 
 
-@pytest.mark.parametrize("moment", ["gcs_server", "ServeController"])
-def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
+def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path) -> None:
     with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
-        interrupt_at(command, moment, group=True)
+        interrupt_at(command, "gcs_server", group=True)
         assert "interrupted before training began" in command.err or "processes were killed" in command.err
 
 
 def test_ctrl_c_while_the_actor_starts_and_another_trial_name_is_another_run(interrupted: Interrupted) -> None:
     before = interrupted.trial.metrics()
-    words = [*interrupted.words, "--trial", "second"]
+    words = [*interrupted.words, "--cluster", "--trial", "second"]
     with brayx(interrupted.folder, *words) as command, said_on_failure(command):
         interrupt_at(command, "ServeReplica", group=False)
     (second,) = trials(interrupted.folder)["second"]
