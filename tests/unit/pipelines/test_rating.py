@@ -4,8 +4,6 @@ registry."""
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,7 @@ from brayx.actor.table import SessionTable
 from brayx.tracking import Trial, find, register
 from brayx.tracking.trial import Checkpoint
 from tests.unit.gamecore.echo_server import serving
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.pipelines.conftest import Run
 
 
 class Left(Actor):
@@ -75,17 +72,18 @@ def service() -> Iterator[tuple[Serving, str]]:
         yield table, f"http://{address}"
 
 
-def evaluate(url: str, pool: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.cli", "evaluate", "CartPole-v1", "--url", url, "--games", "3", *words]
-    return subprocess.run(
-        [*command, "--tracking", pool], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+@pytest.fixture
+def evaluate(command: Run, pool: str) -> Run:
+    """``brayx evaluate`` of three games of CartPole; its arguments are the URL and further words."""
+    return lambda url, *words: command(
+        "evaluate", "CartPole-v1", "--url", url, "--games", "3", *words, "--tracking", pool
     )
 
 
 @pytest.mark.parametrize("door", ["http", "ws"])
-def test_the_version_that_played_has_the_mean_of_its_games(service: Any, pool: str, door: str) -> None:
+def test_the_version_that_played_has_the_mean_of_its_games(evaluate: Run, service: Any, pool: str, door: str) -> None:
     _, url = service
-    done = evaluate(url.replace("http", door), pool, "--rate", "--door", door)
+    done = evaluate(url.replace("http", door), "--rate", "--door", door)
     assert done.returncode == 0, done.stderr
     returns = [float(line.rpartition(" ")[2]) for line in done.stderr.splitlines() if line.startswith("game ")]
     assert len(returns) == 3
@@ -98,8 +96,8 @@ def test_the_version_that_played_has_the_mean_of_its_games(service: Any, pool: s
     assert "rating_games" not in other, "a training's mean return"
 
 
-def test_nothing_is_rated_unless_that_is_asked_for(service: Any, pool: str) -> None:
-    done = evaluate(service[1], pool)
+def test_nothing_is_rated_unless_that_is_asked_for(evaluate: Run, service: Any, pool: str) -> None:
+    done = evaluate(service[1])
     assert done.returncode == 0, done.stderr
     assert find("models:/cart/2", pool).tags["rating"] == "5.0"
 
@@ -116,30 +114,30 @@ def test_nothing_is_rated_unless_that_is_asked_for(service: Any, pool: str) -> N
     ],
 )
 def test_what_is_not_one_registered_version_is_refused_before_any_game(
-    service: Any, pool: str, registered: Any, said: str
+    evaluate: Run, service: Any, pool: str, registered: Any, said: str
 ) -> None:
     table, url = service
     table.registered = registered
-    done = evaluate(url, pool, "--rate")
+    done = evaluate(url, "--rate")
     assert done.returncode == 2
     assert said in done.stderr
     assert "game 1" not in done.stderr
 
 
-def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(service: Any, pool: str) -> None:
+def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(evaluate: Run, service: Any, pool: str) -> None:
     table, url = service
     table.others = {2: {"model": ["models:/cart/1"]}}  # not the one asked first, nor the one asked last
-    done = evaluate(url, pool, "--rate")
+    done = evaluate(url, "--rate")
     assert done.returncode == 2
     assert "while the games went on sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr
     assert "over 3 games" in done.stdout
     assert {find(f"models:/cart/{version}", pool).tags["rating"] for version in (1, 2)} == {"5.0"}
 
 
-def test_games_of_two_versions_rate_neither(service: Any, pool: str) -> None:
+def test_games_of_two_versions_rate_neither(evaluate: Run, service: Any, pool: str) -> None:
     table, url = service
     table.registered, table.then = {"model": ["models:/cart/1"]}, {"model": ["models:/cart/2"]}
-    done = evaluate(url, pool, "--rate")
+    done = evaluate(url, "--rate")
     assert done.returncode == 2
     assert "the first games were of cart version 1, the last of 2: neither is rated" in done.stderr
     assert "over 3 games" in done.stdout

@@ -1,0 +1,32 @@
+"""`brayx` commands in the process of the tests: one in a process of its own spends seconds on imports."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pipelines import cli
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``brayx WORDS``, and gives its exit code and what it wrote; its handlers of signals end with it."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        capsys.readouterr()
+        try:
+            code = cli.main(words)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
