@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.applications import delete_application
+from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.directory import stop_directory
 from brayx.errors import AgentError, BrayxError, ConfigError, DeadlineExceeded, StartupError
@@ -330,24 +330,7 @@ def deploy(application: serve.Application, actor: str) -> None:
     Raises:
         StartupError: a replica could not be built; the message holds the last line of why.
     """
-    from ray import serve
-
-    # Serve's own wait has no deadline, and something that cannot be placed would be waited for for ever.
-    serve.run_many([serve.RunTarget(application, name=actor, route_prefix="/")], wait_for_applications_running=False)
-    deadline = time.monotonic() + _READY_TIMEOUT_S
-    while True:
-        status = serve.status().applications.get(actor)
-        state = status.status.value if status is not None else "NOT_STARTED"
-        if state == "RUNNING":
-            return
-        late = time.monotonic() > deadline
-        if late or state in ("DEPLOY_FAILED", "UNHEALTHY"):
-            parts = status.deployments.values() if status is not None else ()
-            said = [_last_line(part.message) for part in parts if part.message]
-            why = "; ".join(said) or (status.message if status is not None else "Serve does not know of it")
-            when = f" within {_READY_TIMEOUT_S:g} s" if late else ""
-            raise StartupError(f"the actor {actor!r} did not start{when} ({state}): {why}")
-        time.sleep(0.1)
+    start_application(application, actor, "/", time.monotonic() + _READY_TIMEOUT_S, what=f"the actor {actor!r}")
 
 
 def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -467,7 +450,3 @@ def _kill(actors: Sequence[Any]) -> None:
 
     for actor in actors:
         ray.kill(actor)
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]

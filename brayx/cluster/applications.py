@@ -1,6 +1,7 @@
-"""A Serve application ended within a time: Serve's own way waits a minute, and for a controller that hangs without end.
+"""Serve applications: started and awaited, or deleted, each within a deadline.
 
-Knows nothing of what is served. Tests: `tests/integration/test_remote_model_killed.py`.
+Serve's own calls wait a minute, or for ever: for CPUs that no node has, or for a controller that hangs. Knows nothing
+of what an application serves. Tests: `tests/integration/test_remote_model_killed.py`.
 """
 
 from __future__ import annotations
@@ -10,33 +11,90 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray import serve
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
-from brayx.errors import first_line
+from brayx.cluster.named import find_actor
+from brayx.errors import StartupError, first_line
 
 _log = logging.getLogger(__name__)
 
+_POLL_S = 0.1
+_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+def start_application(
+    application: serve.Application, name: str, route_prefix: str | None, until: float, *, what: str = ""
+) -> None:
+    """Runs an application, in place of one of that name, and waits until all its replicas run.
+
+    Starts Serve if it does not run; without an ingress if the application has no route.
+
+    Args:
+        application: to run.
+        name: of the application.
+        route_prefix: its path at Serve's ingress; None: none.
+        until: deadline, on the monotonic clock.
+        what: the application, for messages; empty: its name.
+
+    Raises:
+        StartupError: the replicas did not start, or not in time; the message has the reason that Serve gives.
+    """
+    what = what or f"application {name!r}"
+    try:
+        if _controller() is None:
+            serve.start(proxy_location="Disabled" if route_prefix is None else "HeadOnly")
+        target = serve.RunTarget(application, name=name, route_prefix=route_prefix)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        while (why := _why_not_running(name, what)) is not None:
+            if time.monotonic() > until:
+                raise StartupError(f"{what} did not start in time: {why}", name=name)
+            time.sleep(_POLL_S)
+        if route_prefix is not None:
+            wait_for_route(what, until)
+    except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
+        raise StartupError(f"{what} did not start: {first_line(error)}", name=name) from error
+
+
+def wait_for_route(what: str, until: float) -> None:
+    """Waits until every proxy of Serve's ingress knows the running applications; Serve publishes no call for that.
+
+    Args:
+        what: the application, for the message.
+        until: deadline, on the monotonic clock.
+
+    Raises:
+        StartupError: not in time.
+    """
+    proxies: Any = ray.get(_controller().get_proxies.remote(), timeout=max(until - time.monotonic(), 0.001))
+    calls = [proxy.serving.remote(wait_for_applications_running=True) for proxy in proxies.values()]
+    if not calls:
+        return
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=max(until - time.monotonic(), 0.001))
+    if late:
+        raise StartupError(f"{len(late)} of {len(calls)} doors did not know the path of {what} in time")
+
 
 def delete_application(name: str, timeout_s: float) -> bool:
-    """Deletes a Serve application so that its replicas end what they hold and hand it over.
+    """Deletes an application, so that its replicas hand over what they hold and end.
 
     Returns:
-        False when that took longer than ``timeout_s``, or Serve's controller failed, which is logged; there is nothing
-        to end where Serve is not.
+        False if that took longer than ``timeout_s``, or if Serve's controller failed, which is logged. True if Serve
+        does not run.
     """
     deadline = time.monotonic() + timeout_s
-    controller: Any
-    try:
-        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
+    controller = _controller()
+    if controller is None:
         return True
     try:
-        # What `serve.delete` comes to: making its client asks the controller without a deadline.
+        # As `serve.delete` does, whose client calls the controller without a deadline.
         controller.delete_apps.remote([name])
         while True:
             left_s = max(deadline - time.monotonic(), 0.001)
-            told: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=left_s)
-            if name not in told["applications"]:
+            details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=left_s)
+            if name not in details["applications"]:
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -44,3 +102,30 @@ def delete_application(name: str, timeout_s: float) -> bool:
     except RayError as error:
         _log.warning("whether Serve has ended %r is not known: %s", name, first_line(error))
         return False
+
+
+def _controller() -> Any:
+    """Serve's controller; None: Serve does not run."""
+    return find_actor("SERVE_CONTROLLER_ACTOR", "serve")
+
+
+def _why_not_running(name: str, what: str) -> str | None:
+    """The line in which Serve says why an application does not run yet; None: it runs.
+
+    Raises:
+        StartupError: it failed.
+    """
+    try:
+        application = serve.status().applications.get(name)
+    except RayActorError as error:  # Serve's controller is being restarted
+        return first_line(error)
+    if application is None:
+        return "Serve does not know it"
+    if application.status == ApplicationStatus.RUNNING:
+        return None
+    messages = [deployment.message.strip() for deployment in application.deployments.values() if deployment.message]
+    lines = [message.splitlines() for message in (*messages, application.message.strip()) if message]
+    if application.status in _FAILED:  # a message is a traceback then, whose last line is the error
+        why = "; ".join(each[-1] for each in lines[: len(messages) or 1])
+        raise StartupError(f"{what} did not start ({application.status.value}): {why}", name=name)
+    return lines[0][0] if lines else application.status.value

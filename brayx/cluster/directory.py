@@ -446,11 +446,9 @@ def create_directory(name: str) -> Any:
     It is detached, so that it outlives the replica that happened to start it; who owns the application ends it with
     `stop_directory`.
     """
-    import ray
+    from brayx.cluster.named import named_actor
 
-    options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_task_retries": 1}
-    actor = ray.remote(_DirectoryActor).options(name=name, namespace=NAMESPACE, get_if_exists=True, **options)
-    return actor.remote(name)
+    return named_actor(_DirectoryActor, name, lifetime="detached", max_task_retries=1).remote(name)
 
 
 async def check_directory(name: str, directory: Any) -> None:
@@ -476,9 +474,6 @@ async def check_directory(name: str, directory: Any) -> None:
 
 def stop_directory(name: str) -> None:
     """Ends the directory's actor, if there is one."""
-    import ray
+    from brayx.cluster.named import end_actor, find_actor
 
-    try:
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-    except ValueError:
-        return
+    end_actor(find_actor(name))

@@ -156,16 +156,10 @@ def create_hub(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from brayx.cluster.named import named_actor
+
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor: Any = ray.remote(Hub).options(
-        name=name,
-        namespace=namespace,
-        num_cpus=0,
-        max_restarts=-1,
-        get_if_exists=True,
-        max_concurrency=4,
-        scheduling_strategy=here,
-    )
+    actor = named_actor(Hub, name, namespace, max_concurrency=4, scheduling_strategy=here)
     handle: ActorHandle[Hub] = actor.remote(trial, interval_s=interval_s, x_axis=x_axis)
     return handle
 
@@ -176,13 +170,12 @@ def get_hub(name: str, namespace: str) -> ActorHandle[Hub]:
     Raises:
         TrackingError: there is none.
     """
-    import ray
+    from brayx.cluster.named import find_actor
 
-    try:
-        handle: ActorHandle[Hub] = ray.get_actor(name, namespace=namespace)
-        return handle
-    except ValueError as error:
-        raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running") from error
+    handle: ActorHandle[Hub] | None = find_actor(name, namespace)
+    if handle is None:
+        raise TrackingError(f"no hub {name!r} in namespace {namespace!r}: its trial is not running")
+    return handle
 
 
 def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
@@ -198,19 +191,18 @@ def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
         BrayxError: the job refused the request.
         DeadlineExceeded: the job did not take it in time.
     """
-    import ray
+    from brayx.cluster.named import result_or
 
     deadline, key = time.monotonic() + timeout_s + _ANSWER_S, ""
     while time.monotonic() < deadline:
         handle: Any = get_hub(hub, namespace)
-        with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
-            if not key:
-                key = ray.get(handle.ask.remote(request, deadline - _ANSWER_S - time.monotonic()), timeout=_ANSWER_S)
-            answer = ray.get(handle.answered.remote(key), timeout=_ANSWER_S)
-            if isinstance(answer, BrayxError):
-                raise answer
-            if answer is not None:
-                return answer
+        if not key:
+            key = result_or("", handle.ask.remote(request, deadline - _ANSWER_S - time.monotonic()), _ANSWER_S)
+        answer = result_or(None, handle.answered.remote(key), _ANSWER_S) if key else None
+        if isinstance(answer, BrayxError):
+            raise answer
+        if answer is not None:
+            return answer
         time.sleep(_ANSWER_POLL_S)
     raise DeadlineExceeded(f"the job did not take the request within {timeout_s:g} s")
 
@@ -282,17 +274,16 @@ class HubClient(Recorder):
                 return False
             import ray
 
+            from brayx.cluster.named import result_or
+
             if self._in_flight is not None:
                 call, part = self._in_flight
                 ready, _ = ray.wait([call], timeout=wait_s)
                 if not ready:
                     return False
                 self._in_flight = None
-                try:
-                    ray.get(call)
-                except ray.exceptions.RayError:
-                    # The hub died with the call: its samples join the next one.
-                    self._pending.merge(part)
+                if result_or(False, call) is False:
+                    self._pending.merge(part)  # the hub died with the call: the samples join the next one
                     return False
             part = self._pending.drain()
             if part[0]:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from brayx.cluster.hub import HubClient, get_hub
+from brayx.cluster.named import is_done, result_or
 from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
 from brayx.cluster.weights import WeightPublisher, get_weight_store
@@ -92,9 +93,8 @@ class TrialNumbers(HubClient):
 
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
-        if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
-            with contextlib.suppress(ray.exceptions.RayError):  # the hub is being restarted: ask again
-                self._newest = ray.get(self._asked)
+        if self._asked is not None and is_done(self._asked):
+            self._newest = result_or(self._newest, self._asked)  # the same while the hub is being restarted
             self._asked = None
         if self._asked is None and time.monotonic() - self._asked_at >= self._every_s:
             self._asked, self._asked_at = self._hub.snapshot.remote(), time.monotonic()
@@ -334,9 +334,9 @@ class Learner:
         if not self.running:
             return "has ended"
         found = None
-        with contextlib.suppress(BrayxError, ray.exceptions.RayError):
+        with contextlib.suppress(StartupError):
             store = get_weight_store(self._spec.weight_store, self._spec.namespace)
-            found = ray.get(store.newest.remote(), timeout=5.0)
+            found = result_or(None, store.newest.remote(), 5.0)
         if found is not None:
             return f"has published weights, version {found[0]}"
         config = self._spec.config

@@ -1,6 +1,6 @@
-"""Named actors: called across a restart and within a deadline, and one that is a lock. Ray's errors as brayx's.
+"""Named actors: created, found, ended, and called within a deadline and across a restart; one of them is a lock.
 
-Knows nothing of what the actors do.
+Ray's errors become brayx's here. Knows nothing of what the actors do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
 
 ANSWER_S = 30.0
@@ -31,6 +32,67 @@ _DIED_TIMES = 3
 """After so many reports of its death an actor has ended for good: a caller whose call was under way gets that report
 also of an actor that is being restarted."""
 _LOCK_RETRY_S = 0.05
+
+
+def named_actor(kind: type, name: str, namespace: str | None = NAMESPACE, **options: Any) -> Any:
+    """A named actor that takes no CPU, that Ray restarts, and of which there is one per name.
+
+    Args:
+        kind: class of the actor.
+        name, namespace: of the actor; None: the caller's namespace.
+        options: of Ray's actors, in place of these defaults.
+
+    Returns:
+        An actor class of Ray; its ``remote(...)`` starts the actor, or finds it, and gives the handle.
+    """
+    actor: Any = ray.remote(kind)
+    defaults: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "get_if_exists": True}
+    return actor.options(name=name, namespace=namespace or None, **{**defaults, **options})
+
+
+def find_actor(name: str, namespace: str | None = NAMESPACE) -> Any | None:
+    """Handle of the named actor; None: there is none."""
+    try:
+        return ray.get_actor(name, namespace=namespace or None)
+    except ValueError:
+        return None
+
+
+def end_actor(actor: Any) -> None:
+    """Ends an actor for good. Does nothing without one, or if Ray has lost it."""
+    if actor is not None:
+        with contextlib.suppress(RayError):
+            ray.kill(actor)
+
+
+def is_done(call: Any) -> bool:
+    """Whether a call has its answer, or has failed."""
+    return bool(ray.wait([call], timeout=0)[0])
+
+
+def result(call: Any, timeout_s: float, what: str) -> Any:
+    """The answer of a call to an actor; blocks until it is there.
+
+    Args:
+        call: Ray's reference.
+        timeout_s: longest wait.
+        what: the actor, for the message of an error.
+
+    Raises:
+        BrayxError: the actor raised it; or `DeadlineExceeded`: no answer in time; or `ModelError`: the actor failed.
+    """
+    try:
+        return ray.get(call, timeout=timeout_s)
+    except RayError as error:
+        raise typed(error, timeout_s, what) from error
+
+
+def result_or(default: Any, call: Any, timeout_s: float = ANSWER_S) -> Any:
+    """The answer of a call, or ``default`` if Ray has none: the actor is slow, is being restarted, or failed."""
+    try:
+        return ray.get(call, timeout=timeout_s)
+    except RayError:
+        return default
 
 
 class Restarts:
@@ -111,10 +173,10 @@ def named_lock(name: str, namespace: str, until: float) -> Iterator[None]:
     Raises:
         StartupError: another process held it all that time.
     """
-    actor: Any = ray.remote(_Lock)
+    lock = named_actor(_Lock, f"lock/{name}", namespace, max_restarts=0, get_if_exists=False)
     while True:
         try:
-            held = actor.options(name=f"lock/{name}", namespace=namespace, num_cpus=0).remote()
+            held = lock.remote()
             break
         except ActorAlreadyExistsError as error:
             if time.monotonic() > until:

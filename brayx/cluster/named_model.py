@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.applications import delete_application
+from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.model import model_application
-from brayx.cluster.named import ANSWER_S, call_with_retry, typed
+from brayx.cluster.named import ANSWER_S, call_with_retry, find_actor, result
 from brayx.cluster.recipe import Recipe
 from brayx.cluster.weights import AGAIN_S, KEPT_VERSIONS, end_weight_store, get_weight_store
 from brayx.engines import refuse_frozen
@@ -90,70 +89,10 @@ def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
 
 
 def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
-    """Starts the replicas and waits for them, on the monotonic clock ``until`` then.
-
-    Raises:
-        StartupError: they did not start, or not in time; the message has what Serve tells of them.
-    """
+    """Starts the replicas and waits for them until ``until``, on the monotonic clock; errors as `start_application`."""
     build = functools.partial(_build_in_replica, name)
     application = model_application(build, recipe.config, weight_store=(f"model/{name}", NAMESPACE))
-    try:
-        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        # Serve would open its door otherwise, which is for whoever wants one.
-        serve.start(proxy_location="Disabled" if route_prefix is None else "HeadOnly")
-    target = serve.RunTarget(application, name=f"model-{name}", route_prefix=route_prefix)
-    try:
-        # Waiting itself, Serve would wait without end, for CPUs that no node has say.
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-        while (told := _state(name)) is not None:
-            if time.monotonic() > until:
-                raise StartupError(f"the replicas of model {name!r} did not start in time: {told}", name=name)
-            time.sleep(0.1)
-        if route_prefix is not None:
-            wait_for_doors(name, until)
-    except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
-        raise StartupError(f"the replicas of model {name!r} did not start: {first_line(error)}") from error
-
-
-def wait_for_doors(name: str, until: float) -> None:
-    """Waits until the path of a model is known at Serve's ingress, which nothing public does. For doors that answer
-    nothing at all Serve has waited a minute before, whatever the deadline.
-
-    Raises:
-        StartupError: not in time.
-    """
-    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    doors: Any = ray.get(controller.get_proxies.remote(), timeout=max(until - time.monotonic(), 0.001))
-    asked_of = [door.serving.remote(wait_for_applications_running=True) for door in doors.values()]
-    if not asked_of:
-        return
-    _, late = ray.wait(asked_of, num_returns=len(asked_of), timeout=max(until - time.monotonic(), 0.001))
-    if late:
-        raise StartupError(
-            f"{len(late)} of {len(asked_of)} doors did not know the path of model {name!r} in time", name=name
-        )
-
-
-def _state(name: str) -> str | None:
-    """What Serve tells of replicas that do not run yet, in a line; None: they run.
-
-    Raises:
-        StartupError: they failed.
-    """
-    try:
-        application = serve.status().applications.get(f"model-{name}")
-    except RayActorError as error:  # Serve's controller is being restarted
-        return first_line(error)
-    if application is None:
-        return "Serve does not know them"
-    if application.status == ApplicationStatus.RUNNING:
-        return None
-    told = [application.message, *(deployment.message for deployment in application.deployments.values())]
-    said = next((line for line in "\n".join(told).splitlines() if line.strip()), application.status.value)
-    if application.status == ApplicationStatus.DEPLOY_FAILED:
-        raise StartupError(f"the replicas of model {name!r} did not start: {said}", name=name)
-    return said
+    start_application(application, f"model-{name}", route_prefix, until, what=f"model {name!r}")
 
 
 def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
@@ -247,10 +186,7 @@ def _finish(trial: Trial | None) -> None:
 
 def find(name: str) -> Any | None:
     """The weight store of the model of that name; None: there is no such model."""
-    try:
-        return get_weight_store(f"model/{name}", NAMESPACE)
-    except StartupError:
-        return None
+    return find_actor(f"model/{name}")
 
 
 def not_found(name: str) -> ModelNotFound:
@@ -279,11 +215,8 @@ def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
         DeadlineExceeded: they did not come in time.
         ModelError: they are lost, with the store that had them.
     """
-    try:
-        weights: Weights = ray.get(reference, timeout=timeout_s)
-        return weights
-    except RayError as error:
-        raise typed(error, timeout_s) from error
+    weights: Weights = result(reference, timeout_s, "the weight store")
+    return weights
 
 
 def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weights]:

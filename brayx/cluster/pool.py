@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from brayx.cluster.named import unwrap
+from brayx.cluster.named import end_actor, find_actor, named_actor, typed, unwrap
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, first_line
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Followed
@@ -92,7 +92,7 @@ class _PoolActor:
             await asyncio.wait([running], timeout=self._alone_s / 4)
         running.cancel()
         await asyncio.to_thread(self._pool.finish)
-        ray.kill(ray.get_runtime_context().current_actor)  # `exit_actor` is for methods, this is a task
+        end_actor(ray.get_runtime_context().current_actor)  # `exit_actor` is for methods, this is a task
 
 
 class PoolClient:
@@ -149,12 +149,11 @@ class PoolClient:
         """
         if not ray.is_initialized():
             raise ModelError(f"pool {self.actor!r} is not there: Ray is not running")
-        try:
-            return ray.get_actor(self.actor, namespace=self._namespace)
-        except ValueError:
-            actor: Any = ray.remote(_PoolActor)
-        options = {"lifetime": "detached", "num_cpus": 0, "max_concurrency": 10_000, "get_if_exists": True}
-        return actor.options(name=self.actor, namespace=self._namespace, **options).remote(*self._made_of)
+        found = find_actor(self.actor, self._namespace)
+        if found is not None:
+            return found
+        options = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": 10_000}
+        return named_actor(_PoolActor, self.actor, self._namespace, **options).remote(*self._made_of)
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
         """See `Pool.newer`.
@@ -174,7 +173,7 @@ class PoolClient:
         except TimeoutError:
             raise DeadlineExceeded(f"pool {self.actor!r} did not answer in time") from None
         except RayError as error:
-            raise ModelError(f"pool {self.actor!r} failed: {first_line(error)}") from error
+            raise typed(error, timeout_s, f"pool {self.actor!r}") from error
 
     async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
         """Where the aliases point; None: the registry was not read in that time."""

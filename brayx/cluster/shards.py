@@ -6,7 +6,6 @@ nothing of fragments or batches: what is pushed goes through `remote.py`, what i
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.cluster.buffer import BufferActor
+from brayx.cluster.named import end_actor, find_actor, named_actor, result_or
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ReplayError, first_line
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import Layout
@@ -96,16 +96,14 @@ class Shards:
         here = ray.get_runtime_context().get_node_id()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
         nodes = [here, *sorted(alive)]
-        remote: Any = ray.remote(BufferActor)
         shards: list[Shard] = []
 
         def start(number: int) -> Any:
-            actor = remote.options(
-                name=_name(name, number),
-                namespace=namespace or None,
-                num_cpus=0,
-                memory=1,  # a byte: what needs nothing at all Ray starts anywhere, whatever node it should be on
-                max_restarts=-1,
+            actor = named_actor(
+                BufferActor,
+                _name(name, number),
+                namespace,
+                memory=1,  # a byte: an actor that needs nothing at all Ray starts on any node
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
@@ -119,7 +117,7 @@ class Shards:
         except (ValueError, ray.exceptions.RayError) as error:
             if not get_if_exists:
                 for shard in shards:
-                    ray.kill(shard.actor)
+                    end_actor(shard.actor)
             raise ReplayError(f"buffer {name!r} did not start: {first_line(error)}", buffer=name) from error
         # These very handles: an actor ends with the last of them, and one that was looked up does not count.
         return cls(name, config, _located([shard.actor for shard in shards]), namespace)
@@ -162,11 +160,7 @@ class Shards:
 
     def gone(self) -> bool:
         """Whether the buffer was ended for good: an actor that restarts keeps its name."""
-        try:
-            ray.get_actor(self.name, namespace=self.namespace)
-        except ValueError:
-            return True
-        return False
+        return find_actor(self.name, self.namespace) is None
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raises ConfigError when the buffer runs with another value of one of these options."""
@@ -226,7 +220,7 @@ class Shards:
     def kill(self) -> None:
         """Ends the actors for good; what they hold is gone."""
         for shard in self._shards:
-            ray.kill(shard.actor)
+            end_actor(shard.actor)
 
     def _ask(self, what: str, timeout_s: float) -> list[Any]:
         calls = [getattr(shard.actor, what).remote() for shard in self._shards]
@@ -259,10 +253,7 @@ def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
     """With the nodes where they are, as far as they say so in time: one that does not counts as far away."""
     asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
-    nodes: dict[Any, str] = {}
-    for call in done:
-        with contextlib.suppress(ray.exceptions.RayError):  # it is being restarted
-            nodes[call] = ray.get(call)
+    nodes = {call: result_or("", call) for call in done}  # empty while it is being restarted
     return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
 
 

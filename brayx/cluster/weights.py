@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from brayx.cluster.named import ANSWER_S, Restarts, call_with_retry
+from brayx.cluster.named import ANSWER_S, Restarts, call_with_retry, end_actor, find_actor, named_actor
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.cluster.relay import Line, Relay, available, weights_in
 from brayx.engines.base import check_finite
@@ -240,7 +240,7 @@ class _WeightStoreActor:
         except RayError as error:
             ended = isinstance(error, ActorDiedError)
         if ended and self._relays.get(node) is handle:  # another one, when somebody asks again
-            ray.kill(self._relays.pop(node))  # of one that has died nothing comes
+            end_actor(self._relays.pop(node))
             self._mute.pop(node, None)
         return None
 
@@ -321,16 +321,9 @@ def create_weight_store(
         about: small and opaque; the store gives it to whoever asks, after a restart too.
         detached: it lives until killed; otherwise with its Ray job.
     """
-    actor: Any = ray.remote(_WeightStoreActor)
-    handle: StoreHandle = actor.options(
-        name=name,
-        namespace=namespace,
-        num_cpus=0,
-        max_restarts=-1,
-        max_concurrency=10_000,
-        get_if_exists=True,
-        lifetime="detached" if detached else None,
-    ).remote(keep, about)
+    lifetime = "detached" if detached else None
+    actor = named_actor(_WeightStoreActor, name, namespace, max_concurrency=10_000, lifetime=lifetime)
+    handle: StoreHandle = actor.remote(keep, about)
     return handle
 
 
@@ -340,16 +333,15 @@ def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
     Raises:
         StartupError: there is none.
     """
-    try:
-        handle: StoreHandle = ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name) from None
+    handle: StoreHandle | None = find_actor(name, namespace)
+    if handle is None:
+        raise StartupError(f"no weight store {name!r} is running in namespace {namespace!r}", name=name)
     return handle
 
 
 def end_weight_store(store: StoreHandle) -> None:
     """Ends a weight store and what it would find after a restart."""
-    ray.kill(store)
+    end_actor(store)
     try:
         _LAST.put(store._actor_id.hex(), None)
     except Exception as error:  # Ray's own

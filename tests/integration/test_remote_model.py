@@ -26,8 +26,8 @@ from ray import serve
 from brayx import RemoteModel, Services, forward, pinned
 from brayx.cluster import NAMESPACE
 from brayx.cluster import remote_model as remote
+from brayx.cluster.applications import wait_for_route
 from brayx.cluster.named import call_with_retry, named_lock
-from brayx.cluster.named_model import wait_for_doors
 from brayx.cluster.process_model import background
 from brayx.engines.base import save_weights
 from brayx.engines.scaling import Scaling, to_weights
@@ -535,7 +535,7 @@ def test_who_is_killed_while_it_overrides_a_model_is_not_waited_for(ray_cluster,
 
 
 def test_replicas_that_cannot_be_placed_are_given_up_in_time(serve_instance):
-    with pytest.raises(StartupError, match="replicas of model 'large' did not start in time: "):
+    with pytest.raises(StartupError, match="model 'large' did not start in time: "):
         RemoteModel("large", Scale(), EXAMPLE, OFFSET, num_workers=4, cpus_per_worker=64, start_timeout_s=15)
     with pytest.raises(ModelNotFound):
         RemoteModel("large")
@@ -547,10 +547,10 @@ def test_a_door_that_hangs_is_waited_for_as_long_as_the_start_may_take(serve_ins
     door.suspend()
     try:
         with pytest.raises(StartupError, match="1 of 1 doors did not know the path of model 'unheard' in time"):
-            wait_for_doors("unheard", time.monotonic() + 1)
+            wait_for_route("model 'unheard'", time.monotonic() + 1)
     finally:
         door.resume()
-    wait_for_doors("heard", time.monotonic() + 30)
+    wait_for_route("model 'heard'", time.monotonic() + 30)
 
 
 def kill_store(model):

@@ -310,7 +310,7 @@ def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch,
     failing.of = failing
     monkeypatch.setattr(remote, "named_lock", lambda *args: contextlib.nullcontext())
     monkeypatch.setattr(remote.Trial, "open", open_trial)
-    monkeypatch.setattr(named, "get_weight_store", failing)  # what was started is not to be found either
+    monkeypatch.setattr(named, "find_actor", failing)  # what was started is not to be found either
     with pytest.raises(error):
         RemoteModel("m", *build(), checkpoint_interval=1, tracking=tracking_db)
     run = client_of(tracking_db).get_run(opened[0].run_id).info
