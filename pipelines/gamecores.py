@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from brayx import clock
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
 
@@ -33,6 +34,7 @@ class _Game:
     argv: list[str]
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
+    held_s: float = 0.0
     restart_at: float = 0.0
     backoff_s: float = _FIRST_RESTART_S
     tail: bytes = field(default=b"")
@@ -147,7 +149,7 @@ class Gamecores:
             )
         except OSError as error:
             raise StartupError(f"gamecore {shlex.join(game.argv)!r} did not start: {error.strerror}") from error
-        game.started_at = time.monotonic()
+        game.started_at, game.held_s = time.monotonic(), clock.held_s()
         assert game.process.stderr is not None
         os.set_blocking(game.process.stderr.fileno(), False)
         self._selector.register(game.process.stderr, selectors.EVENT_READ, game)
@@ -157,7 +159,7 @@ class Gamecores:
             for key, _ in self._selector.select(timeout=0.2):
                 self._read(key.data)
             now = time.monotonic()
-            for game in self._games:
+            for game in self._games if not clock.is_held() else ():
                 if game.process is not None and game.process.poll() is not None:
                     self._ended(game, now)
                 elif game.process is None and now >= game.restart_at:
@@ -190,7 +192,10 @@ class Gamecores:
         self._failed(line)
 
     def _ended(self, game: _Game, now: float) -> None:
-        """A game that ran for a while starts again at once; one that keeps dying waits longer each time."""
+        """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
+
+        It is no failure of a game to give up on a door that a debugger's prompt has stopped.
+        """
         assert game.process is not None
         assert game.process.stderr is not None
         _signal(game, signal.SIGKILL)  # what it had started must not play on beside the next one
@@ -203,7 +208,7 @@ class Gamecores:
         game.restart_at = now + game.backoff_s
         last = f"; it said: {game.said}" if game.said else ""
         line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s{last}"
-        if game.process.returncode:
+        if game.process.returncode and game.held_s == clock.held_s():
             self._fail(line)
         else:
             self.messages.append(line)

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from brayx import clock
 from brayx.errors import AgentError, BrayxError, DeadlineExceeded, StartupError
 from brayx.faults import AGENTS_LOGGER
 from brayx.logs import one_line
@@ -245,6 +246,7 @@ class _Training:
                 [acting.close for acting in models.values()],
             ),
             name=self.actor,
+            on_hold=self.progress.pause,
         )
         stack.enter_context(offer(models, self.buffers, host.loop))
         return host
@@ -339,8 +341,9 @@ class _Training:
             BrayxError: a source failed, or a rollout more often than its options allow.
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
-        pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned))
-        patience, silence, losses = Patience(), Silence(games.num), Losses(self.config.max_lost_share)
+        pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned), clock.now)
+        patience, silence = Patience(clock.now), Silence(games.num, clock.now)
+        losses = Losses(self.config.max_lost_share, clock.now)
         while not self.learner.wait(_LOOK_S):
             self.clerk.check()
             failed = [*self.sources.errors, *(each.error for each in self.rollouts if each.error is not None)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from brayx import clock
 from brayx.books import FAILED_IN_WINDOW, GAMES_IN_WINDOW
 from brayx.metrics import significant
 from pipelines.watching import lost_of
@@ -125,6 +127,7 @@ class Progress:
         self._last_note = ""
         self._last_errors: list[str] = []
         self._began = time.monotonic()
+        self._drawing = threading.Lock()
 
     def __enter__(self) -> Progress:
         if self._console.is_jupyter:
@@ -140,6 +143,12 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def pause(self) -> None:
+        """Leaves the terminal to a debugger's prompt, until the clock is not held any more."""
+        with self._drawing:
+            if self._live is not None:
+                self._live.stop()
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
@@ -164,6 +173,11 @@ class Progress:
             note: one line to show below, after what could not be written.
             errors: lines to show in red: `error_lines`.
         """
+        with self._drawing:
+            if clock.is_held():
+                return
+            if self._live is not None and not self._live.is_started:
+                self._live.start()
         # Next to the error itself, what a game says of it is an echo.
         note = "; ".join(filter(None, [_not_written(numbers), "" if errors else note]))
         if self._show is not None:

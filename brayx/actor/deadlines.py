@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from brayx import clock
 from brayx.actor.config import SessionConfig
 from brayx.actor.moving import Position
 from brayx.actor.service import Reply
@@ -28,7 +28,7 @@ logger = limited(__name__)
 _LEAST_SWEEP_S = 0.01
 _MOST_SWEEP_S = 0.25
 _LEASE_CHECK_S = 0.05
-_now = time.monotonic
+_now = clock.now
 
 
 class Deadline:
@@ -94,8 +94,9 @@ class Deadline:
 
         def fall_back() -> None:
             nonlocal answered, timer
-            if _now() > self._lease.ends:
-                timer = loop.call_later(_LEASE_CHECK_S, fall_back)
+            left_s = _LEASE_CHECK_S if self._lease.is_over else arrived + self._deadline_s - _now()
+            if left_s > 0:
+                timer = loop.call_later(left_s, fall_back)
                 return
             with contextlib.suppress(BadBody):
                 answer = self._choose(request.body)
@@ -145,7 +146,7 @@ class Deadline:
         session = self._session
         if session.ended or session.unanswered or not session.inbox:
             return
-        if _now() > self._lease.ends:
+        if self._lease.is_over:
             self._look_again(_LEASE_CHECK_S)
             return
         for entry in list(session.inbox):
@@ -259,7 +260,8 @@ class Sweeper:
                 session.end("idle")
 
     def _forgive(self, away_s: float, now: float) -> None:
-        """While this process had no turn it could not hear its clients, so that is no silence of theirs."""
+        """While this process had no turn, no client could be heard and no actor could answer."""
         for session in self._sessions:
+            session.began = session.began and min(session.began + away_s, now)
             session.last_seen = min(session.last_seen + away_s, now)
             session.left_at = session.left_at and min(session.left_at + away_s, now)

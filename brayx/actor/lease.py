@@ -35,8 +35,13 @@ class Lease:
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by the real clock, as other processes see it."""
+        return time.monotonic() > self.ends
+
     async def held(self) -> None:
         """Waits until it is held, for as long as that takes."""
-        while time.monotonic() > self.ends:
+        while self.is_over:
             self.wanted.set()
             await self._renewed.wait()

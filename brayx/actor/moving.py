@@ -5,11 +5,11 @@ Pure asyncio; knows nothing of who keeps a snapshot.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from brayx import clock
 from brayx.errors import BrayxError, SessionResumed
 from brayx.gamecore.protocol import StepRequest
 from brayx.logs import limited
@@ -89,7 +89,7 @@ def go_on(session: Session, snapshot: Snapshot, request: StepRequest, reply: Rep
     """Takes the request that brought a session back; it gets `SessionResumed` if ticks may be lost."""
     if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
         # Nothing is lost: at most its client has no reply to the last tick in the snapshot, and sends it again.
-        session.inbox.appendleft((request, reply, time.monotonic(), None))
+        session.inbox.appendleft((request, reply, clock.now(), None))
     else:
         following = snapshot.seq or snapshot.tick
         message = f"session {session.id!r} was resumed from a snapshot: tick {following} comes next"

@@ -8,13 +8,13 @@ the actor, so two calls of an actor never overlap. Pure asyncio. Knows nothing o
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TypeVar
 
+from brayx import clock
 from brayx.actor import moving
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.config import SessionConfig
@@ -40,7 +40,7 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
 
 _TICK, _START = StepKind.TICK, StepKind.START
-_now = time.monotonic
+_now = clock.now
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Shared:
 
 
 Waiting = tuple[StepRequest, Reply, float, Position | None]
-"""A request in an inbox: when it arrived, by `time.monotonic`; of a tick that the fallback has answered and that the
+"""A request in an inbox: when it arrived, by `brayx.clock`; of a tick that the fallback has answered and that the
 actor has yet to run, where it left the session. A plain tuple, because one is made for every tick.
 """
 
@@ -88,7 +88,7 @@ class Session:
     Attributes:
         actor, task, context: set before the session is served.
         inbox: requests that wait.
-        began: when the actor's call under way began, by `time.monotonic`; 0: none is under way.
+        began: when the actor's call under way began, by `brayx.clock`; 0: none is under way.
         timed_out: the call under way is cancelled, because it took too long.
         unanswered: the request under way is not answered yet, so none behind it may be.
         last_seen: when the last call of the actor ended.
@@ -246,7 +246,7 @@ class Session:
     async def _tick(self, request: StepRequest, reply: Reply, arrived: float) -> None:
         seq = request.seq
         if seq is not None and seq != self.seq:
-            if _now() <= self._lease.ends or await self._ownership.may_answer(self, request, reply):
+            if not self._lease.is_over or await self._ownership.may_answer(self, request, reply):
                 self.out_of_turn(seq, reply)
             return
         began = _now()
@@ -268,7 +268,7 @@ class Session:
         self.advance(seq, answer)
         ended = self.last_seen
         self._times.add(arrived, began, ended)
-        if ended > self._lease.ends and not await self._ownership.may_answer(self, request, reply):
+        if self._lease.is_over and not await self._ownership.may_answer(self, request, reply):
             return
         reply(answer)
         if self._snapshot_every and self.ticks % self._snapshot_every == 0:
@@ -307,7 +307,7 @@ class Session:
         answer = await self.run(self.actor.stop(request.body), "stop", reply)
         if answer is None:
             return
-        if _now() > self._lease.ends and not await self._ownership.may_answer(self, request, reply):
+        if self._lease.is_over and not await self._ownership.may_answer(self, request, reply):
             self.end("error")  # its agents have had the stop
             return
         self.end("stop")

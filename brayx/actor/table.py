@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from brayx import clock
 from brayx.actor import moving
 from brayx.actor.actor import Actor
 from brayx.actor.calls import Calls
@@ -123,7 +123,7 @@ class SessionTable(Service):
             return
         found.holder = ""
         if found.numbered and not for_good and self._shared.config.reconnect_timeout_s > 0:
-            found.left_at = time.monotonic()
+            found.left_at = clock.now()
         else:
             found.end("disconnect")
 
@@ -242,7 +242,7 @@ class SessionTable(Service):
             return False
         self._opened(session, actor)
         self.recorder.add("sessions_started", 1.0)
-        if time.monotonic() <= self._ownership.lease.ends or await self._ownership.may_answer(session, request, reply):
+        if not self._ownership.lease.is_over or await self._ownership.may_answer(session, request, reply):
             reply(answer)
         return True
 
@@ -270,7 +270,7 @@ class SessionTable(Service):
 
     def _opened(self, session: Session, actor: Actor) -> None:
         session.actor = actor
-        session.last_seen = time.monotonic()
+        session.last_seen = clock.now()
         if not session.ended:
             self._ends.forget(session.id)
         self.recorder.add("sessions_active", len(self._sessions))

@@ -24,7 +24,7 @@ class TickTimes:
         self._since_sample = 0
 
     def add(self, arrived: float, began: float, ended: float) -> None:
-        """Adds an answered tick; times in seconds of `time.monotonic`."""
+        """Adds an answered tick; times in seconds of `brayx.clock`."""
         self._since_sample += 1
         if self._since_sample == _SAMPLED:
             self._since_sample = 0

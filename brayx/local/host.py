@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brayx.actor.config import ActorConfig
@@ -19,6 +19,7 @@ from brayx.actor.doors.ports import on_loopback, shown
 from brayx.actor.serving import ActorService, Runtime
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
+from brayx.local.debugger import Breakpoints
 
 if TYPE_CHECKING:
     from brayx.local.grpc import GrpcListener
@@ -40,18 +41,28 @@ class LocalHost:
         runtime: what is behind the sessions; called on the loop.
         name: of the actor.
         keys: that requests are signed with; None: every client is let in.
+        on_hold: called before a debugger's prompt, see `brayx.local.debugger.Breakpoints`.
 
     Attributes:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
         loop: that all of it runs on.
     """
 
-    def __init__(self, config: ActorConfig, runtime: Runtime, *, name: str = "actor", keys: Keys | None = None) -> None:
+    def __init__(
+        self,
+        config: ActorConfig,
+        runtime: Runtime,
+        *,
+        name: str = "actor",
+        keys: Keys | None = None,
+        on_hold: Callable[[], None] = lambda: None,
+    ) -> None:
         if config.show_errors is None:
             config = config.model_copy(update={"show_errors": on_loopback(config, config.host)})
         self._config = config
         self._make_service = functools.partial(ActorService, runtime, config, name, keys=keys)
         self._close = runtime.close
+        self._breakpoints = Breakpoints(on_hold)
         self._service: ActorService | None = None
         self._grpc: GrpcListener | None = None
         self.loop = _new_loop()
@@ -65,6 +76,7 @@ class LocalHost:
             StartupError: a port is taken.
         """
         self._thread.start()
+        self._breakpoints.__enter__()
         try:
             self.run(self._open(), _OPEN_S)
         except BaseException:
@@ -102,6 +114,7 @@ class LocalHost:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends every session, the doors and the loop; what is late after ``timeout_s`` is left. May be called again."""
+        self._breakpoints.__exit__()
         if not self._thread.is_alive():
             return
         try:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+from brayx import clock
 from brayx.errors import DeadlineExceeded, ModelError, QueueFull
 
 Row = TypeVar("Row")
@@ -137,6 +138,7 @@ class Batcher(Generic[Row, Result]):
         self._flush_handle: asyncio.Handle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_at = float("inf")  # of that timer
+        self._held_s = clock.held_s()
         self._executor: ThreadPoolExecutor | None = None
         self._typical_s: dict[int, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -483,6 +485,10 @@ class Batcher(Generic[Row, Result]):
         # The timer may fire up to the clock's resolution early.
         now = self._loop.time() + 1e-3
         running = [request for batch in self._calls.values() for request in batch]
+        if (held_s := clock.held_s()) != self._held_s:  # a debugger's prompt stopped all of this
+            for request in (*self._requests(), *running):
+                request.deadline += held_s - self._held_s
+            self._held_s = held_s
         self._expire(self._requests(), now, "for its batch")
         self._expire(running, now, "in its call")
         self.abandon()

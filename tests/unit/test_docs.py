@@ -71,6 +71,7 @@ NOT_RUN = {
     "trains for seconds to minutes; tests/unit/pipelines/test_ppo.py runs it": 1,
     "trains for a minute; tests/notebooks does the same": 1,
     "a drawing": 2,
+    "a prompt; tests/end_to_end/test_breakpoint.py opens one": 1,
     "an error's message": 1,
     "needs Ray; tests/integration/test_shards.py does the same": 1,
     "needs Ray and Serve; tests/integration/test_remote_model.py does the same": 2,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from uvicorn.server import ServerState
 from websockets.exceptions import InvalidHeaderValue, InvalidMessage, SecurityError
 from websockets.http11 import Request
 
+from brayx import clock
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http import headers_too_large, wrong_path
 from brayx.actor.doors.native import Connection, Limits, Listener
@@ -357,7 +357,7 @@ class HttpConnection(Connection):
         if self.transport.is_closing():
             return
         if self.stalled_since is None:
-            self.stalled_since = time.monotonic()
+            self.stalled_since = clock.now()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -439,7 +439,7 @@ class HttpConnection(Connection):
 
     def _reply(self, result: bytes | BrayxError, connection: bytes = _KEEP_IMPLICIT, *, to_peer: bool = False) -> None:
         self.in_flight = 0
-        self.waiting_since = time.monotonic()
+        self.waiting_since = clock.now()
         if isinstance(result, bytes):
             if connection:
                 self._write(200, result, connection, b"application/octet-stream")

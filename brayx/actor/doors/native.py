@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from brayx import clock
 from brayx.errors import StartupError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
 from brayx.logs import limited
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
         self.service = listener.service
         self.limits = listener.limits
         self.in_flight = 0
-        self.waiting_since: float | None = time.monotonic()
+        self.waiting_since: float | None = clock.now()
         self.stalled_since: float | None = None
         self.closing_since: float | None = None
         self._reading = True
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
         self._reading = reading
         if reading:
             if self.stalled_since is not None:
-                self.stalled_since = time.monotonic()  # what was not read did not stall
+                self.stalled_since = clock.now()  # what was not read did not stall
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
@@ -256,7 +257,7 @@ class Listener:
         limits = self.limits
         while True:
             await asyncio.sleep(min(1.0, limits.stall_s / 4, limits.idle_s / 4))
-            now = time.monotonic()
+            now = clock.now()
             for connection in list(self._connections):
                 stalled, waiting = connection.stalled_since, connection.waiting_since
                 if connection.transport.is_closing():

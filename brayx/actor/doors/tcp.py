@@ -6,9 +6,9 @@ The fastest way in: a tick is one frame read, one frame written, and no task of 
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
+from brayx import clock
 from brayx.actor.doors.native import Connection, Listener
 from brayx.errors import BrayxError, ProtocolError, TooManyConnections
 from brayx.gamecore.protocol import StepRequest
@@ -46,7 +46,7 @@ class TcpConnection(Connection):
             return
         if reader.in_frame:
             if self.stalled_since is None or request is not None:  # one that was whole is no stall
-                self.stalled_since = time.monotonic()
+                self.stalled_since = clock.now()
         else:
             self.stalled_since = None
         if self.in_flight:
@@ -57,7 +57,7 @@ class TcpConnection(Connection):
     def _reply(self, session: bytes, sent_at: int, weight: int, result: bytes | BrayxError) -> None:
         self.in_flight -= weight
         if not self.in_flight:
-            self.waiting_since = time.monotonic()
+            self.waiting_since = clock.now()
         if isinstance(result, bytes):
             self.write(encode_reply(session, result, sent_at))
         else:
