@@ -29,7 +29,7 @@ class RolloutComponent(BaseModel):
     buffer: str
     """Name of the buffer component that transitions go to."""
     num_workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Processes, each a Ray actor with an engine of its own."""
+    """Workers: on a cluster, processes with an engine each; in one process, one thread steps the environments of all."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Environments that each of them steps together."""
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
@@ -41,7 +41,7 @@ class RolloutComponent(BaseModel):
     wait_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Longest wait for new weights, or for room in the buffer; then the worker goes on, and it is counted."""
     fragment_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """A worker that takes longer for a fragment hangs, and is replaced; one that is to leave is not waited for."""
+    """A worker that takes longer for a fragment hangs: it is replaced, or ends the training in one process."""
     normalise_obs: bool = False
     """Observations are scaled by their running mean and deviation, which all workers share."""
     normalise_reward: bool = False

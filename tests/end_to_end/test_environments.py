@@ -1,16 +1,16 @@
-"""A job of environments without a door, as a user runs it: killed in parts and whole, it goes on in one MLflow run."""
+"""A job of environments without a door, as a user runs it: on this machine, on a cluster, and from one to the other."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from brayx.engines.base import load_weights
@@ -25,15 +25,25 @@ from tests.end_to_end.jobs import (
     said_on_failure,
     setting,
     trials,
+    without_ray,
     written,
 )
 
 ENDLESS = ("trainer.target_return=null", "trainer.num_steps=100000000", "trainer.checkpoint_interval_s=2")
+NORMALISED = "rollout.normalise_obs=true"
 
 
 def words(folder: Path, *options: str) -> list[str]:
     shutil.copy(TEMPLATES / "ppo_env.yaml", folder)
-    return ["train", str(folder / "ppo_env.yaml"), "--cluster", *setting(*options)]
+    return ["train", str(folder / "ppo_env.yaml"), *setting(NORMALISED, *options)]
+
+
+def locally(folder: Path, *options: str) -> Command:
+    return brayx(folder, *words(folder, *options), environment=without_ray(folder))
+
+
+def on_a_cluster(folder: Path, *options: str) -> Command:
+    return brayx(folder, *words(folder, *options), "--cluster")
 
 
 def trial_of_project(folder: Path, project: str, name: str) -> Trial:
@@ -42,13 +52,25 @@ def trial_of_project(folder: Path, project: str, name: str) -> Trial:
 
 
 def trial_of(command: Command) -> Trial:
-    (trial,) = trials(command.folder, "ppo_env")["main"]
-    return trial
+    return trial_of_project(command.folder, "ppo_env", "main")
+
+
+def saved(folder: Path) -> list[int]:
+    """Steps of the trial's checkpoints. The store must not be touched before the command has made it."""
+    if not any(folder.glob("mlartifacts/**/weights.npz")):
+        return []
+    found = trials(folder, "ppo_env").get("main")
+    return [checkpoint.step for checkpoint in found[-1].checkpoints()] if found else []
+
+
+def seen(trial: Trial) -> int:
+    """Observations in the moments of the newest checkpoint."""
+    folder = trial.latest_checkpoint()
+    assert folder is not None
+    return int(np.load(folder / "normaliser.npz")["obs:count"])
 
 
 def steps_of(command: Command) -> float:
-    if "Ray is up" not in command.err:
-        return 0.0
     return trial_of(command).metrics().get("replay/env_steps", 0.0)
 
 
@@ -60,10 +82,71 @@ def scale(folder: Path, workers: str) -> tuple[int, str]:
 
 
 @dataclass
-class Killed:
-    """What was seen of a job that lost a worker, was asked to have fewer, lost its driver, and was started again.
+class Begun:
+    """A job that was killed and interrupted on this machine.
 
     Attributes:
+        left: processes that the killed one left.
+        killed: steps and observations in its newest checkpoint.
+        interrupted: the same of the one that resumed it until Ctrl-C.
+        said: by the one that was interrupted.
+        temporary: files that it left.
+        scaled: what `brayx scale` said of it.
+    """
+
+    folder: Path
+    left: list[str]
+    killed: tuple[int, int]
+    interrupted: tuple[int, int]
+    said: str
+    temporary: list[str]
+    scaled: tuple[int, str]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    folder = tmp_path_factory.mktemp("environments")
+    with locally(folder, *ENDLESS) as command, said_on_failure(command):
+        command.until(lambda: bool(saved(folder)), "it is saved")
+        scaled = scale(folder, "3")
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.process.wait(timeout=30)
+        command.gone(60.0)
+        left = command.lines()
+        killed = max(saved(folder)), seen(trial_of(command))
+    with locally(folder, *ENDLESS) as command, said_on_failure(command):
+        command.until(lambda: max(saved(folder)) > killed[0], "it is saved again")
+        command.control_c()
+        command.gone(60.0)
+        assert command.process.returncode == 130
+        said, temporary = command.err + command.out, command.temporary
+        return Begun(folder, left, killed, (max(saved(folder)), seen(trial_of(command))), said, temporary, scaled)
+
+
+def test_a_job_of_environments_is_killed_interrupted_and_resumed_without_ray(begun: Begun) -> None:
+    assert begun.left == begun.temporary == []
+    assert "ppo_env / main (resumed)" in begun.said
+    assert "rollout.num_workers is 2: one thread steps their 16 environments" in begun.said
+    assert "interrupted (the same command resumes it)" in begun.said
+    assert begun.interrupted[0] > begun.killed[0]
+    for steps, observations in (begun.killed, begun.interrupted):
+        assert 0.5 * steps < observations < 1.5 * steps, "the moments go on with the trial"
+    imported = begun.folder / "imported.txt"
+    assert not imported.exists(), imported.read_text()
+
+
+def test_a_job_in_one_process_has_no_workers_to_scale(begun: Begun) -> None:
+    assert begun.scaled[0] == 2
+    assert "has no cluster: it trains in one process" in begun.scaled[1]
+
+
+@dataclass
+class Killed:
+    """A job from this machine that went on on a cluster, lost a worker, was asked to have fewer, lost its driver, and
+    was finished on this machine.
+
+    Attributes:
+        resumed: steps when it went on.
         lost: metrics once another worker had taken the place of the killed one.
         refused, scaled: what `brayx scale` said, where three workers were asked for, and where one was.
         workers: in the books afterwards.
@@ -73,6 +156,7 @@ class Killed:
         trial: its books afterwards.
     """
 
+    resumed: int
     lost: dict[str, float]
     refused: tuple[int, str]
     scaled: tuple[int, str]
@@ -84,24 +168,25 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    folder = tmp_path_factory.mktemp("environments")
-    with brayx(folder, *words(folder, *ENDLESS)) as command, said_on_failure(command):
-        command.until(lambda: steps_of(command) > 5000, "environments were stepped")
+def killed(begun: Begun) -> Iterator[Killed]:
+    folder, resumed = begun.folder, begun.interrupted[0]
+    with on_a_cluster(folder, *ENDLESS) as command, said_on_failure(command):
+        command.until(lambda: steps_of(command) > resumed + 5000, "environments were stepped")
+        assert "ppo_env / main (resumed)" in command.err
         (victim, *_) = command.processes("ray::RolloutWorker")
         victim.send_signal(signal.SIGKILL)
         command.until(
             lambda: numbers_of(trial_of(command)).get("rollout_workers_lost.died", 0) == 1, "the worker was missed"
         )
-        begun = steps_of(command)
+        at = steps_of(command)
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 2, "another one is there")
-        command.until(lambda: steps_of(command) > begun + 5000, "it goes on with two")
-        command.until(lambda: bool(trial_of(command).checkpoints()), "there is a checkpoint")
+        command.until(lambda: steps_of(command) > at + 5000, "it goes on with two")
+        command.until(lambda: max(saved(folder)) > resumed, "there is a checkpoint")
         lost = numbers_of(trial_of(command))
         refused, scaled = scale(folder, "3"), scale(folder, "1")
         command.until(lambda: len(command.processes("ray::RolloutWorker")) == 1, "the other one has left")
-        begun = steps_of(command)
-        command.until(lambda: steps_of(command) > begun + 2000, "it goes on with one")
+        at = steps_of(command)
+        command.until(lambda: steps_of(command) > at + 2000, "it goes on with one")
         at_kill = steps_of(command)
         workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
@@ -109,9 +194,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
         command.gone(60.0)
         left = command.lines()
     more = (f"trainer.num_steps={int(at_kill) + 6000}", "trainer.target_return=null")
-    with brayx(folder, *words(folder, *more)) as command, said_on_failure(command):
+    with locally(folder, *more) as command, said_on_failure(command):
         assert command.ended() == 0
-        yield Killed(lost, refused, scaled, workers, at_kill, left, command.err + command.out, trial_of(command))
+        yield Killed(
+            resumed, lost, refused, scaled, workers, at_kill, left, command.err + command.out, trial_of(command)
+        )
 
 
 def test_a_killed_worker_is_replaced_and_costs_two_fragments_at_most(killed: Killed) -> None:
@@ -124,25 +211,61 @@ def test_workers_leave_when_somebody_else_asks_for_fewer(killed: Killed) -> None
     assert killed.refused[0] == 2
     assert "rollout 'rollout' cannot have 3 workers, but 1, 2: mode is blocking" in killed.refused[1]
     assert killed.scaled == (0, "workers of rollout 'rollout': 1 from now on; before, 2")
-    assert killed.workers == [2, 1]
+    assert killed.workers[-2:] == [2, 1]
 
 
 def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:
     assert killed.left == []
 
 
-def test_the_same_command_resumes_the_trial_in_the_same_run(killed: Killed) -> None:
+def test_a_trial_goes_from_this_machine_to_a_cluster_and_back_in_the_same_run(killed: Killed) -> None:
     assert "(resumed)" in killed.said
-    assert goes_on(written(killed.trial, "replay/env_steps"))
+    for metric in ("replay/env_steps", "learner/updates", "learner/policy_version"):
+        assert goes_on(written(killed.trial, metric)), metric
+    assert seen(killed.trial) > 0.5 * killed.at_kill, "the moments of every part are in there"
+    assert killed.trial.status == "FINISHED"
     assert killed.trial.metrics()["replay/env_steps"] > killed.at_kill
-    assert re.search(r"finished after", killed.said)
+    assert "finished after" in killed.said
+    assert "champion: ppo_env version 1" in killed.said
 
 
-def test_an_environment_that_is_not_there_ends_the_command_before_ray_starts(tmp_path: Path) -> None:
-    with brayx(tmp_path, *words(tmp_path, "rollout.env=CartPoll-v1")) as command:
+@pytest.mark.parametrize("cluster", [False, True], ids=["on this machine", "on a cluster"])
+def test_an_environment_that_is_not_there_ends_the_command_before_anything_starts(
+    tmp_path: Path, cluster: bool
+) -> None:
+    start = on_a_cluster if cluster else locally
+    with start(tmp_path, "rollout.env=CartPoll-v1") as command:
         assert command.ended() == 2
     assert "Ray is up" not in command.err
     assert "rollout 'rollout' (CartPoll-v1): no environment 'CartPoll-v1'" in command.err.strip().splitlines()[-1]
+
+
+BREAKING = """
+import gymnasium
+
+class Breaking(gymnasium.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        Breaking.steps += 1
+        if Breaking.steps > 2000:
+            raise ValueError("the pole is broken")
+        return super().step(action)
+
+def make(name, config):
+    return Breaking(gymnasium.make("CartPole-v1"))
+"""
+
+
+def test_an_environment_that_always_raises_ends_the_training_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "breaking.py").write_text(BREAKING)
+    own = ("rollout.env=null", "rollout.module=breaking", "rollout.func=make", "rollout.max_failures=1")
+    with locally(tmp_path, *ENDLESS, *own) as command, said_on_failure(command):
+        assert command.ended() == 2
+        last = command.err.strip().splitlines()[-1]
+        command.gone(10.0)
+    assert "rollout 'rollout' (breaking.make): the environment raised ValueError in step: the pole is broken" in last
+    assert "breaking.py:10" in last
 
 
 PPO = (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.end_to_end.jobs import FREE_PORTS, brayx, job_folder, setting, trials
+from yaml import safe_dump, safe_load
+
+from tests.end_to_end.jobs import FREE_PORTS, brayx, job_folder, setting, trials, without_ray
 
 DATA = """
 import numpy as np
@@ -43,9 +45,38 @@ def test_a_remote_model_trains(tmp_path: Path) -> None:
     assert numbers["learner/lag_versions"] < 4, "the deployment acts with the weights that the learner publishes"
 
 
-def test_a_source_without_games_is_learned_from_to_its_end(tmp_path: Path) -> None:
-    yaml = job_folder(tmp_path, rest_data=DATA)
+def reading(folder: Path) -> Path:
+    """A job that only reads what a function gives."""
+    yaml = job_folder(folder, rest_data=DATA)
     yaml.write_text(yaml.read_text() + "\ndata: {kind: source, module: rest_data, buffer: buffer}\n")
+    return yaml
+
+
+def without_an_actor(yaml: Path) -> Path:
+    """The same job with no actor at all, and two shards."""
+    job = safe_load(yaml.read_text())
+    for name in ("actor", "agent", "render"):
+        job.pop(name, None)
+    job["buffer"]["num_workers"] = 2
+    yaml.write_text(safe_dump(job))
+    return yaml
+
+
+def test_a_source_without_an_actor_is_learned_from_to_its_end_in_one_process(tmp_path: Path) -> None:
+    yaml = without_an_actor(reading(tmp_path))
+    words = setting("trainer.target_return=null")
+    with brayx(tmp_path, "train", str(yaml), *words, environment=without_ray(tmp_path)) as command:
+        assert command.ended() == 0, command.err
+        assert "buffer.num_workers is 2: one buffer keeps their" in command.err
+        assert "no more transitions to learn from" in command.out
+        command.gone(10.0)
+    ((trial,),) = trials(tmp_path).values()
+    assert trial.metrics()["replay/env_steps"] == 40 * 32
+    assert trial.status == "FINISHED"
+
+
+def test_a_source_without_games_is_learned_from_to_its_end_on_a_ray_that_starts_late(tmp_path: Path) -> None:
+    yaml = reading(tmp_path)
     with brayx(tmp_path, "train", str(yaml), "--cluster", *settings("actor.gamecores=[]")) as command:
         # As on a busy machine: what Ray's node waits for is not up in time.
         command.until(lambda: bool(command.processes("dashboard/agent.py")), "Ray started its agent")
