@@ -29,7 +29,7 @@ class RolloutComponent(BaseModel):
     buffer: str
     """Name of the buffer component that transitions go to."""
     num_workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Workers: on a cluster, processes with an engine each; in one process, one thread steps the environments of all."""
+    """Workers: processes with an engine each on a cluster; in one process, one thread steps the environments of all."""
     num_envs: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Environments that each of them steps together."""
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
