@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -118,6 +119,9 @@ class ActorConfig(SessionConfig):
     """How long a replica that ends lets sessions finish that cannot be moved to another; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
+    cors_origins: list[str] = []
+    """Origins of web pages whose scripts may call the HTTP doors, like ``https://play.example.com``; ``*``: all; empty:
+    none."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. Not asked for while a job trains."""
@@ -125,6 +129,15 @@ class ActorConfig(SessionConfig):
     """How far a signed request's time may be from the service's clock, either way."""
     gamecores: list[GamecoreConfig] = []
     """Game processes a training job starts."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: list[str]) -> list[str]:
+        """What is no origin would match no request, and a browser would say only that it was refused."""
+        for origin in value:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
+                raise ValueError(f"scheme, host and port like https://play.example.com:8443, or *, not {origin!r}")
+        return value
 
     @field_validator("tick_input_proto", "tick_output_proto")
     @classmethod

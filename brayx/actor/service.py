@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from brayx.actor.doors.browser import Cors
 from brayx.errors import BadBody, BrayxError, OutOfSequence
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
@@ -21,7 +22,13 @@ Reply = Callable[[bytes | BrayxError], None]
 
 
 class Service:
-    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task of its own."""
+    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task of its own.
+
+    Attributes:
+        cors: which origins' scripts may call its HTTP doors.
+    """
+
+    cors = Cors()
 
     def submit(self, request: StepRequest, reply: Reply, *, forwarded: bool = False, let_in: bool = False) -> None:
         """Takes a request; ``reply`` is called once with its result or error, perhaps before this returns.

@@ -13,6 +13,7 @@ from typing import Any
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.browser import Cors
 from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.holders import Holder
 from brayx.actor.ownership import Ownership
@@ -64,6 +65,7 @@ class ActorService(Service):
         shared: bool = False,
     ) -> None:
         self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
+        self.cors = Cors(config.cors_origins)
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self.doors = NativeDoors(self, self.door_app, config, name if shared else None)
         self._runtime = runtime

@@ -6,11 +6,11 @@ Knows nothing of Serve; any ASGI server can run it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from brayx.actor.doors.http import refuse, step, write, wrong_path
+from brayx.actor.doors.browser import is_preflight, other
+from brayx.actor.doors.http import headers_of, refuse, step, write
 from brayx.actor.doors.websocket import session
 from brayx.actor.service import Service
 from brayx.errors import ProtocolError
@@ -46,12 +46,14 @@ class DoorApp:
             return
         path = _path(scope)
         if kind == "http":
-            if path == STEP_PATH:
-                await step(self._service, self._max_body_bytes, scope, receive, send)
-            elif path in ("", "/"):
-                await write(send, 200, json.dumps(self._service.status()).encode(), content_type=b"application/json")
+            service, method = self._service, scope["method"]
+            if service.cors.is_on:
+                send = _with_headers(send, service.cors.headers(headers_of(scope).get("origin"), method))
+            if path == STEP_PATH and not is_preflight(service, method):
+                await step(service, self._max_body_bytes, scope, receive, send)
             else:
-                await refuse(self._service, send, *wrong_path(path))
+                answer = other(service, method, path, headers_of(scope).get("accept", ""))
+                await write(send, answer.status, answer.body, content_type=answer.content_type)
         elif kind == "websocket":
             if path == SESSION_PATH:
                 await session(self._service, self._max_body_bytes, self._idle_timeout_s, scope, receive, send)
@@ -72,6 +74,17 @@ async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send
     else:  # this server can only answer with an empty 403
         service.refused(error)
         await send({"type": "websocket.close"})
+
+
+def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    """Sends as ``send``, with more headers."""
+
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *headers]}
+        await send(message)
+
+    return sent
 
 
 def _path(scope: Scope) -> str:

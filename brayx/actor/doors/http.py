@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from brayx.actor.service import told
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
-from brayx.gamecore.protocol import MAX_HEADER_BYTES, SESSION_PATH, STEP_PATH, parse_request
+from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request
 from brayx.logs import limited
 
 if TYPE_CHECKING:
@@ -52,14 +52,6 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
 def headers_of(scope: Scope) -> dict[str, str]:
     """A request's headers by lower-case name; the last one counts if a name came twice."""
     return {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]}
-
-
-def wrong_path(path: str) -> tuple[int, ProtocolError]:
-    """Status and error for a plain HTTP request to a ``path`` that does not answer any."""
-    if path == SESSION_PATH:
-        message = f"{SESSION_PATH} is for WebSockets only: send 'Connection: Upgrade' and 'Upgrade: websocket'"
-        return 426, ProtocolError(f"{message}; a proxy without WebSocket support drops both")
-    return 404, ProtocolError(f"no such path {path!r}: POST {STEP_PATH}, or WebSocket {SESSION_PATH}")
 
 
 def check_headers(scope: Scope) -> None:

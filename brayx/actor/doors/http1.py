@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ from websockets.http11 import Request
 
 from brayx import clock
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.http import headers_too_large, wrong_path
+from brayx.actor.doors.browser import Answer, is_preflight, other
+from brayx.actor.doors.http import headers_too_large
 from brayx.actor.doors.native import Connection, Limits, Listener
 from brayx.errors import (
     BodyTooLarge,
@@ -72,7 +72,7 @@ _KEEP_IMPLICIT = b""
 _KEEP_EXPLICIT = b"connection: keep-alive\r\n"
 """For clients of HTTP/1.0, which otherwise expect the connection to close."""
 _CLOSE = b"connection: close\r\n"
-_FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached")
+_FIELDS = ("session", "step_kind", "step-kind", "key", "time", "token", "seq", "holder", "attached", "origin", "accept")
 _NAMES = {name.encode(): name for name in _FIELDS}
 
 
@@ -228,7 +228,7 @@ class HttpConnection(Connection):
         self._proved = False
         self._telling: asyncio.Task[None] | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._queue: deque[tuple[bytes, StepRequest | BrayxError | None, bytes, bool]] = deque()
+        self._queue: deque[tuple[bytes, StepRequest | BrayxError | Answer, bytes, bool]] = deque()
         self._queued_bytes = 0
         self._answering = False
         self._head = bytearray()
@@ -309,7 +309,18 @@ class HttpConnection(Connection):
             self._queued_bytes += len(request.body)
         else:
             bodiless = self._bodiless()
-        self._queue.append((self._url, request, connection, bodiless))
+        self._queue.append((self._url, request, connection + self._cors(), bodiless))
+
+    def _cors(self) -> bytes:
+        """Header lines of the answer for a browser; most clients are none."""
+        if not self.service.cors.is_on:
+            return b""
+        headers = self.service.cors.headers(self._headers.get("origin"), self._method())
+        return b"".join(b"%b: %b\r\n" % header for header in headers)
+
+    def _method(self) -> str:
+        method: bytes = self._parser.get_method()
+        return method.decode("latin-1")
 
     def _bodiless(self) -> bool:
         """Whether the request is a HEAD, whose answer has no body."""
@@ -327,19 +338,19 @@ class HttpConnection(Connection):
             f"body has {size} bytes, at most {limit} are allowed", limit=limit
         )
 
-    def _request(self) -> StepRequest | BrayxError | None:
-        """The message as a request, or the error that answers it; None: it is not for the service."""
+    def _request(self) -> StepRequest | BrayxError | Answer:
+        """The message as a request, or what answers it."""
         path = self._url.partition(b"?")[0]
         of_peers = self._peers is not None and path in _PEERS_STEPS
         if self._peers is not None and not self._proved and (of_peers or self._peers.closed):
             return _not_a_peer()
-        if path != _STEP and not of_peers:
-            return None
+        method = self._method()
+        if (path != _STEP and not of_peers) or is_preflight(self.service, method):
+            return other(self.service, method, path.decode("latin-1"), self._headers.get("accept", ""))
         if self._refused is not None:
             return self._refused
-        method = self._parser.get_method()
-        if method != b"POST":
-            return ProtocolError(f"{STEP_PATH} takes POST, not {method.decode('latin-1')}", status=405)
+        if method != "POST":
+            return ProtocolError(f"{STEP_PATH} takes POST, not {method}", status=405)
         body = bytes(self._body)
         headers = self._headers
         try:
@@ -398,8 +409,8 @@ class HttpConnection(Connection):
                 url, request, connection, bodiless = self._queue.popleft()
                 if isinstance(request, StepRequest):
                     self._queued_bytes -= len(request.body)
-                if request is None:
-                    self._other(url, connection, bodiless)
+                if isinstance(request, Answer):
+                    self._write(request.status, request.body, connection, request.content_type, bodiless=bodiless)
                 elif isinstance(request, BrayxError):
                     if request.details.get("layer") != PEER:
                         self.service.refused(request)
@@ -452,16 +463,6 @@ class HttpConnection(Connection):
         if self._queue:
             self._next()
 
-    def _other(self, url: bytes, connection: bytes, bodiless: bool) -> None:
-        """Answers a request that is no step: the status page, or an error for any other path."""
-        path = url.partition(b"?")[0].decode("latin-1")
-        if path in ("", "/"):
-            self._write(200, json.dumps(self.service.status()).encode(), connection, bodiless=bodiless)
-        else:
-            status, error = wrong_path(path)
-            self.service.refused(error)
-            self._write(status, error.to_wire(), connection, bodiless=bodiless)
-
     def _write(
         self,
         status: int,
@@ -476,14 +477,16 @@ class HttpConnection(Connection):
             return
         response = _response(status, body, connection, content_type, retry=retry)
         self.write(response[: len(response) - len(body)] if bodiless else response)
-        if connection is _CLOSE:
+        if connection.startswith(_CLOSE):
             self.close()
 
     def _fail(self, error: BrayxError, status: int = 0) -> None:
         """Answers with an error and closes, as the rest of the input cannot be read."""
         self.service.refused(error)
         retry = isinstance(error, Overloaded)
-        self._write(status or error.http_status, error.to_wire(), _CLOSE, retry=retry, bodiless=self._bodiless())
+        self._write(
+            status or error.http_status, error.to_wire(), _CLOSE + self._cors(), retry=retry, bodiless=self._bodiless()
+        )
 
     def _hand_over(self, data: bytes, early: int) -> None:
         """Hands the connection over to the WebSocket protocol; the listener still counts it.
@@ -528,7 +531,7 @@ def _origin_form(url: bytes) -> bytes:
 def _response(
     status: int, body: bytes, connection: bytes, content_type: bytes = _JSON, *, retry: bool = False
 ) -> bytes:
-    """A whole response; ``connection`` is its Connection header's line, or empty."""
+    """A whole response; ``connection`` are further header lines, that of Connection first, or empty."""
     more = (b"retry-after: 1\r\n" if retry else b"") + connection
     if status == HTTPStatus.UPGRADE_REQUIRED:
         more += b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"

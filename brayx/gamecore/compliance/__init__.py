@@ -38,6 +38,7 @@ class DoorCompliance(EveryDoor, HeldSessions, HttpDoor, TcpDoor):
         doors: which of ``http``, ``ws``, ``tcp`` and ``grpc`` the service has.
         max_body_bytes: the service's limit; a body of one byte more must be refused.
         timeout_s: time limit of each wait.
+        cors_origin: origin that the HTTP door allows, and no other; empty: it allows none.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -31,6 +31,7 @@ class Doors:
     doors: tuple[Door, ...] = ("http", "ws")
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     timeout_s: float = 10.0
+    cors_origin: str = ""
 
     def url_of(self, door: Door) -> str:
         """The URL of ``door``."""

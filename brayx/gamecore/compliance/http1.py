@@ -120,9 +120,29 @@ class HttpDoor(Doors):
         assert status == 404
 
     def test_http_wrong_method(self, door: Door) -> None:
-        for method in ("GET", "PUT", "DELETE"):
+        for method in ("GET", "PUT", "DELETE") if self.cors_origin else ("GET", "PUT", "DELETE", "OPTIONS"):
             status, _ = self.request(method, STEP_PATH, b"", {})
             assert status == 405, method
+
+    def test_http_scripts_of_other_origins_may_call_where_the_service_says_so(self, door: Door) -> None:
+        origin, session = self.cors_origin or "https://play.example.com", uuid.uuid4().hex
+        for came, allowed in ((origin, bool(self.cors_origin)), ("https://other.example.com", False)):
+            asked = {"origin": came, "access-control-request-method": "POST"}
+            for method, path, body, headers in (
+                ("OPTIONS", STEP_PATH, b"", {**asked, "access-control-request-headers": "session,step_kind"}),
+                ("POST", STEP_PATH, b"call", {"origin": came}),
+                ("POST", STEP_PATH, b"", {"origin": came, "session": session, "step_kind": "tick"}),
+                ("GET", "/no-such-path", b"", {"origin": came}),
+            ):
+                status, found = self.headers_of(method, path, body, headers)
+                assert found.get("access-control-allow-origin") == (came if allowed else None), (method, path, found)
+                if method == "OPTIONS" and allowed:
+                    assert status == 200
+                    assert "POST" in found["access-control-allow-methods"]
+                    names = {name.strip() for name in found["access-control-allow-headers"].split(",")}
+                    assert {"session", "step_kind", "seq", "key", "time", "token"} <= names
+                if self.cors_origin:
+                    assert found["vary"] == "origin"  # or a cache gives one origin the other's answer
 
     @contextmanager
     def http(self) -> Iterator[http.client.HTTPConnection]:
@@ -138,6 +158,14 @@ class HttpDoor(Doors):
             connection.request(method, Endpoint.parse(self.url_of("http")).prefix + path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
+
+    def headers_of(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
+        """As `request`: status, and the reply's headers by lower-case name."""
+        with self.http() as connection:
+            connection.request(method, Endpoint.parse(self.url_of("http")).prefix + path, body, headers)
+            response = connection.getresponse()
+            response.read()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}
 
     def post(self, body: bytes, **headers: str) -> tuple[int, bytes]:
         return self.request("POST", STEP_PATH, body, headers)

@@ -54,6 +54,22 @@ class TestLocalDoors(DoorCompliance):
         cls.url, cls.urls = host.url, {door: host.urls[door] for door in ("tcp", "grpc")}
 
 
+class TestLocalDoorsThatAllowAnOrigin(DoorCompliance):
+    doors = ("http",)
+    max_body_bytes = MAX_BODY_BYTES
+    cors_origin = "https://play.example.com"
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls) -> Iterator[None]:
+        options = {**NATIVE_OFF, "cors_origins": [cls.cors_origin]}
+        host = LocalHost(config(**options), Runtime(functools.partial(Echo, [])))
+        host.open()
+        cls.url = host.url
+        yield
+        host.close()
+
+
 def status(url: str) -> dict[str, object]:
     with urllib.request.urlopen(url, timeout=10) as reply:
         found: dict[str, object] = json.load(reply)

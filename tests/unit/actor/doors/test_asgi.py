@@ -20,6 +20,7 @@ from websockets.typing import Subprotocol
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.browser import Cors
 from brayx.actor.table import SessionTable
 from brayx.errors import BadBody, BrayxError, ServiceFull
 from brayx.gamecore.client import Client
@@ -74,6 +75,20 @@ class TestDoors(DoorCompliance):
     @classmethod
     def _service(cls) -> Iterator[None]:
         with serving(DoorApp(TableService(), max_body_bytes=MAX_BODY_BYTES)) as address:
+            cls.url = f"http://{address}"
+            yield
+
+
+class TestDoorsThatAllowAnOrigin(TestDoors):
+    doors = ("http",)
+    cors_origin = "https://play.example.com"
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls) -> Iterator[None]:
+        table = TableService()
+        table.cors = Cors([cls.cors_origin])
+        with serving(DoorApp(table, max_body_bytes=MAX_BODY_BYTES)) as address:
             cls.url = f"http://{address}"
             yield
 

@@ -1,0 +1,86 @@
+"""The page and the status at ``/``, and scripts of other origins, at both HTTP doors."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from brayx.actor.config import ActorConfig
+from brayx.actor.doors.asgi import DoorApp
+from brayx.actor.doors.browser import Cors, page
+from tests.unit.actor.doors.test_asgi import TableService
+from tests.unit.actor.doors.test_native import native
+from tests.unit.gamecore.echo_server import serving
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+FACTS = {"service": "brayx", "application": "<b>arena", "sessions": 3, "doors": {"tcp": "tcp://127.0.0.1:8101"}}
+
+
+class Told(TableService):
+    """A service with a status page of the test's own; scripts of every origin may call it."""
+
+    cors = Cors(["*"])
+
+    def status(self) -> dict[str, Any]:
+        return FACTS
+
+
+@pytest.fixture(params=["native", "asgi"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "asgi":
+        with serving(DoorApp(Told())) as address:
+            yield address
+    else:
+        with native(table=Told) as made:
+            yield made.url.removeprefix("http://")
+
+
+def asked(address: str, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    with closing(http.client.HTTPConnection(address, timeout=10)) as connection:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
+
+
+def test_a_program_gets_json_and_a_browser_a_page(address: str) -> None:
+    for accept in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
+        status, headers, body = asked(address, "GET", "/", **accept)
+        assert (status, headers["content-type"], json.loads(body)) == (200, "application/json", FACTS)
+    status, headers, body = asked(address, "GET", "/", accept=BROWSER)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert body == page(FACTS)
+
+
+def test_every_origin_may_call_where_any_is_named(address: str) -> None:
+    for method, path in (("OPTIONS", "/step"), ("OPTIONS", "/"), ("GET", "/")):
+        status, headers, _ = asked(address, method, path, origin="http://localhost:3000")
+        assert (status, headers["access-control-allow-origin"]) == (200, "*"), (method, path)
+        assert "vary" not in headers
+    status, headers, _ = asked(address, "OPTIONS", "/other", origin="http://localhost:3000")
+    assert (status, headers["access-control-allow-origin"]) == (404, "*")
+    assert "access-control-allow-origin" not in asked(address, "GET", "/")[1]
+
+
+def test_the_page_says_what_is_served_and_how_to_call_it() -> None:
+    found = page(
+        {**FACTS, "mode": "serve", "draining": False, "policy_versions": {"model": 7}, "registered": {"model": []}}
+    )
+    for text in ("&lt;b&gt;arena", "<td>serve</td>", "<td>no</td>", "model: 7", "model: none", "tcp://127.0.0.1:8101"):
+        assert text in found
+    assert "<b>" not in found
+    assert "step_kind: tick" in found
+    assert "{{" not in found
+    assert '"reward": 0}' in found
+
+
+@pytest.mark.parametrize("origin", ["play.example.com", "https://play.example.com/", "https://*.example.com", ""])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="scheme, host and port"):
+        ActorConfig(agents=["a"], cors_origins=[origin])
+    assert ActorConfig(agents=["a"], cors_origins=["*", "http://localhost:3000"]).cors_origins
