@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,28 @@ def _migrated_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def tracking_db(_migrated_db: Path, tmp_path: Path) -> str:
-    """URI of a fresh, migrated sqlite store in ``tmp_path``: a copy, since MLflow's migrations take seconds."""
+@pytest.fixture(scope="session")
+def new_tracking_db(_migrated_db: Path) -> Callable[[Path], str]:
+    """Makes a fresh, migrated sqlite store in a folder, and gives its URI: a copy, since MLflow's migrations take
+    seconds."""
     from brayx.tracking import initialise, tracking_uri
 
-    path = tmp_path / "mlflow.db"
-    with contextlib.closing(sqlite3.connect(_migrated_db)) as source, contextlib.closing(sqlite3.connect(path)) as copy:
-        source.backup(copy)
-    return initialise(tracking_uri(path))
+    def new(folder: Path) -> str:
+        path = folder / "mlflow.db"
+        with (
+            contextlib.closing(sqlite3.connect(_migrated_db)) as source,
+            contextlib.closing(sqlite3.connect(path)) as to,
+        ):
+            source.backup(to)
+        return initialise(tracking_uri(path))
+
+    return new
+
+
+@pytest.fixture
+def tracking_db(new_tracking_db: Callable[[Path], str], tmp_path: Path) -> str:
+    """URI of a fresh, migrated sqlite store in ``tmp_path``."""
+    return new_tracking_db(tmp_path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,10 +24,10 @@ WIDE = "wide={kind: rollout, env: CartPole-v1, model: model, buffer: buffer, num
 PARTS = ("hub", "weights", "moments", "buffer/buffer")
 
 
-@pytest.fixture
-def trial(ray_cluster: str, tracking_db: str) -> Iterator[Trial]:
+@pytest.fixture(scope="module")
+def trial(ray_cluster: str, new_tracking_db: Callable[[Path], str], tmp_path_factory: Any) -> Iterator[Trial]:
     """One that runs on this Ray, with its hub."""
-    opened = Trial.open("games", "main", tracking_db)
+    opened = Trial.open("games", "main", new_tracking_db(tmp_path_factory.mktemp("scale")))
     tell_where(opened)
     hub = create_hub(hub_name(opened), NAMESPACE, opened, interval_s=0.1)
     ray.get(hub.snapshot.remote(), timeout=60)
@@ -105,20 +105,7 @@ def test_a_job_that_is_busy_does_not_do_it_later(trial: Trial) -> None:
     assert rollouts_of(trial).answer(hub) == []
 
 
-def test_a_job_that_ended_without_a_word_is_told_from_a_busy_one(trial: Trial) -> None:
-    hub = ray.get_actor(hub_name(trial), namespace=NAMESPACE)
-    ray.kill(hub)
-    until(_gone(hub_name(trial)), "its end")
+def test_a_job_that_ended_without_a_word_is_told_from_a_busy_one(ray_cluster: str, tracking_db: str) -> None:
+    tell_where(Trial.open("games", "main", tracking_db))  # its hub is gone
     with pytest.raises(JobNotRunning, match="its Ray has no such job any more"):
-        scale("main", 1, tracking=trial.uri)
-
-
-def _gone(name: str) -> Callable[[], bool]:
-    def look() -> bool:
-        try:
-            ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return True
-        return False
-
-    return look
+        scale("main", 1, tracking=tracking_db)

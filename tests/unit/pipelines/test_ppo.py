@@ -201,15 +201,15 @@ gymnasium.register("Failing-v0", Failing)
 """
 
 
-@pytest.mark.slow  # the command, whole
-def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(tmp_path, tracking_db):
+@pytest.mark.slow  # starts MLflow in a process of its own
+def test_a_trial_that_fails_is_failed_in_the_books_with_what_it_had(run, tmp_path, tracking_db, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     (tmp_path / "failing.py").write_text(FAILING)
-    words = ["--env", "failing:Failing-v0", "--distributed", "false", "--epochs", "1", "--tracking", tracking_db]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "pipelines.ppo", *words], cwd=ROOT, env=environment, timeout=180)
-    assert done.returncode != 0
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run("--env", "failing:Failing-v0", "--epochs", "1", "--tracking", tracking_db)
+    assert done.returncode == 2
+    assert "the game is broken" in done.stderr
     client = MlflowClient(tracking_db)
     (project,) = client.search_experiments(filter_string="name LIKE 'failing%'")
     (trial,) = client.search_runs([project.experiment_id])

@@ -574,14 +574,14 @@ def test_the_learning_rate_falls_to_its_end_over_the_env_steps(env, algorithm, o
     result = train_local(
         env,
         algorithm,
-        Training(total_steps=1_600, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options),
+        Training(total_steps=640, num_envs=2, unroll_length=8, learning_rate=1e-2, blocking=blocking, **options),
         demonstrations=written(tmp_path / "expert.npz") if algorithm.name == "mixed" else None,
         on_update=lambda runs, steps, numbers: rates.setdefault(steps, numbers.get("learning_rate")),
     )
     assert result.reason == "num_steps"
-    began, ended = list(rates)[-51:-1], list(rates)[-50:]
-    assert 1_600 - 16 <= began[-1] < 1_600 <= ended[-1]
-    expected = [1e-2 * (1 - 0.9 * steps / 1_600) for steps in began]
+    began, ended = list(rates)[-21:-1], list(rates)[-20:]
+    assert 640 - 16 <= began[-1] < 640 <= ended[-1]
+    expected = [1e-2 * (1 - 0.9 * steps / 640) for steps in began]
     np.testing.assert_allclose([rates[steps] for steps in ended], expected)
 
 
