@@ -221,21 +221,18 @@ class Rollouts:
         return name, before, count
 
     def answer(self, inbox: Any) -> list[str]:
-        """Does what the job was asked for from outside, see `pipelines.scale`.
+        """Does what other processes requested of the job, see `pipelines.scale`.
 
         Args:
             inbox: the trial's hub.
 
         Returns:
-            What was done, for people.
-
-        Raises:
-            RayError: the hub does not answer.
+            What was done, in lines for people.
         """
-        import ray
+        from brayx.cluster.hub import take_requests
 
         said = []
-        for key, request in ray.get(inbox.take.remote(), timeout=2.0):
+        for key, request in take_requests(inbox):
             try:
                 name, before, now = done = self.scale(request["rollout"], request["num_workers"])
                 said.append(f"rollout {name!r} was asked to have {now} workers; it had {before}")

@@ -21,6 +21,9 @@ from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.directory import stop_directory
+from brayx.cluster.hub import numbers_of
+from brayx.cluster.named import end_actor
+from brayx.cluster.start import nodes_and_own
 from brayx.errors import AgentError, BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.logs import one_line
 from brayx.tracking import Trial, initialise, tracking_uri
@@ -40,8 +43,6 @@ from pipelines.sources import Sources
 from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
-    from ray import serve
-
     from brayx.cluster.learner import Learner
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.replay.packing import Layout
@@ -140,9 +141,7 @@ def train_on(
     log_interval: int | None = None,
 ) -> TrainResult:
     """Runs a training job on a cluster that is up; ``layout`` as `check_job` gave it, the rest as `train`."""
-    import ray
-
-    from brayx.cluster.hub import HubClient, create_hub
+    from brayx.cluster.hub import HubClient, create_hub, end_hub
     from brayx.cluster.learner import Learner, LearnerSpec
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.shards import tell
@@ -151,8 +150,7 @@ def train_on(
 
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    check_books(uri, config.where, nodes, ray.get_runtime_context().get_node_id())
+    check_books(uri, config.where, *nodes_and_own())
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),
@@ -194,12 +192,12 @@ def train_on(
         store = create_weight_store(
             names["weights"], NAMESPACE, keep=max(KEPT_VERSIONS, job.models[config.model].max_versions)
         )
-        stack.callback(_kill, [hub])
+        stack.callback(end_actor, hub)
         recorder = HubClient(hub)
         stack.callback(recorder.close)
         stack.callback(end_weight_store, store)
         if moments:
-            stack.callback(_kill, [create_moments(moments, NAMESPACE)])
+            stack.callback(end_actor, create_moments(moments, NAMESPACE))
         buffers = {}
         for name, actor_name in buffer_names.items():
             buffers[name] = RemoteBuffer(
@@ -276,7 +274,7 @@ def train_on(
             raise
         served.close()  # before the books: replicas hand over their last metrics when they end
         tell([buffer.shards for buffer in buffers.values()], end.left(_LAST_COUNTS_S))
-        numbers, notes = _last_numbers(hub, end.left(_LAST_NUMBERS_S))
+        numbers, notes = end_hub(hub, end.left(_LAST_NUMBERS_S))
         numbers[STEPS_THIS_RUN] = float(steps)
         version, outcome = None, ""
         if finished:
@@ -324,12 +322,8 @@ def _deploy(
     deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 
 
-def deploy(application: serve.Application, actor: str) -> None:
-    """Runs an application at the door's root, in place of what is there.
-
-    Raises:
-        StartupError: a replica could not be built; the message holds the last line of why.
-    """
+def deploy(application: Any, actor: str) -> None:
+    """Runs a Serve application at the door's root, in place of one that runs there; errors as `start_application`."""
     start_application(application, actor, "/", time.monotonic() + _READY_TIMEOUT_S, what=f"the actor {actor!r}")
 
 
@@ -386,8 +380,6 @@ def _watch(
         DeadlineExceeded: enough to learn from arrives, and the learner does not.
         BrayxError: a source failed, or a rollout in a way that no further worker would mend.
     """
-    import ray
-
     patience, pace, began = Patience(), Pace(batch_steps), time.monotonic()
     silence, losses = Silence(games.num), Losses(max_lost_share)
     while learner.running:
@@ -403,10 +395,10 @@ def _watch(
                     buffer.shards.end(drain=True, timeout_s=2.0)
                 if buffer.shards.stopped(2.0):
                     return
-        with contextlib.suppress(ray.exceptions.RayError):  # the hub is slow, or being restarted
-            for line in rollouts.answer(hub):
-                progress.say(line)
-            numbers, notes = ray.get([hub.snapshot.remote(), hub.notes.remote()], timeout=2.0)
+        for line in rollouts.answer(hub):
+            progress.say(line)
+        if (found := numbers_of(hub)) is not None:
+            numbers, notes = found
             errors = error_lines(numbers, notes)
             if "policy_version" not in numbers and time.monotonic() - began > _READY_TIMEOUT_S:
                 raise StartupError(f"no weights came within {_READY_TIMEOUT_S:g} s; the learner {learner.state()}")
@@ -432,21 +424,3 @@ def _end(learner: Learner, learning: bool, end: Deadline) -> None:
     with contextlib.suppress(BrayxError):
         learner.stop()
         learner.result(end.left(_INTERRUPTED_END_TIMEOUT_S if learning else _INTERRUPTED_START_TIMEOUT_S))
-
-
-def _last_numbers(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """The hub's last snapshot, and its notes."""
-    import ray
-
-    try:
-        numbers, notes = ray.get([hub.close.remote(), hub.notes.remote()], timeout=timeout_s)
-        return numbers, notes
-    except ray.exceptions.RayError:
-        return {}, {}
-
-
-def _kill(actors: Sequence[Any]) -> None:
-    import ray
-
-    for actor in actors:
-        ray.kill(actor)

@@ -178,6 +178,30 @@ def get_hub(name: str, namespace: str) -> ActorHandle[Hub]:
     return handle
 
 
+def numbers_of(hub: Any, timeout_s: float = 2.0) -> tuple[dict[str, float], dict[str, str]] | None:
+    """A hub's snapshot and notes; None while it is slow or being restarted."""
+    from brayx.cluster.named import result_or
+
+    found = result_or(None, [hub.snapshot.remote(), hub.notes.remote()], timeout_s)
+    return None if found is None else (found[0], found[1])
+
+
+def end_hub(hub: Any, timeout_s: float) -> tuple[dict[str, float], dict[str, str]]:
+    """Has a hub write what is left, and gives its last snapshot and notes; empty ones if it does not answer in time."""
+    from brayx.cluster.named import result_or
+
+    numbers, notes = result_or(({}, {}), [hub.close.remote(), hub.notes.remote()], timeout_s)
+    return numbers, notes
+
+
+def take_requests(hub: Any, timeout_s: float = 2.0) -> list[tuple[str, Any]]:
+    """What `ask_job` has put into a hub since the last call, by key; none while the hub is slow or being restarted."""
+    from brayx.cluster.named import result_or
+
+    found: list[tuple[str, Any]] = result_or([], hub.take.remote(), timeout_s)
+    return found
+
+
 def ask_job(hub: str, namespace: str, request: Any, timeout_s: float) -> Any:
     """Puts a request into a trial's hub, for the process that runs the trial's job, and waits for the answer.
 

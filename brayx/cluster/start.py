@@ -77,6 +77,13 @@ def join_ray(address: str, **options: Any) -> None:
         raise StartupError(f"cannot join Ray at {address}: {first_line(error)}") from error
 
 
+def nodes_and_own() -> tuple[list[dict[str, Any]], str]:
+    """Ray's nodes, as `ray.nodes` describes them, and the id of this process's node."""
+    import ray
+
+    return ray.nodes(), ray.get_runtime_context().get_node_id()  # type: ignore[no-untyped-call]
+
+
 def where_ray_is() -> dict[str, str]:
     """How another process joins the Ray of this one: what `connected` takes, and ``host``, for people."""
     import ray

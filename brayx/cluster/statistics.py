@@ -7,27 +7,24 @@ saves the moments with its checkpoint and restores them (`StoredMoments`). Knows
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from brayx.cluster.named import call_with_retry, find_actor, is_done, named_actor, result, result_or
 from brayx.engines.scaling import Scaling
-from brayx.errors import StartupError
+from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError
 from brayx.rollout.collector import Collector
 from brayx.rollout.moments import AllMoments, MomentsStore, count_of, from_arrays, obs_scalings, to_arrays
 
 _ANSWER_S = 10.0
-_AGAIN_S = 0.2
 
 
 def create_moments(name: str, namespace: str) -> Any:
     """Starts the named store as a Ray actor that Ray restarts, and gives its handle."""
-    import ray
-
-    actor: Any = ray.remote(MomentsStore)
-    return actor.options(name=name, namespace=namespace, num_cpus=0, max_restarts=-1, get_if_exists=True).remote()
+    return named_actor(MomentsStore, name, namespace).remote()
 
 
 def get_moments(name: str, namespace: str) -> Any:
@@ -36,12 +33,10 @@ def get_moments(name: str, namespace: str) -> Any:
     Raises:
         StartupError: there is none.
     """
-    import ray
-
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        raise StartupError(f"no moments {name!r} in namespace {namespace!r}: the job is not running") from None
+    found = find_actor(name, namespace)
+    if found is None:
+        raise StartupError(f"no moments {name!r} in namespace {namespace!r}: the job is not running")
+    return found
 
 
 def stored_moments(name: str, namespace: str) -> StoredMoments:
@@ -60,50 +55,41 @@ class StoredMoments:
         self._store = store
         self._last: dict[str, np.ndarray] = {}
         self._scalings: dict[str, Scaling] = {}
-        self._asked: Any = None
+        self._call: Any = None
 
     def scalings(self) -> dict[str, Scaling]:
-        """As `Collector.scalings` has them; does not wait: they may be those of the last time it was asked."""
-        import ray
-
-        try:
-            if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
-                asked, self._asked = self._asked, None
-                self._know(ray.get(asked))
-            if self._asked is None:
-                self._asked = self._store.get.remote()
-        except ray.exceptions.RayError:  # it is being restarted
-            self._asked = None
+        """As `Collector.scalings`; does not wait, so they may be as old as the last call."""
+        if self._call is not None and is_done(self._call):
+            found: AllMoments | None = result_or(None, self._call)  # None: the store is being restarted
+            self._call = None
+            if found is not None:
+                self._know(found)
+        if self._call is None:
+            self._call = self._store.get.remote()
         return self._scalings
 
     def _know(self, found: AllMoments) -> None:
         self._scalings = obs_scalings(found)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """As `Collector.state_dict` has them; the last that were known while the store does not answer."""
-        import ray
-
-        try:
-            found: AllMoments = ray.get(self._store.get.remote(), timeout=_ANSWER_S)
-        except ray.exceptions.RayError:  # it is being restarted: a checkpoint does not wait for it
-            return self._last
-        self._know(found)
-        self._last = to_arrays(found)
+        """As `Collector.state_dict`; the last known ones if the store does not answer: a checkpoint does not wait."""
+        found: AllMoments | None = result_or(None, self._store.get.remote(), _ANSWER_S)
+        if found is not None:
+            self._know(found)
+            self._last = to_arrays(found)
         return self._last
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Brings back what `state_dict` gave.
+        """Restores what `state_dict` gave.
 
         Raises:
             StartupError: the store does not answer.
         """
-        import ray
-
         moments = from_arrays(state)
         try:
-            ray.get(self._store.restore.remote(moments), timeout=_ANSWER_S)
-        except ray.exceptions.RayError as error:
-            raise StartupError(f"the rollouts' moments could not be restored: {type(error).__name__}") from error
+            result(self._store.restore.remote(moments), _ANSWER_S, "the store of the rollouts' moments")
+        except BrayxError as error:
+            raise StartupError(f"the rollouts' moments could not be restored: {error.message}") from error
         self._last = dict(state)
         self._know(moments)
 
@@ -124,31 +110,17 @@ class RemoteExchange:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Waits for what the store has now and takes that in; one that is being restarted is asked again. One that does
-        not answer is let be: the next turns make up for it."""
-        import ray
-
-        deadline = time.monotonic() + _ANSWER_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            try:
-                self._adopt(ray.get(self._store.get.remote(), timeout=left_s))
-                return
-            except ray.exceptions.RayActorError:
-                time.sleep(_AGAIN_S)
-            except ray.exceptions.RayError:
-                return
+        """Waits for the store's moments and takes them in; if it does not answer, the next turns make up for that."""
+        with contextlib.suppress(DeadlineExceeded, ModelError):
+            self._adopt(call_with_retry(self._store.get, timeout_s=_ANSWER_S))
 
     def turn(self) -> None:
         """Takes in what has come back, and hands over what was seen since."""
-        import ray
-
         if self._call is not None:
-            if not ray.wait([self._call], timeout=0)[0]:
+            if not is_done(self._call):
                 return
-            try:
-                found: AllMoments | None = ray.get(self._call)
-            except ray.exceptions.RayError:  # the store is being restarted, and gets everything back below
-                found = None
+            # None also while the store is being restarted: it gets everything back below.
+            found: AllMoments | None = result_or(None, self._call)
             if found is not None:
                 self._adopt(found)
             else:
