@@ -401,8 +401,8 @@ class _Desk:
         return getattr(self, f"_{verb}")(*arguments)
 
     def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
-        from brayx.cluster.hub import Hub
         from brayx.tracking import initialise
+        from brayx.tracking.hub import Hub
 
         self._trial = Trial.open(project, name, initialise(uri), resume=resume)
         self._trial.log_params(params)
@@ -429,7 +429,7 @@ class _Desk:
             shutil.rmtree(folder, ignore_errors=True)  # it would only make a full disk fuller
 
     def _totals(self) -> dict[str, float]:
-        from brayx.cluster.hub import totals_of
+        from brayx.tracking.hub import totals_of
 
         return totals_of(self._trial)
 

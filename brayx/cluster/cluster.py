@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 
 from brayx.cluster import NAMESPACE, ray_private
-from brayx.cluster.start import join_ray, start_ray, warn_if_open
+from brayx.cluster.start import join_ray, start_ray
 from brayx.errors import StartupError
 from brayx.ports import check_ports, free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
@@ -114,7 +114,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.ingress is None:
             return
-        warn_if_open(logger)
+        ray_private.warn_if_open(logger)
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)

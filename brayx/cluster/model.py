@@ -18,7 +18,7 @@ from starlette.responses import Response
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.prometheus import Exporter
-from brayx.cluster.start import warn_if_open
+from brayx.cluster.ray_private import warn_if_open
 from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
 from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec

@@ -133,11 +133,19 @@ def address_file() -> Path:
     return Path(get_ray_address_file(None))
 
 
-def asks_for_token() -> bool:
-    """Whether this process's Ray asks its clients for a token."""
+def warn_if_open(log: logging.Logger) -> None:
+    """Warns if this process's Ray asks its clients for no token.
+
+    Ray and each replica of Serve listen on every interface and accept pickles, so anyone who reaches them can run code
+    here. It is a warning, not an error, since a firewall may keep others out.
+    """
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
-    return bool(is_token_auth_enabled())
+    if not is_token_auth_enabled():
+        log.warning(
+            "Ray asks for no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
+            "machine. Keep others out, or set RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
+        )
 
 
 def sessions_folder() -> str:

@@ -31,8 +31,8 @@ from brayx.cluster.draining import Draining
 from brayx.cluster.hub import HubClient
 from brayx.cluster.membership import Membership
 from brayx.cluster.prometheus import Exporter
+from brayx.cluster.ray_private import warn_if_open
 from brayx.cluster.routing import Routing
-from brayx.cluster.start import warn_if_open
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.logs import limit_others, limited

@@ -1,4 +1,4 @@
-"""Starts Ray, with retries for busy machines, or joins a running one; warns if Ray has no token.
+"""Starts Ray, with retries for busy machines, or joins a running one.
 
 Ray ends its own node if one of its processes is not up within 15 s, and no option changes that. `ray.init` notices 15 s
 later, and leaves the processes it has started running. Knows nothing of jobs and applications.
@@ -146,19 +146,6 @@ def check_address(address: str | None) -> None:
             "Ray again"
         )
     raise StartupError(f"cannot join Ray at {found}: nothing listens there")
-
-
-def warn_if_open(log: logging.Logger) -> None:
-    """Warns if this process's Ray asks for no token.
-
-    Ray and each replica of Serve listen on every interface and accept pickles, so anyone who reaches them can run code
-    here. It is a warning and no error, since a firewall may keep others out.
-    """
-    if not ray_private.asks_for_token():
-        log.warning(
-            "Ray asks for no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
-            "machine. Keep others out, or set RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
-        )
 
 
 def answers(address: str) -> bool:

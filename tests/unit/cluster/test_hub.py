@@ -9,10 +9,11 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from brayx.books import Books, Drained
-from brayx.cluster.hub import Hub, HubClient, XAxis
+from brayx.cluster.hub import HubClient
 from brayx.errors import ConfigError
-from brayx.metrics import Kind, Recorder
+from brayx.metrics import Kind, Recorder, XAxis
 from brayx.tracking import Trial
+from brayx.tracking.hub import Hub
 from tests.waiting import until
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from brayx.cluster.hub import Hub
 from brayx.errors import ConfigError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial
+from brayx.tracking.hub import Hub
 from pipelines.visualize import curve, draw, find_trial, main
 
 

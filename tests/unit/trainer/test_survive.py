@@ -18,13 +18,13 @@ import torch
 from mlflow.tracking import MlflowClient
 
 from brayx.algorithms.ppo import PPOConfig
-from brayx.cluster.hub import Hub
 from brayx.cluster.learner import TrialKeeper
 from brayx.engines.base import load_weights
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
 from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial
+from brayx.tracking.hub import Hub
 from brayx.trainer import checkpoint
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import learn

@@ -1,0 +1,133 @@
+"""The hub of a trial: all samples meet in it, and a thread writes their numbers to MLflow.
+
+The local host has it in a process of its own (`pipelines.books`), the cluster in a named actor (`brayx.cluster.hub`).
+Knows nothing of Ray, nor of who records what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+
+from brayx.books import Books
+from brayx.charts import NUMBERS_FILE, charted, sums_of
+from brayx.errors import TrackingError
+from brayx.inbox import Inbox
+from brayx.metrics import Drained, XAxis
+from brayx.tracking.trial import Trial
+
+log = logging.getLogger(__name__)
+
+HISTOGRAMS_FILE = "histograms.json"
+"""Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
+
+_NUMBERS_EVERY_S = 5.0
+_SUM_TAG = "brayx.sum."
+"""Prefix of the tags that name an application's own metrics that are sums; a resumed trial counts on."""
+
+
+class Hub(Inbox):
+    """Books that are written to MLflow every ``interval_s`` by a thread of its own. Thread safe.
+
+    A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
+    failures as ``hub_write_failures``; the log has one line until writing works again.
+
+    As an inbox it takes requests to the trial's job, since other processes find it by the trial's id.
+
+    Args:
+        trial: where to write; None keeps the books in memory only.
+        interval_s: seconds between writes.
+        x_axis: what metrics are written over.
+    """
+
+    def __init__(self, trial: Trial | None, *, interval_s: float = 1.0, x_axis: XAxis = "env_steps") -> None:
+        super().__init__()
+        self._trial = trial
+        self._books = Books(totals_of(trial), x_axis=x_axis)
+        self._tagged_sums: set[str] = set()
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._failures = 0
+        self._failing = False
+        self._numbers_written = 0.0
+        self._stopped = threading.Event()
+        self._interval_s = interval_s
+        self._writer = threading.Thread(target=self._write_until_stopped, name="brayx-hub-writer", daemon=True)
+        self._writer.start()
+
+    def push(self, part: Drained) -> None:
+        """Adds what one process recorded."""
+        with self._lock:
+            self._books.merge(part)
+
+    def snapshot(self) -> dict[str, float]:
+        """The newest number of every metric, by summary name; sums count from the trial's start.
+
+        Also ``episode_return.last100``, ``episode_length.last100`` (means of the last 100 games),
+        ``games_in_window`` (how many those are), ``games``, ``seconds``, ``ticks_per_s``, ``env_steps_per_s``
+        (of the last 5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and
+        ``.run.p99`` of every metric with percentiles.
+        """
+        with self._lock:
+            return {**self._books.snapshot(), "hub_write_failures": float(self._failures)}
+
+    def notes(self) -> dict[str, str]:
+        """The newest note of each metric that has one, by summary name; of samples since this hub started."""
+        with self._lock:
+            return dict(self._books.notes)
+
+    def flush(self) -> None:
+        """Writes now what has come since the last write."""
+        with self._writing:
+            with self._lock:
+                numbers, step = charted(self._books.take_interval(), self._books.totals), self._books.step
+                own_sums = self._books.own_sums - self._tagged_sums
+            if self._trial is None or not numbers:
+                return
+            try:
+                self._trial.log_metrics(numbers, step)
+                for name in sorted(own_sums):
+                    self._trial.set_tag(f"{_SUM_TAG}{name}", "1")
+                    self._tagged_sums.add(name)
+                if time.monotonic() - self._numbers_written >= _NUMBERS_EVERY_S:
+                    self._write_numbers(self._trial)
+                self._failing = False
+            except TrackingError as error:
+                self._failures += 1
+                if not self._failing:
+                    log.warning("metrics are not written for now: %s", error)
+                self._failing = True
+
+    def close(self) -> dict[str, float]:
+        """Stops the writer after one last write, and returns the last snapshot; safe to call twice."""
+        self._stopped.set()
+        self._writer.join(timeout=30)
+        self.flush()
+        with self._lock:
+            histograms = self._books.histograms()
+        if self._trial is not None:
+            with contextlib.suppress(TrackingError):  # the metrics have most of it
+                self._write_numbers(self._trial)
+                if histograms:
+                    self._trial.log_dict(histograms, HISTOGRAMS_FILE)
+        return self.snapshot()
+
+    def _write_numbers(self, trial: Trial) -> None:
+        self._numbers_written = time.monotonic()
+        numbers = {name: value for name, value in self.snapshot().items() if math.isfinite(value)}
+        trial.log_dict(numbers, NUMBERS_FILE)
+
+    def _write_until_stopped(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            self.flush()
+
+
+def totals_of(trial: Trial | None) -> dict[str, float]:
+    """Sums that an interrupted trial, or a hub that died, has written."""
+    if trial is None:
+        return {}
+    own = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]
+    return sums_of(trial.metrics(), own)
