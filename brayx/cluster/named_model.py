@@ -1,17 +1,27 @@
-"""Where the parts of a named model are: its weight store and its Serve application, found, started and ended.
+"""A named model: its recipe, and its parts on the cluster, started, found and ended.
 
-The store is a detached Ray actor, since Serve's replicas outlive whoever deployed them, too. Its existence is the
-model's: it is made first and ended last.
+The recipe is the pickled module without weights, an example, options and lineage. It is small, so every process gets
+it; weights travel through the model's weight store. A module that is defined in a notebook or script is pickled by
+value, so only processes that trust each other may share a recipe.
+
+The store is a detached Ray actor, since Serve's replicas outlive the process that deployed them, too. The model exists
+as long as the store does, which is made first and ended last.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
+import inspect
 import logging
+import secrets
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 from pydantic import ValidationError
 from ray import cloudpickle, serve
@@ -22,22 +32,26 @@ from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.model import model_application
 from brayx.cluster.named import ANSWER_S, call_with_retry, find_actor, result
-from brayx.cluster.recipe import Recipe
 from brayx.cluster.weights import AGAIN_S, KEPT_VERSIONS, end_weight_store, get_weight_store
 from brayx.engines import refuse_frozen
+from brayx.engines.base import LeafSpec, ModelSpec, check_weights, layout_of
+from brayx.engines.scaling import completed, learned
 from brayx.errors import (
     BrayxError,
     ConfigError,
     DeadlineExceeded,
     ModelError,
     ModelNotFound,
+    ShapeMismatch,
     StartupError,
     TrackingError,
     first_line,
 )
-from brayx.model.checkpoints import starting_weights
+from brayx.model.checkpoints import CheckpointInterval, starting_weights
 from brayx.model.config import ModelConfig
+from brayx.model.initial import InitialWeights
 from brayx.tracking import Trial
+from brayx.tracking.lineage import Origin
 from brayx.types import NestedArray, Weights
 
 if TYPE_CHECKING:
@@ -49,6 +63,159 @@ MODULE = "brayx.cluster.remote_model"
 _ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
 _GIVEN_BACK_S = 5.0
 """Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model without its weights.
+
+    Attributes:
+        skeleton: the module, pickled, with empty weights.
+        example_args: positional arguments ``[B, ...]`` that it runs on.
+        names: of its positional parameters, as far as they can be given by name.
+        spec: its signature.
+        layout: what its weights must be.
+        config: engine, batcher and replicas.
+        lineage: what it started from, and that from; the nearest first.
+        trial: where checkpoints go; None: nowhere.
+        checkpoint_interval: when one is due.
+        token: tells models of one name apart.
+    """
+
+    skeleton: bytes
+    example_args: tuple[NestedArray, ...]
+    names: tuple[str, ...]
+    spec: ModelSpec
+    layout: Mapping[str, LeafSpec]
+    config: ModelConfig
+    lineage: tuple[Origin, ...] = ()
+    trial: Trial | None = None
+    checkpoint_interval: CheckpointInterval = None
+    token: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Forwards run in the process that asks, without a deployment."""
+        return self.config.placement == "local"
+
+    def pickled(self) -> bytes:
+        """The recipe for `ray.cloudpickle`."""
+        pickled: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return pickled
+
+    def positional(self, args: tuple[NestedArray, ...], kwargs: Mapping[str, NestedArray]) -> tuple[NestedArray, ...]:
+        """The arguments of a call in the module's order.
+
+        Raises:
+            ShapeMismatch: one is missing, given twice or unknown.
+        """
+        return _positional(self.names, args, kwargs) if kwargs else args
+
+    def module(self, weights: Weights) -> torch.nn.Module:
+        """The module with ``weights``, which are copied.
+
+        Raises:
+            ModelError: its code is not here.
+        """
+        import torch
+
+        try:
+            module: torch.nn.Module = cloudpickle.loads(self.skeleton)
+        except Exception as error:
+            raise ModelError(f"the model's code cannot be loaded here: {first_line(error)}") from error
+        _on_device(module, "cpu")
+        module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+        return module
+
+
+def prepare(
+    module: torch.nn.Module,
+    forward_args: tuple[NestedArray, ...],
+    forward_kwargs: Mapping[str, NestedArray],
+    config: ModelConfig,
+) -> tuple[Recipe, Weights]:
+    """A module's recipe, without lineage, trial and token; and the weights that the module has now.
+
+    Raises:
+        ModelError: the module fails on its example, or is no module; or it cannot be pickled.
+    """
+    from torch import nn
+
+    from brayx.engines.torch import describe, frozen_copy, module_weights
+
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = tuple(name for name, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds)
+    try:
+        example = _positional(names, tuple(forward_args), forward_kwargs)
+    except ShapeMismatch as error:
+        raise ModelError(f"forward_args and forward_kwargs: {error}") from None
+    spec = describe(frozen_copy(module), example)
+    weights = module_weights(module)
+    bare = copy.deepcopy(module)
+    _on_device(bare, "meta")
+    try:
+        skeleton: bytes = cloudpickle.dumps(bare)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ModelError(f"the model cannot be pickled: {first_line(error)}") from error
+    return Recipe(skeleton, example, names, spec, layout_of(weights), config), weights
+
+
+def initial_recipe(module: torch.nn.Module, recipe: Recipe, initial: InitialWeights) -> tuple[Recipe, Weights]:
+    """The recipe and the weights that a model starts with.
+
+    Args:
+        module: as `prepare` got it.
+        recipe: as `prepare` gave it.
+        initial: what the model starts from: the module's own weights, or a checkpoint's.
+
+    Raises:
+        BadWeights: the checkpoint's weights do not fit the module; names the leaf.
+    """
+    weights = initial.weights
+    if len(learned(weights)) < len(weights) and len(learned(recipe.layout)) == len(recipe.layout):
+        # The checkpoint was trained on normalised observations: the model normalises them itself from here on.
+        from brayx.engines.torch import with_weights
+
+        recipe, weights = prepare(with_weights(module, weights), recipe.example_args, {}, recipe.config)
+    weights = completed(recipe.layout, weights)
+    check_weights(recipe.layout, weights)
+    return replace(recipe, lineage=initial.lineage, token=secrets.token_hex(8)), weights
+
+
+def _positional(
+    names: tuple[str, ...], args: tuple[NestedArray, ...], kwargs: Mapping[str, NestedArray]
+) -> tuple[NestedArray, ...]:
+    following = names[len(args) : len(args) + len(kwargs)]
+    if set(following) != set(kwargs):
+        raise ShapeMismatch(
+            f"arguments by name: expected {', '.join(following) or 'none'} after {len(args)} others, "
+            f"got {', '.join(kwargs)}",
+            expected=list(following),
+            got=list(kwargs),
+        )
+    return (*args, *(kwargs[name] for name in following))
+
+
+def _on_device(module: torch.nn.Module, device: str) -> None:
+    """Moves what is in the state dict, without its values and in place; what is shared stays shared."""
+    import torch
+
+    kept = set(module.state_dict())
+    moved: dict[int, Any] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or (f"{prefix}.{name}" if prefix else name) not in kept:
+                    continue
+                if id(tensor) not in moved:
+                    empty: torch.Tensor = torch.empty_like(tensor.detach(), device=device)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    # The old one is kept too, so that no other tensor gets its id.
+                    moved[id(tensor)] = (tensor, empty)
+                tensors[name] = moved[id(tensor)][1]
 
 
 def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:

@@ -18,8 +18,7 @@ import ray
 
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import ANSWER_S
-from brayx.cluster.named_model import deployed, first_weights
-from brayx.cluster.recipe import Recipe
+from brayx.cluster.named_model import Recipe, deployed, first_weights
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines.base import Engine
 from brayx.errors import DeadlineExceeded, ModelError

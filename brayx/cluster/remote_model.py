@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,20 +24,21 @@ from brayx.cluster.named_model import (
     config_of,
     deploy,
     find,
+    initial_recipe,
     not_found,
+    prepare,
     recipe_of,
     remove,
     withdraw,
 )
 from brayx.cluster.process_model import background, process_model
-from brayx.cluster.recipe import Recipe, prepare
 from brayx.cluster.weights import (
     WeightPublisher,
     create_weight_store,
     fetch_weights,
 )
 from brayx.engines.base import ModelSpec, check_weights
-from brayx.engines.scaling import completed, learned
+from brayx.engines.scaling import completed
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown
 from brayx.model.checkpoints import CheckpointInterval, Checkpoints, checked_interval
 from brayx.model.columns import to_columns
@@ -119,44 +120,31 @@ class RemoteModel:
             if model is None:
                 raise not_found(name)
             checkpoint_interval = checked_interval(checkpoint_interval)
-            config = config_of(config, **options)
-            skeleton, example, names, spec, layout, weights = prepare(model, forward_args, forward_kwargs or {})
+            recipe, weights = prepare(model, forward_args, forward_kwargs or {}, config_of(config, **options))
             uri = tracking_uri(tracking)
         until = time.monotonic() + start_timeout_s
         with contextlib.ExitStack() as alone:
             if store is None and (override or checkpoint_interval is not None):
-                # Of two that end and make at once, one would end what the other has made, or serve it as its own; of
-                # two that start, one would find the trial of that name at work in the other.
+                # Of two processes that override, one would end what the other has started, or serve it as its own; of
+                # two that start, one would find the trial of that name in use by the other.
                 alone.enter_context(named_lock(name, NAMESPACE, until))
-                until = time.monotonic() + start_timeout_s  # whose start waited for none of this
+                until = time.monotonic() + start_timeout_s  # the wait for the lock does not count
                 store = None if override else find(name)
             try:
                 if store is None:
-                    assert model is not None  # or it is not found
-                    assert config is not None
+                    assert model is not None  # else `not_found`
                     if checkpoint_interval is not None:
-                        # What a model of that name has learned before is not a clone's own, nor one's that overrides.
+                        # A clone, or a model that overrides another, does not resume what that has learned.
                         trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
                     initial = InitialWeights.of(weights, trial, checkpoint, uri, _lineage)
-                    weights = initial.weights
-                    if len(learned(weights)) < len(weights) and len(learned(layout)) == len(layout):
-                        # It was trained on normalised observations: the model does that itself from here on.
-                        from brayx.engines.torch import with_weights
-
-                        trained = with_weights(model, weights)
-                        skeleton, example, names, spec, layout, weights = prepare(trained, example, {})
-                    weights = completed(layout, weights)
-                    check_weights(layout, weights)
+                    recipe, weights = initial_recipe(model, recipe, initial)
+                    recipe = replace(recipe, trial=trial, checkpoint_interval=checkpoint_interval)
                     if override:
                         remove(name)  # not before the new one is known to be sound
                         until = time.monotonic() + start_timeout_s
-                    token = secrets.token_hex(8)
-                    recipe = Recipe(
-                        *(skeleton, example, names, spec, layout, config),
-                        *(initial.lineage, trial, checkpoint_interval, token),
-                    )
+                    token, keep = recipe.token, recipe.config.max_versions
                     store = create_weight_store(
-                        f"model/{name}", NAMESPACE, keep=config.max_versions, about=recipe.pickled(), detached=True
+                        f"model/{name}", NAMESPACE, keep=keep, about=recipe.pickled(), detached=True
                     )
                 self._store = store
                 self._recipe = recipe_of(store, start_timeout_s)

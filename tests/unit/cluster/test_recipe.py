@@ -9,7 +9,7 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from brayx.cluster.recipe import Recipe, prepare
+from brayx.cluster.named_model import Recipe, prepare
 from brayx.errors import ModelError, ShapeMismatch
 from brayx.model.config import ModelConfig
 
@@ -32,13 +32,12 @@ class Tied(torch.nn.Module):
         return self.second(self.first(obs - self.mean)) * mask.unsqueeze(-1) + self.table.sum()
 
 
+CONFIG = ModelConfig(module="unused")
 EXAMPLE = (np.ones((1, 256), np.float32), np.ones(1, np.float32))
 
 
 def recipe_of(module, args=EXAMPLE, kwargs=None):
-    skeleton, example, names, spec, layout, weights = prepare(module, args, kwargs or {})
-    config = ModelConfig(module="unused")
-    return Recipe(skeleton, example, names, spec, layout, config, (), None, None, "token"), weights
+    return prepare(module, args, kwargs or {}, CONFIG)
 
 
 def test_a_module_comes_back_as_it_was():
@@ -79,11 +78,11 @@ def test_arguments_by_name_take_their_place():
 
 def test_a_model_that_does_not_fit_its_example_is_refused():
     with pytest.raises(ModelError, match=r"forward_args and forward_kwargs: .* got msk"):
-        prepare(Tied(), EXAMPLE[:1], {"msk": EXAMPLE[1]})
+        prepare(Tied(), EXAMPLE[:1], {"msk": EXAMPLE[1]}, CONFIG)
     with pytest.raises(ModelError, match="fails on its own forward_args"):
-        prepare(Tied(), (np.ones((1, 3), np.float32), EXAMPLE[1]), {})
+        prepare(Tied(), (np.ones((1, 3), np.float32), EXAMPLE[1]), {}, CONFIG)
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got int"):
-        prepare(3, EXAMPLE, {})
+        prepare(3, EXAMPLE, {}, CONFIG)
 
 
 def test_code_that_is_not_here_is_told(monkeypatch):

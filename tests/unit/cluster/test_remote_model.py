@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from brayx.cluster import named_model as named
 from brayx.cluster import process_model as process_module
 from brayx.cluster import remote_model as remote
 from brayx.cluster.model import ModelReplica
-from brayx.cluster.recipe import Recipe, prepare
+from brayx.cluster.named_model import prepare
 from brayx.cluster.remote_model import RemoteModel
 from brayx.cluster.weights import WeightPublisher
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull
@@ -42,8 +43,8 @@ class Running:
         placement = "local" if local else "remote"
         config = ModelConfig(module="unused", engine="torch", placement=placement, deadline_s=5, **options)
         module, example = build()
-        skeleton, example, names, spec, layout, self.weights = prepare(module, example, {})
-        self.recipe = Recipe(skeleton, example, names, spec, layout, config, (), None, None, "token")
+        recipe, self.weights = prepare(module, example, {}, config)
+        self.recipe = replace(recipe, token="token")
         self.replica = ModelReplica(build, config)
         self.calls: list[int] = []
         self.built = 0
@@ -294,7 +295,9 @@ def test_a_start_that_is_interrupted_as_soon_as_it_has_the_name_gives_it_back(ke
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RaySystemError])
-@pytest.mark.parametrize("where", ["InitialWeights", "Recipe", "create_weight_store", "recipe_of", "WeightPublisher"])
+@pytest.mark.parametrize(
+    "where", ["InitialWeights", "initial_recipe", "create_weight_store", "recipe_of", "WeightPublisher"]
+)
 def test_wherever_a_start_fails_its_trial_is_not_left_at_work(kept, monkeypatch, tracking_db, where, error):
     """Else no other process could start the model as long as this one lives."""
     opened, begin = [], Trial.open
