@@ -1,7 +1,7 @@
-"""The Ray actor around a `ReplayBuffer`: here pushes wait for room, readers for batches, and credits bound the stream.
+"""A shard of a replay buffer as a Ray actor: pushes wait for room, readers for batches, and credits bound the stream.
 
-One actor is one *shard* of a buffer (`shards.py`). Undecorated, and it calls Ray only to look somebody up by name, so
-that its tests need no cluster. Knows nothing of Ray Data, or of what the learner does with a batch.
+`BufferActor` is undecorated and calls Ray only to look up actors by name, so its tests need no cluster. Knows nothing
+of Ray Data, nor of what the learner does with a batch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""The session directory: which replica owns a session, and whether that replica still lives.
+"""The session directory: which replica owns a session, and whether that replica is alive.
 
-`Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor, asked at a session's
-start and end and when a tick comes to a replica that does not own it, never on an ordinary tick. Owners renew a lease;
-an owner whose lease ran out, or whom a peer found dead, has lost its sessions: each loss is told once, then the id is
-free. An owner that comes back from that hears which ones. After the directory's own restart the owners' next renewal
-brings their sessions back, and until each has had time for one, nobody is told that a session is unknown or its id
-free. The sessions that each owner had at its last renewal are in Ray's key-value store, for an owner that died
-meanwhile.
+`Directory` is the logic, pure and synchronous; `create_directory` runs it as one named Ray actor. Replicas call it
+when a session starts or ends, and when a tick reaches a replica that does not own the session; never on an ordinary
+tick.
 
-Which sessions are one game's is in their ids; the owner of a game is the living owner of the first of them.
+Owners renew a lease. An owner whose lease ran out, or that a peer found dead, loses its sessions: the directory
+reports each loss once, then the id is free. An owner that comes back hears which sessions it has lost. After a restart
+of the directory, the owners' next renewals restore its sessions; until each owner has had time for one, no session is
+reported as unknown and no id is given out. Ray's key-value store has the sessions of each owner at its last renewal,
+for an owner that died meanwhile.
+
+A session's id names its game; the owner of a game is the living owner of the game's first session.
 """
 
 from __future__ import annotations

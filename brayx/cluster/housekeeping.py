@@ -1,12 +1,12 @@
-"""What Ray Data keeps of each block for as long as a dataset is executed, let go: a replay stream has no last block.
+"""Frees what Ray Data keeps of each block while a dataset is executed: a replay stream has no last block.
 
-Ray Data is made for datasets that end. Of each block it keeps statistics. And in the process that executes, which with
-Ray Train is the coordinator of the ranks' shards, Ray keeps a small block whole, of a large one a marker: the reference
-is dropped there before the consumer's, and Ray's core deletes what its own process was the last to hold, not what a
-borrower was. Ten batches of 30 KB a second would be a gigabyte an hour.
+Ray Data is made for datasets that end, and keeps statistics of each block. The process that executes (with Ray Train,
+the coordinator of the ranks' shards) also keeps each small block whole, and a marker of each large one: it drops the
+reference before the consumer does, and Ray's core deletes an object only when its own process was the last holder, not
+a borrower. Ten batches of 30 KB a second would cost a gigabyte an hour.
 
-All of this is private to Ray. Where a version has changed it, a warning says so once, and the stream goes on without.
-Knows nothing of replay.
+All of this is private to Ray. If a version has changed it, one warning says so, and the stream goes on without. Knows
+nothing of replay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Where the learner runs: in a thread of the job, or in the ranks of a `TorchTrainer`. Same loop, same checkpoints.
 
-`LearnerSpec` is all that travels; each process opens the buffer, the weight store, the hub and the trial by name.
+Only `LearnerSpec` travels; each process opens the buffer, the weight store, the hub and the trial by name. Knows
+nothing of algorithms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The handle of a model that runs in a Serve deployment.
 
-Forwards of this process are collected into one call, which the deployment's batcher joins with those of other
-processes. Knows nothing of engines or weights.
+It collects the forwards of this process into one call; the deployment's batcher joins the calls of several processes.
+Knows nothing of engines or weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from brayx.types import Forward, NestedArray
 
 
 class _Handle(Protocol):
-    """What is used of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica`."""
+    """The part of a `ray.serve.handle.DeploymentHandle` of a `ModelReplica` that is used here."""
 
     forward: Any
     get_spec: Any
@@ -40,13 +40,13 @@ class ModelClient(Elsewhere):
 
     Args:
         handle: of a `ModelReplica` deployment.
-        spec: the model's signature; `connect` asks the deployment for it.
-        version: policy version that the deployment is known to have; `connect` asks for that, too.
+        spec: the model's signature; `connect` gets it from the deployment.
+        version: policy version that the deployment is known to have; `connect` gets it, too.
         max_batch_size: observations in one call at most.
         max_queue: forwards that may wait here; more are refused.
         deadline_s: a forward without a result after this long fails.
-        max_calls: calls under way at once at most; as many as there are replicas keeps all of them at work.
-        on_batch: as in `Batcher`, about calls to the deployment.
+        max_calls: calls under way at once at most; one per replica keeps all of them busy.
+        on_batch: as in `Batcher`, for calls to the deployment.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class ModelClient(Elsewhere):
 
     @property
     def version(self) -> int:
-        """Policy version that the deployment last told of, in a result or when asked; 0: no published weights.
+        """Policy version of the deployment's last answer; 0: no published weights.
 
-        It may be an older one than before: an alias is moved back, or another replica is not as far.
+        It can be older than the one before: an alias was moved back, or another replica is behind.
         """
         return self._version
 
     async def refresh_version(self, timeout_s: float = 5.0) -> int:
-        """Asks one replica which policy version it acts with.
+        """The policy version that one replica acts with.
 
         Raises:
             DeadlineExceeded: no answer in time.
@@ -116,7 +116,7 @@ class ModelClient(Elsewhere):
             async with asyncio.timeout(timeout_s):
                 version = await self._ask(self._handle.get_version.remote)
         except TimeoutError:
-            raise DeadlineExceeded(f"the model deployment did not tell its version within {timeout_s:g} s") from None
+            raise DeadlineExceeded(f"the model deployment did not answer within {timeout_s:g} s") from None
         self._version = int(version)
         return self._version
 
@@ -129,11 +129,11 @@ class ModelClient(Elsewhere):
         return Caller(self)
 
     async def pin(self, version: int) -> PinnedModel:
-        """As `pinned`: whether the deployment can have that version, a forward tells, or `ready`."""
+        """As `pinned`; a forward, or `ready`, fails if the deployment cannot have that version."""
         return self.pinned(version)
 
     async def ready(self, version: int) -> None:
-        """Has one replica make a version ready, which tells whether the others can, too.
+        """Has one replica make a version ready; if it can, the others can.
 
         Raises:
             VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
@@ -177,7 +177,7 @@ class ModelClient(Elsewhere):
 
     @staticmethod
     async def _ask(method: Callable[..., Any], *args: Any) -> Any:
-        """What a replica answers; asks another for as long as the caller waits when one dies."""
+        """A replica's answer; if the replica dies, another one's, until the caller's timeout."""
         while True:
             try:
                 return await method(*args)

@@ -24,12 +24,12 @@ from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
 
 ANSWER_S = 30.0
-"""How long a call may take, unless it says otherwise."""
+"""Default time limit of a call."""
 
 _AWAY_S = 0.1
 _DIED_S = 0.2
 _DIED_TIMES = 3
-"""After so many reports of its death an actor has ended for good: a caller whose call was under way gets that report
+"""An actor has ended for good after so many reports of its death: a caller whose call was under way gets such a report
 also of an actor that is being restarted."""
 _LOCK_RETRY_S = 0.05
 
@@ -116,7 +116,7 @@ class Restarts:
 
 
 def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
-    """The result of ``method`` of an actor's handle; while the actor is being restarted the call is repeated.
+    """The result of an actor's ``method``; repeats the call while the actor is being restarted.
 
     Blocking. The call may be made twice, so it must be safe to repeat.
 
@@ -139,7 +139,13 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any
 
 
 def typed(error: RayError, timeout_s: float, what: str = "the weight store") -> BrayxError:
-    """brayx's error for what Ray raised of a call with ``timeout_s``; ``what`` was called."""
+    """brayx's error for Ray's error of a call.
+
+    Args:
+        error: Ray's.
+        timeout_s: time limit of the call.
+        what: the actor, for the message.
+    """
     cause = unwrap(error)
     if isinstance(cause, BrayxError):
         return cause

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 MODULE = "brayx.cluster.remote_model"
 _ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
 _GIVEN_BACK_S = 5.0
-"""Until then a store that was restarted has its weights back from a process that follows it, if there is one."""
+"""Time in which a restarted store gets its weights back from a process that follows it, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) ->
 
 
 def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
-    """The module with the newest weights. Without any there is nothing to act with: Serve tries again."""
+    """The module with the newest weights; raises while there are none, and Serve tries again."""
     store = get_weight_store(f"model/{name}", NAMESPACE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
     found = call_with_retry(store.newest)
@@ -277,14 +277,14 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
 
 
 def _from_checkpoint(store: Any, trial: Trial) -> Weights:
-    """The weights of the trial's newest checkpoint, which a store that has none gets, too."""
+    """The weights of the trial's newest checkpoint; gives them to the store, which has none."""
     version, step, weights = starting_weights(None, trial, None, "")
     call_with_retry(store.restore, version, step, weights)
     return weights
 
 
 def deployed(name: str, timeout_s: float) -> Any:
-    """The handle of the application, once it runs: another process may be about to start it."""
+    """The handle of the application, once it runs: another process may just start it."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -298,11 +298,11 @@ def deployed(name: str, timeout_s: float) -> Any:
 
 
 def remove(name: str, of: Any = None) -> None:
-    """Ends the model of that name, if there is one: replicas, weights, then its name; its trial can be resumed then.
+    """Ends the model of that name, if there is one: its replicas, weights and name. Its trial can be resumed then.
 
     Args:
         name: of the model.
-        of: its weight store; a model with another one, which has the name by now, goes on. None: whichever it is.
+        of: its weight store: a model that has the name by now, with another store, goes on. None: any.
     """
     store = find(name)
     if store is None or (of is not None and store != of):
@@ -312,7 +312,7 @@ def remove(name: str, of: Any = None) -> None:
     except BrayxError as error:
         _log.warning("model %r is ended, and its trial goes on in MLflow: %s", name, error)
         trial = None
-    if (now := find(name)) is not None and now != store:  # it took a while to answer, and all is deleted by name
+    if (now := find(name)) is not None and now != store:  # the answer took a while, and the rest deletes by name
         return
     if not delete_application(f"model-{name}", ANSWER_S):
         _log.warning("model %r has ended, and its replicas may be there still after %g s", name, ANSWER_S)
@@ -324,12 +324,12 @@ def remove(name: str, of: Any = None) -> None:
 
 
 def withdraw(name: str, token: str, trial: Trial | None) -> None:
-    """Ends what a start of ``token`` left that failed or was interrupted; the name may be another's by now.
+    """Ends what a failed or interrupted start has left; another model may have the name by now.
 
     Args:
         name: of the model.
         token: of its recipe.
-        trial: that the start opened for it, which no store may tell of yet.
+        trial: that the start opened for it, which no store may know yet.
     """
     try:
         store = find(name)
@@ -342,7 +342,7 @@ def withdraw(name: str, token: str, trial: Trial | None) -> None:
 
 
 def _finish(trial: Trial | None) -> None:
-    """Ends a model's trial, to be gone on with from any process, and not from this one only."""
+    """Ends a model's trial, so that any process can resume it."""
     if trial is None:
         return
     try:
@@ -365,8 +365,8 @@ def not_found(name: str) -> ModelNotFound:
         if actor["namespace"] == NAMESPACE and actor["name"].startswith("model/")
     )
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    told = f"nearest is {near[0]!r}" if near else f"there are {', '.join(known) or 'none'}"
-    return ModelNotFound(f"no model {name!r} runs, {told}; give `model` and `forward_args` to start it", name=name)
+    others = f"nearest is {near[0]!r}" if near else f"there are {', '.join(known) or 'none'}"
+    return ModelNotFound(f"no model {name!r} runs, {others}; give `model` and `forward_args` to start it", name=name)
 
 
 def recipe_of(store: Any, timeout_s: float) -> Recipe:
@@ -400,14 +400,14 @@ def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weig
         if not isinstance(found, tuple):
             if time.monotonic() > deadline:
                 raise StartupError(f"the weight store of model {name!r} holds nothing; {_ANEW}", name=name)
-            # Of one that has never had any, somebody is about to publish the first.
+            # A store that never had weights is about to get its first.
             if trial is not None and call_with_retry(store.standing)[0] and trial.checkpoints():
                 _from_checkpoint(store, trial)
             continue
         version, _, [reference] = found
         try:
             return version, taken(reference, longest_s)
-        except (ModelError, DeadlineExceeded):  # lost with a store that was killed: it gets them back, or others
+        except (ModelError, DeadlineExceeded):  # lost with a killed store, which gets them back, or newer ones
             if time.monotonic() > deadline:
                 raise
             longest_s *= 2  # large weights may take longer than that between nodes

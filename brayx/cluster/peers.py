@@ -1,4 +1,4 @@
-"""The way to other replicas of the application: connections, requests passed on, and how a dead replica is recognised.
+"""Connections to the other replicas of the application: forwards requests, and recognises a dead replica.
 
 Knows nothing of sessions, nor of the session directory.
 """

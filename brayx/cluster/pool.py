@@ -1,7 +1,7 @@
-"""The registry's pool as one actor for all replicas of an application, and a replica's client of it.
+"""The pool of registered models as one actor for all replicas of an application, and a replica's client of it.
 
-So the replicas agree, and one process writes to MLflow. The actor ends some time after the last call; the next call
-starts another. What the pool does is `brayx.model.pool`'s.
+With one actor the replicas agree, and one process writes to MLflow. The actor ends some time after the last call; the
+next call starts another. `brayx.model.pool` has the pool itself.
 """
 
 from __future__ import annotations

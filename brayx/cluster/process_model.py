@@ -1,7 +1,7 @@
-"""A named model in one process: what its handles there share, and an event loop for calls from code that has none.
+"""A named model in one process: what its handles share there, and an event loop for callers that have none.
 
-The handles share an engine or the deployment's handle, and a batcher for each event loop. So forwards of many agents,
-each with its own handle, join one call, and a model in local mode is built once.
+The handles share an engine, or the deployment's handle, and one batcher per event loop. So forwards of many agents,
+each with its own handle, join one call, and a model in local mode is built once. Knows nothing of how a model starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class ProcessModel:
-    """A named model in this process; `here` makes or finds it.
+    """A named model in this process; `process_model` makes or finds it.
 
     Attributes:
         subscriber: in local mode, what follows the weight store.
@@ -97,7 +97,7 @@ class ProcessModel:
             "deadline_s": config.deadline_s,
         }
         with self._lock:
-            if self._ended:  # nobody would end what is made now, and its weights would stay as they are
+            if self._ended:  # a model made now would never be ended, and would follow no weights
                 raise ModelError("the model is closed")
             for ended in [other for other in self._models if other.is_closed()]:
                 del self._models[ended]
@@ -119,7 +119,7 @@ class ProcessModel:
         self._versions = Versions(engine, weights=weights, version=version, keep=recipe.config.max_versions)
         self._engine = engine
         self.subscriber = WeightSubscriber(self._store, self._versions.load)
-        # Handles that are dropped without `close` follow the store no longer; at the interpreter's end nobody does.
+        # Stops when all handles are dropped without `close`, but not at the interpreter's exit.
         weakref.finalize(self, _let_go, self.subscriber).atexit = False
         background(self.subscriber.start(), ANSWER_S)
 
@@ -128,36 +128,36 @@ _known: weakref.WeakValueDictionary[tuple[str, str], ProcessModel] = weakref.Wea
 
 
 def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handle: Any) -> ProcessModel:
-    """What this process has of the model, for one handle more.
+    """The model in this process, for one more handle.
 
     Args:
         name: of the model.
         store: its weight store.
-        recipe: what that keeps; its token tells one start of the model from the next.
-        timeout_s: until its deployment must be there.
-        handle: who asks.
+        recipe: of the store; its token distinguishes one start of the model from the next.
+        timeout_s: longest wait for its deployment.
+        handle: that uses it.
 
     Raises:
-        StartupError: it is not there in time.
+        StartupError: the deployment did not start in time.
     """
     key = recipe.token, _connection()
     found = _known.get(key)
     if found is not None and found.join(handle):
         return found
-    # Not under a lock, since it takes seconds: of two threads that are here at once each has its own.
+    # Without a lock, since it takes seconds: two threads that get here at once have one each.
     made = _known[key] = ProcessModel(name, store, recipe, timeout_s)
     made.join(handle)
     return made
 
 
 def _connection() -> str:
-    """Ray's id of it: what was made over one that has ended is of no use."""
+    """Id of this process's connection to Ray; a model of an earlier connection is of no use."""
     job: str = ray.get_runtime_context().get_job_id()
     return job
 
 
 class _Background:
-    """An event loop in a thread of its own, for what is called without one."""
+    """An event loop in a thread of its own, for callers without one."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

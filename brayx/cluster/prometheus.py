@@ -1,10 +1,9 @@
 """A replica's samples in Ray's Prometheus export.
 
-`Fold` turns what was gathered into points of declared Prometheus metrics and needs no cluster; `Exporter` gives the
-points to `ray.util.metrics`. Knows nothing of sessions, models or who reads.
-
-What is exported is fixed (`EXPORTED`): each of `METRICS` under its own name, and all that applications count
-themselves under one name for each kind, with their own names as a tag. So no name can be a bad one, or one too many.
+`Fold` turns samples into points of declared Prometheus metrics and needs no cluster; `Exporter` gives the points to
+`ray.util.metrics`. The set of names is fixed (`EXPORTED`): each of `METRICS` under its own name, and all metrics of an
+application under one name per kind, with their own name as a tag. So an application cannot export a bad name, nor too
+many. Knows nothing of sessions, models or readers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What brayx uses of Ray that Ray does not publish; each part fails on its own where a version has changed it.
+"""The parts of Ray's private interface that brayx uses; each fails on its own if a version has changed it.
 
-Ray's key-value store, its address file and folders, whether it asks for a token, where Serve listens, and whether Serve
-is ending a replica.
-What a replay stream needs of Ray Data is in `brayx.cluster.housekeeping`, which warns once instead of failing.
+They are Ray's key-value store, its address file and folders, whether it asks for a token, where Serve listens, and
+whether Serve is ending a replica. `brayx.cluster.housekeeping` has those of Ray Data, and warns instead of failing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Weights for the processes of one machine, without Ray: a message over a socket, and shared memory that comes with it.
+"""Sends new weights to the processes of one machine without Ray: a message over a socket, with shared memory attached.
 
-Whoever acts is held up while another thread of its process has Python's lock, and a question to an actor of Ray has it
-again and again. Here a new version costs that process one message of 16 bytes and the mapping of a file that has no
-name; with the last process that holds it, it is gone. Linux only. Knows nothing of Ray, stores or models.
+A call to a Ray actor holds Python's lock of the calling process several times, and forwards wait meanwhile. Here a new
+version costs that process one message of 16 bytes and the mapping of an unnamed file, which is freed with the last
+process that holds it. Linux only. Knows nothing of Ray, stores or models.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from brayx.types import Weights
 
 _log = logging.getLogger(__name__)
 
-_ASKED = struct.Struct("!q")  # what a line has
-_TOLD = struct.Struct("!qq")  # version and step of what comes with it
-_PEER = struct.Struct("3i")  # process, user and group of who is at the other end
+_REQUEST = struct.Struct("!q")  # newest version that a line has
+_REPLY = struct.Struct("!qq")  # version and step of the attached weights
+_PEER = struct.Struct("3i")  # process, user and group at the other end
 _BACKLOG = 128
 _NO_ROOM_S = 1.0
-"""How long nobody is let in when no descriptor was left."""
+"""Pause before the next accept when no file descriptor is left."""
 
 
 @functools.cache
 def available() -> bool:
-    """Whether this system has what a relay needs: it is tried once."""
+    """Whether this system has what a relay needs; tried once."""
     try:
         descriptor = _sealed({})
         try:
@@ -48,16 +48,16 @@ def available() -> bool:
 
 
 class Relay:
-    """Hands the newest weights to each `Line` that asks for something newer than it has.
+    """Sends the newest weights to each `Line` that requests newer ones than it has.
 
-    A line that asks has one answer, so what is under way is bounded by the lines, and whoever is slow misses versions.
-    Processes of other users are turned away. All on the event loop it is made on.
+    A request gets one reply, so each line has at most one reply under way, and a slow line misses versions. Refuses
+    processes of other users. Use it on the event loop it is made on.
 
     Args:
-        newest: version, step and weights of the newest, or None; called only when somebody asks.
+        newest: gives version, step and weights of the newest, or None; called only after a request.
 
     Raises:
-        OSError: there is no socket to be had.
+        OSError: no socket can be opened.
     """
 
     def __init__(self, newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]) -> None:
@@ -65,14 +65,14 @@ class Relay:
         self._version = 0  # of the newest that is known to be there
         self._packed: tuple[int, int, int] | None = None  # version, step, descriptor
         self._packing: asyncio.Task[None] | None = None
-        self._asking: dict[socket.socket, int | None] = {}  # by line: what it has, once it has asked
+        self._asking: dict[socket.socket, int | None] = {}  # by line: the version of its open request
         self._loop = asyncio.get_running_loop()
         self._opening: asyncio.TimerHandle | None = None
         self._address = f"brayx-weights-{uuid.uuid4().hex}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages as they were sent
         try:
             self._listener.setblocking(False)
-            self._listener.bind("\0" + self._address)  # this name goes with the process: a kill leaves nothing behind
+            self._listener.bind("\0" + self._address)  # the name ends with the process, also by a kill
             self._listener.listen(_BACKLOG)
         except BaseException:
             self._listener.close()
@@ -81,16 +81,16 @@ class Relay:
 
     @property
     def address(self) -> str:
-        """What a `Line` on this machine is made with."""
+        """Address for a `Line` on this machine."""
         return self._address
 
     @property
     def lines(self) -> int:
-        """How many there are."""
+        """Number of open lines."""
         return len(self._asking)
 
     def changed(self, version: int) -> None:
-        """There is a newer version to be had from ``newest``."""
+        """``newest`` has a newer version."""
         self._version = max(self._version, version)
         self._answer()
 
@@ -112,8 +112,8 @@ class Relay:
             line, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # no descriptor is left, and who knocks would be heard without end
-            _log.warning("no line for weights for now: %s", error)
+        except OSError as error:  # no descriptor is left, and the loop would call this without end
+            _log.warning("no new line for weights for now: %s", error)
             self._loop.remove_reader(self._listener)
             self._opening = self._loop.call_later(_NO_ROOM_S, self._loop.add_reader, self._listener, self._accept)
             return
@@ -126,19 +126,19 @@ class Relay:
 
     def _hear(self, line: socket.socket) -> None:
         try:
-            said = line.recv(_ASKED.size)
+            request = line.recv(_REQUEST.size)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if len(said) != _ASKED.size:
+            request = b""
+        if len(request) != _REQUEST.size:
             self._end(line)
             return
-        (self._asking[line],) = _ASKED.unpack(said)
+        (self._asking[line],) = _REQUEST.unpack(request)
         self._answer()
 
     def _answer(self) -> None:
-        """Gives the newest to each line that asked and has less; packs it first, if it is not yet."""
+        """Replies to each open request that is older than the newest; packs that first, if needed."""
         if self._packing is not None:
             return
         if self._packed is not None and self._packed[0] >= self._version:
@@ -153,7 +153,7 @@ class Relay:
         for line in [line for line, has in self._asking.items() if has is not None and has < version]:
             self._asking[line] = None
             try:
-                socket.send_fds(line, [_TOLD.pack(version, step)], [descriptor])
+                socket.send_fds(line, [_REPLY.pack(version, step)], [descriptor])
             except OSError:  # gone; one answer at a time never fills a socket
                 self._end(line)
 
@@ -167,12 +167,12 @@ class Relay:
         except Exception:
             _log.exception("version %d could not be relayed", wanted)
             for line in [line for line, has in self._asking.items() if has is not None and has < wanted]:
-                self._end(line)  # who waits has it from elsewhere then
+                self._end(line)  # their processes call the store then
         finally:
             self._packing = None
-        if self._version == wanted:  # there may be less than was said, and nothing to be packed again and again
+        if self._version == wanted:  # `newest` may have less than was announced: do not pack again and again
             self._version = 0 if self._packed is None else self._packed[0]
-        self._send_packed()  # though there be a newer one by now: else who publishes faster than this packs starves all
+        self._send_packed()  # even if there is a newer one: a publisher faster than this would starve all lines
         self._answer()
 
     def _hold(self, packed: tuple[int, int, int] | None) -> None:
@@ -188,13 +188,13 @@ class Relay:
 
 
 def _sealed(weights: Weights) -> int:
-    """A descriptor of shared memory with these weights, that nobody can change any more."""
-    import fcntl  # here, since not every system has it
+    """A descriptor of sealed, so read-only, shared memory with these weights."""
+    import fcntl  # not on every system
 
     descriptor = os.memfd_create("brayx-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
-            # Wide ones first, so that every array lies where its dtype may lie.
+            # Wide dtypes first, so that every array is aligned.
             pack_into(file, dict(sorted(weights.items(), key=lambda leaf: -leaf[1].dtype.itemsize)))
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -208,7 +208,7 @@ class Line:
     """One process's end of a relay; for one task.
 
     Raises:
-        OSError: nobody is there, or it is another user's.
+        OSError: no relay has that address, or it is another user's.
     """
 
     def __init__(self, address: str) -> None:
@@ -221,33 +221,33 @@ class Line:
         except BaseException:
             self._socket.close()
             raise
-        self._asked: int | None = None
+        self._requested: int | None = None
 
     async def newer(self, than: int, timeout_s: float) -> tuple[int, int, mmap.mmap] | None:
         """Version, step and content (for `weights_in`) of the newest, once above ``than``; None if not in time.
 
         Raises:
-            OSError: the relay has gone.
+            OSError: the relay has ended.
         """
-        if self._asked != than:
-            self._socket.send(_ASKED.pack(than))
-            self._asked = than
+        if self._requested != than:
+            self._socket.send(_REQUEST.pack(than))
+            self._requested = than
         try:
             async with asyncio.timeout(timeout_s):
                 await self._readable()
         except TimeoutError:
             return None
-        told, descriptors, _, _ = socket.recv_fds(self._socket, _TOLD.size, 1, socket.MSG_CMSG_CLOEXEC)
+        reply, descriptors, _, _ = socket.recv_fds(self._socket, _REPLY.size, 1, socket.MSG_CMSG_CLOEXEC)
         try:
-            if len(told) != _TOLD.size or not descriptors:  # none: this process may open no more
+            if len(reply) != _REPLY.size or not descriptors:  # none: this process may open no more
                 raise ConnectionError("the relay has ended")
-            # Private, since Linux before 6.7 maps no sealed file as shared; of what nobody writes to there is one copy.
+            # Private, since Linux before 6.7 maps no sealed file as shared. Pages that are only read have one copy.
             content = mmap.mmap(descriptors[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._asked = None
-        version, step = _TOLD.unpack(told)
+        self._requested = None
+        version, step = _REPLY.unpack(reply)
         return version, step, content
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Line:
 
 
 def weights_in(content: mmap.mmap) -> Weights:
-    """Read-only views of what a line brought; the memory is mapped as long as one of them is there."""
+    """Read-only views of a reply's content; the memory stays mapped as long as one of them exists."""
     return unpack(content)[0]
 
 

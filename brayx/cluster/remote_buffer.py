@@ -1,7 +1,7 @@
 """`RemoteBuffer`: a buffer by its name, from anywhere in the cluster. Pushes go to the nearest shard that has room.
 
-Constructing one creates the buffer or attaches to it. A push that may drop never waits; one that may not waits for
-room, with a deadline. Reading is `source.py`'s.
+The constructor creates the buffer or attaches to it. A push that may drop never waits; one that may not waits for room,
+with a deadline. `brayx.cluster.stream` reads.
 """
 
 from __future__ import annotations

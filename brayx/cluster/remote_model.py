@@ -57,7 +57,7 @@ PROJECT = "brayx-models"
 """MLflow experiment of the checkpoints."""
 
 _CALLS_AT_ONCE = 8
-"""Of one large batch, where replicas act."""
+"""Calls to the replicas at once, of one large batch."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -65,27 +65,27 @@ class RemoteModel:
     """A model that is found by its name. The constructor blocks; on an event loop, await `connect` instead.
 
     Args:
-        name: letters, digits, ``_``, ``.``, ``-``. If a model of that name runs, this is a handle of it, and all
-            further arguments but ``override_model`` mean nothing.
+        name: letters, digits, ``_``, ``.``, ``-``. If a model of that name runs, this is a handle of it, and all other
+            arguments but ``override_model`` have no effect.
         model: takes and returns nested tensors ``[B, ...]``. Its class must be importable where replicas run, unless it
             is defined in the notebook or script itself.
         forward_args: arguments it runs on, nested arrays with a batch axis of at least 1.
         forward_kwargs: more of them, by the names of its positional parameters.
         checkpoint_interval: steps (int) or time (`datetime.timedelta`) after which a publish is also written to MLflow;
-            a model that is started again under its name goes on from the newest, with its version, step and lineage. A
-            clone, and one that overrides another, begin a trial of their own.
+            a model that starts again under its name resumes from the newest, with its version, step and lineage. A
+            clone, and a model that overrides another, start a new trial.
         checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
-            ``models:/name@alias``. What was trained on normalised observations normalises them itself from then on.
-        override_model: a model of that name that runs is ended and made anew, from ``model``'s own weights. Of several
-            that do so at once each does it whole, one after the other, and the last has the name.
-        start_timeout_s: until all replicas must be up; whatever was started is ended otherwise. Of several processes
-            that start one at once the others wait as long for the first, and get its model.
+            ``models:/name@alias``. A model that was trained on normalised observations normalises them itself then.
+        override_model: ends a running model of that name and starts this one with ``model``'s weights. If several
+            processes override at once, they do so one after the other, and the last one has the name.
+        start_timeout_s: until all replicas must run; otherwise everything that was started is ended. If several
+            processes start a model at once, the others wait for the first one and get its model.
         route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
         tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
         config: engine, batches, versions and replicas; default: `ModelConfig`'s, but ``placement`` is ``remote``.
         **options: single fields of `ModelConfig` in place of those of ``config``: ``max_batch_size=8``,
             ``num_workers=2``. Bray's ``use_onnx=False`` is ``engine="torch"``, its ``local_mode=True`` is
-            ``placement="local"``: forwards run in the process that asks for them, and weights still travel.
+            ``placement="local"``: forwards run in the calling process, which follows the weights.
 
     Raises:
         ModelNotFound: there is no such model and none was given; names the nearest.
@@ -215,7 +215,7 @@ class RemoteModel:
             **kwargs: arguments by name.
 
         Raises:
-            ShapeMismatch: they do not fit; shows expected and got for each leaf, and nobody else's batch is touched.
+            ShapeMismatch: they do not fit; shows expected and got for each leaf, and fails no other caller's batch.
             QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`; `ModelError` also of a closed handle.
         """
         arguments = self._recipe.positional(args, kwargs)
@@ -224,7 +224,7 @@ class RemoteModel:
             return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
         columns = to_columns(self.spec, arguments)
         size = abs(self._recipe.config.max_batch_size)
-        # One engine has one call at a time: more of them here would only be as many turns to another caller's one.
+        # An engine runs one call at a time: with more of them here, other callers would wait for all of them.
         slots = asyncio.Semaphore(1 if self._recipe.local else _CALLS_AT_ONCE)
         loop = asyncio.get_running_loop()
         longest_s = sooner(self._deadline_s, deadline_s)
@@ -252,7 +252,7 @@ class RemoteModel:
     def __call__(
         self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
     ) -> NestedArray:
-        """`forward` for code that does not await, in a notebook say; blocks the thread it is called in."""
+        """`forward` for code that does not await, such as a notebook's; blocks the calling thread."""
         longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
         return background(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
 
@@ -265,25 +265,25 @@ class RemoteModel:
         forward_kwargs: Mapping[str, NestedArray] | None = None,
         **options: Any,
     ) -> RemoteModel:
-        """The constructor for code on an event loop, an agent's say, which the constructor itself would hold up.
+        """The constructor for code on an event loop, such as an agent's, which the constructor itself would block.
 
-        It works in a thread, which goes on to its end when this is cancelled. Arguments and errors are the same.
+        It runs in a thread, which goes on to its end if this is cancelled. Arguments and errors are the same.
         """
         return await asyncio.to_thread(cls, name, model, forward_args, forward_kwargs, **options)
 
     def client(self) -> Model:
-        """The model for this event loop as an agent's services take it: results with versions, asked for or pinned."""
+        """The model for this event loop, as an agent's services take it: its results have versions, to be pinned."""
         return self._acting()
 
     def publish_weights(self, weights: Weights | Mapping[str, torch.Tensor] | torch.nn.Module, step: int = -1) -> int:
-        """Makes ``weights`` what every next batch uses, wherever it runs; blocks until the store has them.
+        """Publishes ``weights``, which every next batch uses; blocks until the store has them.
 
         Args:
             weights: arrays or tensors by their `state_dict` name, or a module of the same layout. Copied.
             step: the learner's count, an integer from 0; -1: one more than the last.
 
         Returns:
-            The policy version they got.
+            Their policy version.
 
         Raises:
             ConfigError: the step is something else; nothing was published.
@@ -302,18 +302,18 @@ class RemoteModel:
         return version
 
     def get_model(self, step: int = -1) -> torch.nn.Module:
-        """The torch module with the newest weights, or with those of ``step``: a copy of the caller's own.
+        """A copy of the torch module with the newest weights, or with those of ``step``.
 
         Raises:
-            VersionUnknown: nothing that is kept was published with that step; names the nearest.
-            ModelError: the module's code is not here.
+            VersionUnknown: the store keeps nothing of that step; names the nearest.
+            ModelError: this process cannot import the module's code.
         """
         return self._recipe.module(self._weights(step)[1])
 
     def clone(self, step: int = -1, name: str | None = None) -> RemoteModel:
-        """A model of its own that starts from this one's weights: the newest, or those of ``step``.
+        """A new model that starts from this one's weights: the newest, or those of ``step``.
 
-        It has this one's options but ``route_prefix``: a path leads to one model, so a clone is not reached over HTTP.
+        It has this one's options but ``route_prefix``: a path leads to one model, so a clone has no HTTP path.
 
         Args:
             step: as of `get_model`.
@@ -345,15 +345,15 @@ class RemoteModel:
         raise ConfigError(f"a model {name!r} runs already", key="name")
 
     def close(self) -> None:
-        """Ends this handle, once a checkpoint that is being written is; the model and other handles go on."""
+        """Ends this handle after a checkpoint that is being written; the model and other handles go on."""
         with self._lock:
             self._closed = True
         self._checkpoints.close()
         self._shared.leave(self)
 
     def delete(self) -> None:
-        """Ends the model itself: its replicas and its weights, and not one that has overridden it. Checkpoints stay in
-        MLflow; whichever process starts the model again goes on from them."""
+        """Ends the model itself: its replicas and weights, but not a model that has overridden it. Checkpoints stay in
+        MLflow; a process that starts the model again resumes from them."""
         self.close()
         remove(self._name, self._store)
 
@@ -381,9 +381,9 @@ class RemoteModel:
         return version, step
 
     def _weights(self, step: int) -> tuple[int, Weights, int]:
-        """Version, weights and step of what was published with ``step``, of several the newest; -1: of the newest.
+        """Version, weights and step of the newest publish with ``step``; -1: of the newest of all.
 
-        A store that was restarted is waited for until it has weights again.
+        Waits for a restarted store until it has weights again.
         """
         deadline = time.monotonic() + ANSWER_S
         while True:
@@ -395,16 +395,16 @@ class RemoteModel:
                     return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
                 if steps or time.monotonic() > deadline:
                     raise self._unknown(step, steps)
-            except ModelError:  # lost with a store that was killed after it was asked; or newer ones came meanwhile
+            except ModelError:  # lost with a store that was killed after the call; or newer ones came meanwhile
                 if not having or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 
     def _unknown(self, step: int, steps: Mapping[int, int]) -> VersionUnknown:
         nearest = min(steps.values(), key=lambda other: (abs(other - step), -other), default=None)
-        told = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
+        known = f"nearest is {nearest}; there are {', '.join(map(str, steps.values()))}"
         return VersionUnknown(
-            f"model {self._name!r} keeps nothing of step {step}" + (f", {told}" if steps else ""),
+            f"model {self._name!r} keeps nothing of step {step}" + (f", {known}" if steps else ""),
             step=step,
             nearest=nearest,
         )

@@ -1,8 +1,7 @@
-"""The actor replica: an `ActorService` as a Serve deployment class, with its place among the other replicas.
+"""The actor replica: an `ActorService` as a Serve deployment class, and its place among the other replicas.
 
-The class is undecorated; `actor_deployment` makes a Serve deployment of it at the edge. What the actors do inside
-(models, buffers, agents) comes as an `ActorRuntime` from a builder that runs in the replica, so this file knows
-neither.
+The class is undecorated; `actor_deployment` makes a Serve deployment of it. A builder that runs in the replica gives
+the `ActorRuntime` with models, buffers and agents, so this file knows none of them.
 """
 
 from __future__ import annotations

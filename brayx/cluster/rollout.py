@@ -1,9 +1,9 @@
-"""The rollout workers of a job: started, watched, replaced when they die, scaled while they run, gone at the end.
+"""The rollout workers of a job: started, watched, replaced when they die, scaled while they run, ended with the job.
 
-A worker works on leases: it collects for a second or two, says how much, and is asked again. So the owner knows of each
-what it has done and when it last answered, and a worker whose owner is gone stops by itself. What a worker was
-collecting when it died is lost, at most a fragment and a push, and counted; nothing else is. Knows nothing of
-environments or models (`brayx.rollout.worker` does).
+A worker works on leases: it collects for a second or two and reports, then gets the next lease. So the owner knows
+each worker's progress and its last answer, and a worker whose owner is gone stops by itself. What a worker was
+collecting when it died is lost and counted: at most a fragment and a push. Knows nothing of environments or models,
+which `brayx.rollout.worker` does.
 """
 
 from __future__ import annotations

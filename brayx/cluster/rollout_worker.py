@@ -1,6 +1,6 @@
-"""A rollout worker as a Ray actor. It collects on leases, so that its owner knows how it does.
+"""A rollout worker as a Ray actor. It collects on leases, so that its owner can follow its progress.
 
-Knows nothing of environments or models; `brayx.rollout.worker` does.
+Knows nothing of environments or models, which `brayx.rollout.worker` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Requests for sessions that do not run on this replica: where their sessions are, and the way there.
+"""Requests for sessions of other replicas: where their sessions are, and the way there.
 
-A replica that gets a request for a session of another asks the session directory and passes the request on. If the
-owner is dead, this replica takes the session up from its snapshot, or its client hears of the loss, once.
+A replica that gets a request for a session of another replica looks the session up in the session directory and
+forwards the request. If the owner is dead, this replica resumes the session from its snapshot, or the client hears
+once that it is lost.
 """
 
 from __future__ import annotations

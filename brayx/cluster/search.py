@@ -1,4 +1,4 @@
-"""Trials of a search by Ray Tune, over all machines of a cluster. Knows nothing of what a trial trains."""
+"""Runs the trials of a search with Ray Tune, on all machines of a cluster. Knows nothing of what a trial trains."""
 
 from __future__ import annotations
 

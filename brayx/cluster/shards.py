@@ -1,7 +1,7 @@
-"""The actors of a buffer, found by its name: started on different nodes, and told or asked all together.
+"""The actors of a buffer, found by its name: started on different nodes, and called all together.
 
-Shard 0 has the buffer's name, shard ``i`` that with ``/i`` behind it. Each restarts empty when its process dies. Knows
-nothing of fragments or batches: what is pushed goes through `remote.py`, what is read through `source.py`.
+Shard 0 has the buffer's name, shard ``i`` that name and ``/i``. Each restarts empty when its process dies. Knows
+nothing of fragments or batches: `brayx.cluster.remote_buffer` pushes, `brayx.cluster.stream` reads.
 """
 
 from __future__ import annotations

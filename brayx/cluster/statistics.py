@@ -1,4 +1,4 @@
-"""The running moments that a rollout's workers normalise by, put together in one actor.
+"""The running moments that the workers of a rollout normalise by, merged in one actor.
 
 Each worker hands over what it has seen since its last call and takes back the moments of all workers. It has one small
 call under way at a time. A store that was restarted gets everything back from the first worker that calls. A learner

@@ -1,17 +1,17 @@
 """Replay buffers as one stream of learner batches: directly, or through Ray Data, where one block is one batch.
 
-`read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream: each shard has one call
-waiting there, and the next batch is of whoever's turn it is among those that have one. `Stream` is the consumer's end;
-it knows which shard each batch came from, so that credits and priorities find their way back, and how many there were
-before, by which importance weights grow.
+`read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream. Each shard has one call
+under way, and the next batch comes from the shard whose turn it is among those that have one. `Stream` is the
+consumer's end: it knows which shard each batch came from, for credits and priorities, and how many came before, which
+importance weights grow with.
 
 A Ray Data row of this stream holds a batch under every key, so a consumer sees ``[1, B, T + 1, ...]`` and takes
 ``[0]``. Ray Data shapes what a read task yields to ``DataContext.target_max_block_size``: it joins smaller yields and
 slices larger ones *between rows*. With a target of one byte every yield leaves at once, and a block of one row cannot
 be sliced; so batches may have any size, and N ranks share the stream by whole batches.
 
-Ray Data takes a read for repeatable and retries it for ever; this one is neither, so retries are off and a stream
-that breaks is restarted by its consumer: the new reader takes over at the buffer (`BufferActor.attach`). The buffer
+Ray Data assumes that a read can be repeated, and retries it for ever. This one cannot be, so retries are off, and a
+consumer restarts a stream that breaks: the new reader takes over at the buffer (`BufferActor.attach`). The buffer
 bounds what is in flight, because Ray Data reads several blocks ahead. `STREAM_ENVIRONMENT` makes it quick. Knows
 nothing of models or learning.
 """

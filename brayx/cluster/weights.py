@@ -1,12 +1,13 @@
-"""Weights on their way from the learner to whoever acts: one versioned store, its publisher and its subscribers.
+"""The way of new weights from the learner to the models that act: a versioned store, its publisher, its subscribers.
 
 The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
-that published them; subscribers on one node share one copy of each, read-only and in place. They hear of new ones from
-a relay on their node, the store itself or an actor of its own there, and ask the store while there is none: a version
-costs the store one question for each node, and who acts next to nothing. Versions start at 1 and
-only grow. A store that was restarted gets the newest back from the first subscriber that has it, and its number with
-it; without a subscriber it is empty until the next publish, whose version and step follow those of the last one. Older
-versions are lost with it. Knows nothing of engines or models.
+that published them. Subscribers on one node share one read-only copy of each. A relay on their node announces new
+versions: in the store itself, or in an actor of the store's on another node. So a version costs the store one request
+per node; where there is no relay, each subscriber calls the store.
+
+Versions start at 1 and only grow. A restarted store gets the newest version back from the first subscriber that has
+it, under its number; without a subscriber it is empty until the next publish, whose version and step follow the last
+ones. Older versions are lost with it. Knows nothing of engines or models.
 """
 
 from __future__ import annotations
