@@ -116,7 +116,7 @@ class ModelClient(Elsewhere):
             async with asyncio.timeout(timeout_s):
                 version = await self._ask(self._handle.get_version.remote)
         except TimeoutError:
-            raise DeadlineExceeded(f"the model deployment did not answer within {timeout_s:g} s") from None
+            raise DeadlineExceeded(f"the model deployment did not give its version within {timeout_s:g} s") from None
         self._version = int(version)
         return self._version
 

@@ -113,7 +113,7 @@ class Relay:
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is left, and the loop would call this without end
-            _log.warning("no new line for weights for now: %s", error)
+            _log.warning("no line for weights for now: %s", error)
             self._loop.remove_reader(self._listener)
             self._opening = self._loop.call_later(_NO_ROOM_S, self._loop.add_reader, self._listener, self._accept)
             return
