@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from brayx.errors import ConfigError
+
 if TYPE_CHECKING:
     from deployments.job import JobConfig
     from pipelines.result import TrainResult
@@ -23,13 +25,29 @@ def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
     Args:
         job: to run.
         cluster: as the user gave it; None: not at all.
+
+    Raises:
+        ConfigError: the job asks for a GPU, this machine has none, and no cluster is named.
     """
     from pipelines.local import beyond_local
 
+    if not cluster and (asked := _on_gpu(job)):
+        import torch
+
+        if not torch.cuda.is_available():
+            lacks = f"{'; '.join(asked)}: torch finds no GPU on this machine"
+            raise ConfigError(f"{job.file}: {lacks}; choose the CPU, or a cluster that has one: --cluster ADDRESS")
     if cluster is None and (found := beyond_local(job)):
         print(f"{job.file}: runs on Ray: {'; '.join(found)}", file=sys.stderr, flush=True)
         return ""
     return cluster
+
+
+def _on_gpu(job: JobConfig) -> list[str]:
+    """The options of a job that ask for a GPU, one short clause each."""
+    found = [f"{name}.use_gpu is true" for name, trainer in job.trainers.items() if trainer.use_gpu]
+    found += [f"{name}.device is cuda" for name, model in job.models.items() if model.device == "cuda"]
+    return found + [f"{name}.engine is tensorrt" for name, model in job.models.items() if model.engine == "tensorrt"]
 
 
 def train(job: JobConfig, *, cluster: str | None = None, ingress: Ingress = "haproxy", **options: Any) -> TrainResult:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from brayx.errors import ConfigError
 from deployments.job import JobConfig
+from pipelines import cli
 from pipelines.cli import TEMPLATES
 from pipelines.hosts import cluster_of
 
@@ -26,3 +29,34 @@ def test_a_cluster_that_is_named_is_taken_without_a_word(capsys: pytest.CaptureF
     job = JobConfig.load(TEMPLATES / "cartpole.yaml", ["actor.num_workers=2"])
     assert cluster_of(job, "10.0.0.7:6379") == "10.0.0.7:6379"
     assert capsys.readouterr().err == ""
+
+
+ON_GPU = [
+    ("trainer.use_gpu=true",),
+    ("model.engine=torch", "model.device=cuda"),
+    ("model.engine=tensorrt",),
+    ("trainer.use_gpu=true", "trainer.num_workers=2"),
+]
+
+
+@pytest.mark.parametrize("overrides", ON_GPU)
+def test_a_job_for_a_gpu_runs_here_only_where_there_is_one(overrides: tuple[str, ...]) -> None:
+    job = JobConfig.load(TEMPLATES / "cartpole.yaml", overrides)
+    assert cluster_of(job, "10.0.0.7:6379") == "10.0.0.7:6379"
+    for cluster in (None, ""):  # a Ray that is started here has the GPUs of this machine
+        if torch.cuda.is_available():
+            cluster_of(job, cluster)
+            continue
+        with pytest.raises(ConfigError) as refused:
+            cluster_of(job, cluster)
+        option = overrides[-1 if overrides[0].startswith("model") else 0].replace("=", " is ")
+        assert refused.value.message.startswith(f"{job.file}: {option}: torch finds no GPU on this machine; ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_command_says_in_one_line_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(TEMPLATES / "cartpole.yaml")
+    assert cli.main(["train", file, "--set", "trainer.use_gpu=true"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"brayx: {file}: trainer.use_gpu is true: torch finds no GPU")
+    assert line.endswith("--cluster ADDRESS")
