@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.sb3_cartpole import INSTALL
 from brayx.algorithms.ppo import PPOConfig
+from brayx.local.train import Result, train_local
+from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
-from pipelines.rollouts import Result, train_local
-from pipelines.training import Training
 
 ENV = "MountainCarContinuous-v0"
 STEPS = 20_000

@@ -33,8 +33,8 @@ def collecting(seconds: float) -> Table:
     from brayx.actions import ActionSpec
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
+    from brayx.rollout.networks import observation_of, ready_made
     from brayx.rollout.policy import Policy
-    from pipelines.rollouts import observation_of, ready_made
 
     torch.set_num_threads(1)
     out = Table(["environment", ">environments", ">bare steps/s", ">collecting steps/s", ">share"])

@@ -104,8 +104,8 @@ def stages(env: str, num_envs: int, seconds: float) -> Stages:
     from brayx.replay.config import BufferConfig
     from brayx.rollout.collector import Collector
     from brayx.rollout.envs import make_envs
+    from brayx.rollout.networks import observation_of, ready_made
     from brayx.rollout.policy import Policy
-    from pipelines.rollouts import observation_of, ready_made
 
     torch.set_num_threads(1)
     bare = make_envs(env, num_envs)

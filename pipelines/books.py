@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
@@ -48,26 +48,6 @@ _BESIDE_S = 2.0
 """What is done beside the books may take so long after them."""
 _NICE = 5
 """Training goes first; the books must not starve either."""
-
-
-class Books(Protocol):
-    """Who keeps a trial's metrics and checkpoints while it trains; `Clerk`, for one."""
-
-    def push(self, part: Drained) -> None:
-        """Takes what a recorder drained."""
-        ...
-
-    def check(self) -> None:
-        """Raises what keeps it from going on, if anything does."""
-        ...
-
-    def latest(self) -> Path | None:
-        """As `Keeper.latest`."""
-        ...
-
-    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`."""
-        ...
 
 
 class _Save(NamedTuple):

@@ -1,4 +1,4 @@
-"""The same training as `pipelines.rollouts.train_local`, over a cluster: rollout workers, a buffer, a learner, a trial.
+"""The same training as `brayx.local.train.train_local`, over a cluster: rollout workers, a buffer, a learner, a trial.
 
 The arguments become a job as its YAML would say it, and `pipelines.train` runs that; what a YAML can do more (shards,
 one's own modules) is a matter of writing one. Knows nothing of the command line.
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from brayx.algorithms.config import AlgorithmConfig
+    from brayx.local.run import Point
+    from brayx.local.train import Result
+    from brayx.local.training import Training
     from brayx.rollout.evaluate import Evaluation
     from brayx.tracking import Trial
     from deployments.job import JobConfig
-    from pipelines.rollouts import Point, Result
-    from pipelines.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def train_distributed(
     Args:
         env: Gymnasium id.
         algorithm: options; None: PPO's defaults.
-        training: what `pipelines.rollouts.train_local` takes as well; None: its defaults.
+        training: what `brayx.local.train.train_local` takes as well; None: its defaults.
         num_workers: rollout workers.
         max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
         ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, for
@@ -85,9 +86,9 @@ def train_distributed(
     if not isinstance(env, str):
         raise ConfigError("workers make environments by their id; a function of one's own needs a YAML", key="env")
     from brayx.algorithms.ppo import PPOConfig
+    from brayx.local.training import Training
     from deployments.job import JobConfig
     from pipelines.train import train
-    from pipelines.training import Training
 
     algorithm = algorithm or PPOConfig()
     given = (training or Training()).of(algorithm)
@@ -157,10 +158,10 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
 
     from brayx.engines.base import load_weights
     from brayx.engines.scaling import learned
+    from brayx.local.train import Result
     from brayx.model.build import build_model
     from brayx.trainer.loop import RETURN_METRIC
     from pipelines.result import STEPS_THIS_RUN
-    from pipelines.rollouts import Result
 
     module, forward_args = build_model("", job.models["model"].module, "model", job.as_dict())
     folder = done.trial.latest_checkpoint()
@@ -197,7 +198,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
 
     from brayx.books import GAMES
     from brayx.charts import CHARTS, RETURN_CHART
-    from pipelines.rollouts import Point
+    from brayx.local.run import Point
 
     client = MlflowClient(trial.uri)
     points = client.get_metric_history(trial.run_id, RETURN_CHART)

@@ -35,9 +35,9 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
     from brayx.nets.policy import NetworkConfig
     from brayx.rollout.component import RolloutComponent
     from brayx.rollout.envs import make_envs
+    from brayx.rollout.networks import observation_of, ready_made
     from brayx.rollout.spec import env_source
     from brayx.trainer.config import TrainerConfig
-    from pipelines.rollouts import observation_of, ready_made
 
     parts = {key: part for key, part in config.items() if isinstance(part, Mapping)}
     rollouts = {key: part for key, part in parts.items() if part.get("kind") == "rollout"}

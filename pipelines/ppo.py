@@ -33,8 +33,8 @@ from pipelines.presets import PRESETS, preset_for
 
 if TYPE_CHECKING:
     from brayx.algorithms.ppo import PPOConfig
-    from pipelines.rollouts import Result
-    from pipelines.training import Training
+    from brayx.local.train import Result
+    from brayx.local.training import Training
 
 
 _OWN: Any = object()
@@ -177,8 +177,8 @@ _ALL = [option for options in _OPTIONS.values() for option in options]
 def defaults() -> Mapping[str, Any]:
     """Value of each option that neither the command line nor a preset sets, as in Python."""
     from brayx.algorithms.ppo import PPOConfig
+    from brayx.local.training import Training
     from brayx.nets.policy import NetworkConfig
-    from pipelines.training import Training
 
     algorithm = PPOConfig()
     own = {"algorithm": algorithm, "network": NetworkConfig(), "training": Training().of(algorithm)}
@@ -257,8 +257,8 @@ def algorithm_of(chosen: Mapping[str, Any]) -> PPOConfig:
 
 def training_of(chosen: Mapping[str, Any]) -> Training:
     """All options but the algorithm's."""
+    from brayx.local.training import Training
     from brayx.nets.policy import NetworkConfig
-    from pipelines.training import Training
 
     return Training(
         **_of("training", chosen),
@@ -329,7 +329,7 @@ def _on_interrupt(stop: Callable[[], None]) -> None:
 def _train(
     chosen: Mapping[str, Any], algorithm: PPOConfig, training: Training, clerk: Any, stop: threading.Event
 ) -> Result:
-    from pipelines.rollouts import train_local
+    from brayx.local.train import train_local
 
     return train_local(
         chosen["env"],

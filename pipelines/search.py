@@ -2,7 +2,7 @@
 
     learning_rate=loguniform(1e-4, 1e-2)    clip_param=choice(0.1, 0.2)    epochs=randint(2, 10)    gamma=0.99
 
-A name is an option of `pipelines.training.Training` (``num_envs``), of the algorithm (``clip_param``) or of the
+A name is an option of `brayx.local.training.Training` (``num_envs``), of the algorithm (``clip_param``) or of the
 ready-made network (``network.hidden``). Knows nothing of Ray.
 """
 
@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from brayx.algorithms.build import algorithm_options
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
+from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
-from pipelines.training import Training
 
 _NETWORK = "network."
 _INNER = "reinforcement."
@@ -118,7 +118,7 @@ def parse(lines: Sequence[str]) -> dict[str, Domain | Any]:
 
 
 def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfig, Training]:
-    """Arguments for `pipelines.rollouts.train_local`, from options by name.
+    """Arguments for `brayx.local.train.train_local`, from options by name.
 
     Options that are not given get values that suit the algorithm: its own networks, the batches of `Training.of`, and
     for cloning an evaluation after training.

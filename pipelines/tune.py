@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from brayx.algorithms.config import AlgorithmConfig
+    from brayx.local.training import Training
     from brayx.replay.files import Dataset
     from brayx.tracking import Status, Trial
-    from pipelines.training import Training
 
 Method = Literal["asha", "pbt"]
 _ENV_STEPS = "env steps"
@@ -219,14 +219,15 @@ def _fits(
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
+    from brayx.local.demonstrations import Demonstrations, check_imitates
+    from brayx.local.train import check_updates
     from brayx.nets.recurrent import state_argument
     from brayx.replay.packing import Layout
     from brayx.rollout.collector import check_noise
     from brayx.rollout.envs import make_envs
+    from brayx.rollout.networks import observation_of, ready_made
     from brayx.trainer.fits import actions_of, check_model
     from brayx.types import DEMONSTRATION, flatten
-    from pipelines.demonstrations import Demonstrations, check_imitates
-    from pipelines.rollouts import check_updates, observation_of, ready_made
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)

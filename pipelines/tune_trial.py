@@ -23,11 +23,11 @@ from pipelines import search
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec
     from brayx.algorithms.config import AlgorithmConfig
+    from brayx.local.training import Training
     from brayx.replay.files import Dataset
+    from brayx.rollout.networks import Model
     from brayx.rollout.policy import Policy
     from brayx.types import NestedArray
-    from pipelines.rollouts import Model
-    from pipelines.training import Training
 
 _ORIGIN_FILE = "origin.json"
 _GAMES_SEED = 10_000
@@ -152,7 +152,7 @@ class Player:
 
     def __init__(self, spec: Spec, algorithm: AlgorithmConfig, training: Training) -> None:
         from brayx.rollout.envs import make_envs
-        from pipelines.rollouts import ready_made
+        from brayx.rollout.networks import ready_made
 
         self.reached = threading.Event()
         self._seed = spec.seed + _GAMES_SEED
@@ -212,7 +212,7 @@ def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Rep
         report: called at each look and in the end.
         begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
     """
-    from pipelines.rollouts import train_local
+    from brayx.local.train import train_local
 
     algorithm, training = search.arguments(spec.algorithm, options)
     training = training.model_copy(

@@ -305,7 +305,7 @@ def test_ppo_over_a_cluster_from_its_command_line(tmp_path: Path) -> None:
 DISTRIBUTED = """
 import json, sys
 from pipelines.distributed import train_distributed
-from pipelines.training import Training
+from brayx.local.training import Training
 
 training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, total_steps=60_000, target_return=60.0,
     target_games=20, normalise_obs=True, evaluation_episodes=4)
@@ -338,7 +338,7 @@ SOFT = """
 import json
 from brayx.algorithms.sac import SACConfig
 from pipelines.distributed import train_distributed
-from pipelines.training import Training
+from brayx.local.training import Training
 
 training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,
     samples_per_insert=8.0, total_steps=2_000, evaluation_episodes=2)

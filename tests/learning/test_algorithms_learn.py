@@ -26,12 +26,13 @@ from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
+from brayx.local.train import Result, train_local
+from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.rollout.evaluate import evaluate
 from brayx.rollout.multi import AgentsAsRows
+from brayx.rollout.networks import Model
 from brayx.rollout.policy import Policy
-from pipelines.rollouts import Model, Result, train_local
-from pipelines.training import Training
 from tests.learning.rows import Rows, printed
 from tests.learning.worlds import Locks, Offers, Rowers, blind_cartpole
 

@@ -13,9 +13,9 @@ import yaml
 from brayx.actor.config import MessageConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
+from brayx.local.training import Training
 from deployments.job import KINDS, JobConfig
 from deployments.options import documented
-from pipelines.training import Training
 
 TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 CARTPOLE = TEMPLATES / "cartpole.yaml"

@@ -15,6 +15,7 @@ import yaml
 
 from brayx.algorithms.critic import critic_of
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, ModelError
+from brayx.local.training import Training
 from brayx.rollout.component import RolloutComponent
 from deployments.job import JobConfig
 from pipelines.checks import check_job
@@ -23,7 +24,6 @@ from pipelines.distributed import _evaluated
 from pipelines.environments import check_rollouts, lag_notes, policy_lag, spec_of, worker_spec
 from pipelines.models import build_model
 from pipelines.train import cluster_for
-from pipelines.training import Training
 
 TEMPLATE = Path(__file__).parents[3] / "pipelines" / "templates" / "ppo_env.yaml"
 NAMES = {part: part for part in ("hub", "weights", "buffer/buffer", "moments")}

@@ -16,6 +16,8 @@ from brayx.cluster.model import ModelReplica
 from brayx.engines.base import load_weights
 from brayx.engines.scaling import from_weights, learned
 from brayx.engines.torch import TorchEngine
+from brayx.local.train import train_local
+from brayx.local.training import Training
 from brayx.rollout.envs import make_envs
 from brayx.rollout.moments import ObsNormaliser
 from brayx.tracking import Trial, register
@@ -23,8 +25,6 @@ from deployments.job import JobConfig
 from deployments.model import ModelArgs, app
 from pipelines import cli
 from pipelines.models import build_model
-from pipelines.rollouts import train_local
-from pipelines.training import Training
 
 JOB = Path(cli.TEMPLATES) / "ppo_env.yaml"
 ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1"]

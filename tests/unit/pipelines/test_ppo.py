@@ -13,11 +13,11 @@ import pytest
 
 from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
+from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.tracking import Trial
 from pipelines.ppo import _configs, _telling, algorithm_of, options, training_of
 from pipelines.presets import PRESETS
-from pipelines.training import Training
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]

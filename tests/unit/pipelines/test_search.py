@@ -10,10 +10,10 @@ import pytest
 
 from brayx.algorithms.build import check_fits
 from brayx.errors import ConfigError, ModelError
+from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import NETWORK
 from pipelines.search import Domain, arguments, check, parse
-from pipelines.training import Training
 from pipelines.tune import Outcome, perturbed, table, tune
 
 

@@ -12,13 +12,14 @@ from brayx.actions import ActionSpec
 from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.local.train import train_local
+from brayx.local.training import Training
 from brayx.rollout.collector import Collector
 from brayx.rollout.envs import make_envs
 from brayx.rollout.masks import with_masks
 from brayx.rollout.multi import AgentsAsRows
+from brayx.rollout.networks import observation_of, ready_made
 from brayx.rollout.policy import Policy
-from pipelines.rollouts import observation_of, ready_made, train_local
-from pipelines.training import Training
 from tests.unit.rollout.test_multi import Count
 from tests.unit.rollout.worlds import Counting, Linear, Looking
 

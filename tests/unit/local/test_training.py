@@ -7,10 +7,10 @@ import math
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from brayx.local.training import Training
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.trainer.config import TrainerConfig
-from pipelines.training import Training
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 

@@ -15,10 +15,10 @@ import numpy as np
 from brayx.algorithms.build import OURS
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import BadFragment, ConfigError
+from brayx.local.training import Training
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Batch, Layout, Packer
 from brayx.types import DEMONSTRATION
-from pipelines.training import Training
 
 logger = logging.getLogger(__name__)
 

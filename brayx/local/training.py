@@ -1,7 +1,7 @@
-"""What a training of a Python environment is told, the same in one process and over a cluster.
+"""Options of a training from environments in Python, the same in one process and on a cluster.
 
-`pipelines.rollouts.train_local` and `pipelines.distributed.train_distributed` take it; a search draws some of it. Knows
-nothing of how either goes about it.
+`brayx.local.train.train_local` and `pipelines.distributed.train_distributed` take them; a search draws some of them.
+Knows nothing of how either trains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`pipelines.demonstrations`: batches are views of one block, passes are whole, and memories begin with episodes."""
+"""`brayx.local.demonstrations`: batches are views of one block, passes are whole, and memories begin with episodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from brayx.errors import ConfigError
+from brayx.local.demonstrations import Demonstrations
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
 from brayx.trainer.prefetch import Prepare
-from pipelines.demonstrations import Demonstrations
 
 EXAMPLE = np.zeros((2, 1), np.float32)
 LAYOUT = Layout.of_model((EXAMPLE,))

@@ -24,13 +24,13 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
 from brayx.errors import ConfigError, Diverged, EnvironmentFailed, ModelError
+from brayx.local.train import _table, train_local
+from brayx.local.training import Training
 from brayx.metrics import Recorder
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig
 from brayx.replay.importance import Importance
 from brayx.rollout.policy import ActingEngine
-from pipelines.rollouts import _table, train_local
-from pipelines.training import Training
 from tests.unit.replay.made import columns
 from tests.unit.rollout.worlds import Counting, Looking, Pulling
 
@@ -252,7 +252,7 @@ def test_what_happens_in_the_collectors_thread_is_told():
 
     with pytest.raises(
         EnvironmentFailed,
-        match=r"^the environment raised RuntimeError in step: out of order \(\S+/test_rollouts\.py:\d+\)$",
+        match=r"^the environment raised RuntimeError in step: out of order \(\S+/test_train\.py:\d+\)$",
     ):
         train_local(Breaking, training=Training(**QUICK, blocking=False))
 

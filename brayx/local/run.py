@@ -1,0 +1,343 @@
+"""The two sides of `brayx.local.train.train_local`: what is collected goes one way, the newest weights the other.
+
+Knows nothing of algorithms, nor of how options are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from brayx.books import Books
+from brayx.engines.base import check_finite
+from brayx.errors import BadFragment, Diverged
+from brayx.local.demonstrations import Demonstrations
+from brayx.metrics import Drained, Recorder
+from brayx.replay.importance import Importance
+from brayx.replay.packing import Batch, check_columns
+from brayx.replay.table import Table
+from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
+from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
+from brayx.trainer.saving import Keeper
+from brayx.types import Columns, Weights
+
+logger = logging.getLogger(__name__)
+
+_STEPS = "rollout_env_steps"
+_IMITATED = "imitated"
+"""In a checkpoint's ``meta.json``."""
+_END_S = 30.0
+"""How long a collector's thread may take to finish its run."""
+
+
+class TrialKeeper(Keeper, Protocol):
+    """Keeps the metrics and checkpoints of a trial while it trains."""
+
+    def push(self, part: Drained) -> None:
+        """Takes what a recorder drained."""
+
+    def check(self) -> None:
+        """Raises the error that keeps it from going on, if there is one."""
+
+
+class Point(NamedTuple):
+    """One moment of a training: seconds since its first step, env steps, episodes finished, and the mean return of the
+    last hundred of them."""
+
+    seconds: float
+    env_steps: int
+    episodes: int
+    return_mean: float
+
+
+class Run:
+    """What the two sides of a training share: the newest weights one way, batches and episodes the other.
+
+    Is the loop's `Publisher`, `Numbers` and `Keeper`, all called by the thread that learns.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        table: Table | None,
+        total_steps: int,
+        on_update: Callable[[int, int, Mapping[str, float]], None] | None,
+        clerk: TrialKeeper | None,
+        stop: threading.Event,
+        seed: int,
+        importance: Importance,
+        demonstrations: Demonstrations | None = None,
+        imitation_updates: int = 0,
+    ) -> None:
+        self.env_steps = 0
+        self.dropped = 0
+        self._unfit: BadFragment | None = None
+        self.about: dict[str, Any] = {}
+        self._steps_before = 0
+        self._begun_at = 0
+        self.curve: list[Point] = []
+        self._collector = collector
+        self._table = table
+        self._total = total_steps
+        self._on_update = on_update
+        self._clerk = clerk
+        self._stop = stop
+        self._seed = seed
+        self._importance = importance
+        self._batches_before = 0
+        self._demonstrations = demonstrations
+        self._first = 0 if demonstrations is None else max(imitation_updates, demonstrations.rounds)
+        self._runs = 0
+        self._thread: threading.Thread | None = None
+        self._weights: tuple[Weights, int] = ({}, 0)
+        self._recorder = Recorder()
+        self.add = self._recorder.add
+        self._books = Books()
+        self.began = self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """From `begin` to the newest batch asked for."""
+        return self._ended - self.began
+
+    @property
+    def steps_per_s(self) -> float:
+        """Env steps of this process, each second."""
+        return (self.env_steps - self._steps_before) / max(self.seconds, 1e-9)
+
+    def progress(self) -> float:
+        """How far training had come, 0 to 1, when the run began that is learned from now: a share of what is collected,
+        of which a table may be sampled more or less often than it is told on average."""
+        return min(self._begun_at / self._total, 1.0)
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        self.began = self._ended = time.monotonic()
+
+    def publisher(self, newest: int) -> Run:
+        """As `learn` has it: versions go on from ``newest``."""
+        self._weights = ({}, newest)
+        return self
+
+    def publish(self, weights: Weights, step: int) -> int:
+        """As `loop.Publisher.publish`."""
+        check_finite(weights)
+        self._weights = (weights, self._weights[1] + 1)
+        return self._weights[1]
+
+    def newest_weights(self) -> tuple[Weights, int]:
+        """The newest published, and their version."""
+        return self._weights
+
+    def feedback(self, index: np.ndarray, priorities: np.ndarray) -> None:
+        """Tells the table what the learner found of columns that it had sampled."""
+        if self._table is not None:
+            self._table.update_priorities(index, priorities)
+
+    def resumed(self, learned: int) -> None:
+        """Told of the batches that were learned from before: importance weights go on from there."""
+        self._batches_before = learned
+
+    def newest(self) -> Mapping[str, float]:
+        """As `loop.Numbers.newest`; exact, since everything is in this process.
+
+        Means are over the current run, or over the one before while the current run has none yet.
+        """
+        part = self._recorder.drain()
+        self._books.merge(part)
+        if self._clerk is not None:
+            self._clerk.push(part)
+        return self._books.snapshot()
+
+    def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """As `loop.Keeper.save`; without a clerk nothing is kept."""
+        if self._clerk is not None:
+            self._clerk.save(folder, step, metrics)
+
+    def latest(self) -> Path | None:
+        """As `loop.Keeper.latest`; what was collected before counts on, and other episodes follow."""
+        folder = None if self._clerk is None else self._clerk.latest()
+        if folder is not None:
+            about = json.loads((folder / "meta.json").read_text())
+            self.env_steps = self._begun_at = self._steps_before = self.about[_STEPS] = about.get(_STEPS, 0)
+            self.about[_IMITATED] = about.get(_IMITATED, 0)
+            self._collector.begin_again(seed_after(self._seed, self.env_steps))
+            if self._demonstrations is not None:
+                # Those that were learned from already are only kept, to be drawn from.
+                self._first = max(self._first - self.about[_IMITATED], self._demonstrations.rounds)
+        self.begin()
+        return folder
+
+    def turns(self) -> Generator[Batch]:
+        """Collects, gives batches, and goes on when they are learned from."""
+        yield from self._to_imitate(self._first)
+        while self._goes_on():
+            yield from self._batches(self._collect())
+            yield from self._to_imitate(1)
+            self.after_update()
+
+    def recorded(self) -> Generator[Batch]:
+        """Gives batches of demonstrations, and nothing else."""
+        assert self._demonstrations is not None
+        while self._goes_on():
+            yield from self._batches((self._demonstrations.draw(), []))
+            self.after_update()
+
+    def beside(self) -> Generator[Batch]:
+        """Collects in a thread of its own, at most one run ahead."""
+        yield from self._to_imitate(self._first)
+        runs: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
+        stopped = threading.Event()
+
+        def work() -> None:
+            try:
+                while not stopped.is_set():
+                    _put(runs, self._collect(), stopped)
+            except BaseException as error:  # told to whoever waits for the next run
+                _put(runs, error, stopped)
+
+        self._thread = thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
+        thread.start()
+        try:
+            while self._goes_on():
+                run = runs.get()
+                if isinstance(run, BaseException):
+                    raise run
+                yield from self._batches(run)
+                yield from self._to_imitate(1)
+                self.after_update()
+        finally:
+            stopped.set()
+            thread.join(_END_S)
+
+    def settle(self) -> None:
+        """Waits until nobody steps the environments any more, once the stream is closed: a run that was begun is
+        finished, however slow the environments are."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def check_learned(self) -> None:
+        """Refuses a training all of whose runs were dropped.
+
+        Raises:
+            Diverged: names the first field that was not finite.
+        """
+        collected = self.env_steps - self._steps_before
+        if self._unfit is not None and self.dropped == collected:
+            raise Diverged(
+                f"nothing was learned: all {collected:,} transitions were dropped; {self._unfit}, expected finite "
+                "float32 numbers",
+                fields=[self._unfit.details["field"]],
+            )
+
+    def _goes_on(self) -> bool:
+        if self._clerk is not None:
+            self._clerk.check()
+        return self.env_steps < self._total and not self._stop.is_set()
+
+    def _to_imitate(self, count: int) -> Iterator[Batch]:
+        """So many batches of demonstrations, if there are any."""
+        for _ in range(count):
+            if self._demonstrations is None or not self._goes_on():
+                return
+            self.about[_IMITATED] = self.about.get(_IMITATED, 0) + 1
+            self._batches_before += 1
+            yield self._demonstrations.draw()
+
+    def _collect(self) -> tuple[Batch, list[Episode]]:
+        weights, version = self._weights
+        if version != self._collector.policy.version:
+            self._collector.load(weights, version)
+        columns = self._collector.collect()
+        return dict(columns.arrays), self._collector.episodes()
+
+    def _batches(self, run: tuple[Batch, list[Episode]]) -> Iterator[Batch]:
+        arrays, episodes = run
+        count = int(arrays["mask"].sum())
+        self._begun_at = self.env_steps
+        self.env_steps += count
+        self.about[_STEPS] = self.env_steps
+        self._recorder.add("env_steps", count)
+        record_episodes(self._recorder, episodes)
+        self._ended = time.monotonic()
+        good = self._fit_to_learn_from(arrays)
+        if good is None:
+            return
+        if self._table is None:
+            yield good
+        else:
+            yield from self._sampled(self._table, Columns(good))
+        self._ended = time.monotonic()
+
+    def _fit_to_learn_from(self, arrays: Batch) -> Batch | None:
+        """A run without the columns that a buffer would refuse for a number that is none; None: there is no other.
+
+        Without a table the batch keeps its shape: what is dropped is masked out.
+        """
+        try:
+            check_columns(Columns(arrays), arrays["mask"].shape[1] - 1, None)
+            return arrays
+        except BadFragment as error:
+            bad = np.zeros(len(arrays["mask"]), np.bool_)
+            for array in arrays.values():
+                if array.dtype.kind == "f":
+                    bad |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            if not bad.any():
+                raise
+            if self._unfit is None:
+                self._unfit = error
+                logger.warning("of %d of %d environments a run is not learned from: %s", bad.sum(), len(bad), error)
+        lost = int(arrays["mask"][bad].sum())
+        self.dropped += lost
+        self._recorder.add("replay_dropped", lost, label="bad_fragment")
+        if bad.all():
+            return None
+        if self._table is not None:
+            return {key: array[~bad] for key, array in arrays.items()}
+        for array in arrays.values():
+            array[bad] = 0
+        return arrays
+
+    def _sampled(self, table: Table, left: Columns | None) -> Iterator[Batch]:
+        """Inserts columns as far as the rate allows, samples as often as it asks, and so on until all are in: nobody
+        else samples, so what had no room would be gone, and always of the same environments."""
+        while left is not None:
+            room, rows = table.room, len(left.arrays["mask"])
+            if room is None or room >= rows:
+                table.insert(dict(left.arrays))
+                left = None
+            elif room:
+                table.insert({key: array[:room] for key, array in left.arrays.items()})
+                left = left.after(room)
+            while (batch := table.sample()) is not None:
+                yield self._importance.weigh(batch, self._batches_before)
+                self._batches_before += 1
+
+    def after_update(self) -> None:
+        """Notes how far training has come, once a run was learned from."""
+        numbers = self.newest()
+        self._books.take_interval()  # so that the next means are of the next run only
+        if numbers.get(GAMES_METRIC):
+            mean = numbers.get(RETURN_METRIC, float("nan"))
+            self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
+        self._runs += 1
+        if self._on_update is not None:
+            self._on_update(self._runs, self.env_steps, numbers)
+
+
+def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
+    """Waits for room, unless nobody will take anything any more."""
+    while not stopped.is_set():
+        try:
+            runs.put(item, timeout=0.2)
+            return
+        except queue.Full:
+            pass

@@ -1,0 +1,329 @@
+"""Trains in one process from environments in Python: no network, no Ray, and a first step as early as can be.
+
+`train_local` joins a collector, a table where the algorithm samples, and the learner's loop. Blocking, the two take
+turns; non-blocking, one thread collects the next run while the other learns from the last one. Demonstrations come
+before the first run, and a batch of them with each; an algorithm that learns from nothing else steps no environment but
+to evaluate. Knows nothing of the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from brayx.actions import ActionSpec
+from brayx.algorithms.build import check_enough, check_fits
+from brayx.algorithms.config import AlgorithmConfig
+from brayx.algorithms.mappo import STATE
+from brayx.algorithms.ppo import PPOConfig
+from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.local.demonstrations import Demonstrations, check_imitates
+from brayx.local.run import Point, Run, TrialKeeper
+from brayx.local.training import Settled, Training
+from brayx.nets.recurrent import state_argument
+from brayx.replay.files import Dataset
+from brayx.replay.importance import Importance
+from brayx.replay.limiter import RateLimiter
+from brayx.replay.packing import Layout
+from brayx.replay.table import Table
+from brayx.rollout.collector import Collector
+from brayx.rollout.envs import EnvSource, make_envs
+from brayx.rollout.evaluate import Evaluation, evaluate
+from brayx.rollout.networks import Model, observation_of, ready_made
+from brayx.rollout.policy import Policy
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.fits import actions_of, check_model
+from brayx.trainer.loop import RETURN_METRIC, learn
+from brayx.trainer.ranks import Alone
+from brayx.types import DEMONSTRATION, NestedArray, flatten
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training came to.
+
+    Attributes:
+        reason: ``num_steps``, ``target_return``, or ``stopped``.
+        began: when the first step was taken, on the monotonic clock.
+        env_steps: transitions collected, those before a resume included; where only demonstrations are learned from,
+            those of their batches.
+        dropped: of those of this process, how many were not learned from, because something in them was not finite, or
+            for whatever ``replay_dropped`` says.
+        updates: batches learned from.
+        seconds: collecting and learning, from the first step on; of this process alone, where a trial was resumed.
+        steps_per_s: env steps collected and learned from, each of those seconds.
+        return_mean: of the last hundred training episodes; NaN before there are any.
+        seconds_to_target: when it reached the target; None: it did not, or there was none.
+        module: as it was in the end.
+        forward_args: example arguments of it.
+        normaliser: what the collector's normalisers had seen.
+        curve: after each run's updates, once an episode has ended.
+        evaluation: of the greedy policy, where asked for; None if it was stopped, or an environment raised in it.
+    """
+
+    reason: str
+    began: float
+    env_steps: int
+    updates: int
+    seconds: float
+    steps_per_s: float
+    return_mean: float
+    seconds_to_target: float | None
+    module: nn.Module
+    forward_args: tuple[NestedArray, ...]
+    normaliser: Mapping[str, np.ndarray] = field(default_factory=dict)
+    curve: tuple[Point, ...] = ()
+    evaluation: Evaluation | None = None
+    dropped: int = 0
+
+
+def train_local(
+    env: EnvSource,
+    algorithm: AlgorithmConfig | None = None,
+    training: Training | None = None,
+    *,
+    demonstrations: str | Path | Dataset | None = None,
+    model: Callable[[NestedArray, ActionSpec], Model] | None = None,
+    on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    clerk: TrialKeeper | None = None,
+    stop: threading.Event | None = None,
+    due: Callable[[int, Mapping[str, float]], bool] | None = None,
+) -> Result:
+    """Trains a policy for ``env`` in this process.
+
+    Args:
+        env: Gymnasium id, or what makes one environment (or all of them) each time it is called.
+        algorithm: options; None: PPO's defaults.
+        training: everything else; None: its defaults.
+        demonstrations: recorded episodes to imitate: a file of a kind that `brayx.replay.files` reads, a pattern of
+            several, or a `Dataset` where names or the kind are to be told. For a recurrent model they need no state
+            (`Demonstrations`). ``bc`` learns from them alone; ``mixed`` begins with ``imitation_updates`` batches of
+            them, or once through, before its first run. Continuous actions are the policy's own, -1 to 1 with
+            ``scale_actions``.
+        model: makes module and example arguments instead of the ready-made ones, given one observation and the action
+            space.
+        on_update: called after each run's updates with the number of runs, env steps and the newest numbers: sums since
+            this process began, means over that run's updates.
+        clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
+        stop: once set, training ends after the next update, and an evaluation is given up.
+        due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
+            checkpoint now, beside those in their turn.
+
+    Raises:
+        ConfigError: options that do not fit each other, the environment, or the demonstrations.
+        EnvironmentFailed: an environment raised; in the evaluation that is only a warning.
+        ModelError: the model does not give what the algorithm learns from.
+        BadWeights, Diverged: training diverged, or nothing that was collected could be learned from.
+    """
+    algorithm = algorithm or PPOConfig()
+    training = (training or Training()).of(algorithm)
+    stop = stop or threading.Event()
+    if demonstrations is not None:
+        check_imitates(algorithm, training)
+    torch.manual_seed(training.seed)
+    torch.set_num_threads(training.threads)
+    envs = make_envs(env, training.num_envs, vectorization=training.vectorization, options=training.env_options)
+    with contextlib.ExitStack() as stack:
+        stack.callback(envs.close)
+        spec = ActionSpec.of(envs.single_action_space)
+        observed = flatten(observation_of(envs), "obs")
+        gives = {*observed, *([] if demonstrations is None else [DEMONSTRATION])}
+        check_fits(
+            algorithm,
+            kind=spec.kind,
+            unroll_length=training.unroll_length,
+            gives=gives,
+            sampler=training.sampler,
+        )
+        module, forward_args = (model or ready_made(training.network, envs, algorithm))(observation_of(envs), spec)
+        given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
+        recorded = None
+        if demonstrations is not None:
+            at = state_argument(module)  # what a memory held comes beside the observation
+            taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
+            recorded = Demonstrations(
+                demonstrations,
+                Layout.of_model(taken, actions_of(given)),
+                batch_size=training.batch_size,
+                unroll_length=training.unroll_length,
+                seed=training.seed,
+                # As acting begins an episode (`brayx.engines.base.StateSpec`).
+                initial=None
+                if at is None
+                else {path: leaf[0] for path, leaf in flatten(forward_args[at], "state").items()},
+            )
+        check_updates(algorithm, training, recorded)
+        collector = Collector(
+            envs,
+            Policy(module, forward_args, engine=training.engine),
+            training.unroll_length,
+            seed=training.seed,
+            scale_actions=training.scale_actions,
+            normalise_obs=training.normalise_obs,
+            normalise_reward=training.normalise_reward,
+            gamma=algorithm.discount,
+            reward_clip=training.reward_clip,
+            sde_steps=training.sde_steps,
+        )
+        cloning = algorithm.imitates == "everything"
+        table = None if training.sampler == "fifo" or cloning else _table(training)
+        run = Run(
+            collector,
+            table,
+            training.total_steps,
+            on_update,
+            clerk,
+            stop,
+            training.seed,
+            Importance(training.importance_exponent, training.importance_batches),
+            recorded,
+            algorithm.first_imitates,
+        )
+        stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
+        config = TrainerConfig(
+            model="model",
+            buffers=["rollout"],
+            algorithm=algorithm,
+            learning_rate=training.learning_rate,
+            num_steps=sys.maxsize,  # it is the stream that ends, after `total_steps`
+            target_return=training.target_return,
+            target_games=training.target_games,
+            use_gpu=training.use_gpu,
+            threads=training.threads,
+            checkpoint_interval=training.checkpoint_interval,
+        )
+        stack.callback(stream.close)
+        summary = learn(
+            config,
+            module,
+            forward_args,
+            batches=stream,
+            took=lambda: None,
+            publisher=run.publisher,
+            numbers=run,
+            keeper=run,
+            ranks=Alone(training.use_gpu),
+            about=run.about,
+            normaliser=collector,
+            feedback=run.feedback,
+            due=None if due is None else lambda: due(run.env_steps, run.newest()),
+            progress=run.progress,
+            resumed=run.resumed,
+        )
+        stream.close()
+        run.settle()
+        run.check_learned()
+        if summary.reason == "target_return":  # a stream that is not asked for more does not know of the last update
+            run.after_update()
+        seconds = run.seconds
+        normaliser = collector.state_dict()
+        evaluation = None
+        if training.evaluation_episodes and not stop.is_set():
+            collector.load(*run.newest_weights())
+            try:
+                played = evaluate(
+                    envs,
+                    collector.policy,
+                    training.evaluation_episodes,
+                    seed=training.seed + 10_000,
+                    scale_actions=training.scale_actions,
+                    normaliser=collector.obs_normaliser,
+                    max_steps=training.evaluation_steps,
+                    stop=stop,
+                )
+                evaluation = None if stop.is_set() else played
+            except EnvironmentFailed as error:  # what was learned stays
+                logger.warning("there is no evaluation: %s", error)
+    reached = summary.reason == "target_return"
+    return Result(
+        reason="target_return" if reached else "num_steps" if run.env_steps >= training.total_steps else "stopped",
+        began=run.began,
+        env_steps=run.env_steps,
+        updates=summary.updates,
+        seconds=seconds,
+        steps_per_s=run.steps_per_s,
+        return_mean=run.newest().get(RETURN_METRIC, float("nan")),
+        seconds_to_target=seconds if reached else None,
+        module=module,
+        forward_args=forward_args,
+        normaliser=normaliser,
+        curve=tuple(run.curve),
+        evaluation=evaluation,
+        dropped=run.dropped,
+    )
+
+
+def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:
+    """Refuses a training that would learn next to nothing.
+
+    Args:
+        algorithm: its options.
+        training: options of the training.
+        recorded: the demonstrations that a clone learns from.
+
+    Raises:
+        ConfigError: names the option to change.
+    """
+    total, length = training.total_steps, training.unroll_length
+    imitates_all = algorithm.imitates == "everything"
+    if imitates_all or training.sampler == "fifo":
+        cloning = recorded is not None and imitates_all
+        steps = length * (recorded.batch_size if cloning and recorded is not None else training.num_envs)
+        batches = float(-(-total // steps))
+        change = f"more total_steps, or a smaller {'batch_size' if cloning else 'num_envs'} or unroll_length"
+    else:
+        limiter_of(training)
+        steps = length * training.batch_size
+        per_column = (training.samples_per_insert or math.inf) / training.batch_size
+        columns = total // length - training.min_columns
+        batches = per_column * columns
+        change = "more total_steps, or a smaller min_columns or unroll_length"
+        if columns:  # else the table is not sampled, however often it may be
+            change = (
+                "more total_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
+            )
+    check_enough(algorithm, total_steps=total, batches=batches, batch_steps=steps, change=change)
+
+
+def limiter_of(training: Settled) -> RateLimiter:
+    """How much of the table may be sampled.
+
+    Raises:
+        ConfigError: with these options nothing ever would be.
+    """
+    come = max(1, training.total_steps // training.unroll_length)
+    if come < training.min_columns:
+        raise ConfigError(
+            f"the table cannot be sampled so: min_columns is {training.min_columns}, and {training.total_steps} "
+            f"total_steps are {come} columns of unroll_length {training.unroll_length}",
+            key="min_columns",
+        )
+    try:
+        return RateLimiter(
+            training.samples_per_insert,
+            training.min_columns,
+            None,
+            samples=training.batch_size,
+            capacity=training.capacity,
+        )
+    except ValueError as error:
+        raise ConfigError(f"the table cannot be sampled so: {error}") from error
+
+
+def _table(training: Settled) -> Table:
+    sizes, limiter = (training.capacity, training.batch_size), limiter_of(training)
+    if training.sampler == "prioritised":
+        return Table.prioritised(*sizes, limiter, exponent=training.priority_exponent, seed=training.seed)
+    return Table.uniform(*sizes, limiter, seed=training.seed)

@@ -1,0 +1,103 @@
+"""Ready-made networks for an environment, by its observation and action space and by what the algorithm needs.
+
+Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from torch import nn
+
+from brayx.actions import ActionSpec
+from brayx.algorithms.config import AlgorithmConfig
+from brayx.errors import ConfigError
+from brayx.nets.central import central_policy_for
+from brayx.nets.policy import NetworkConfig, policy_for
+from brayx.nets.soft import NETWORK, soft_policy_for
+from brayx.types import NestedArray
+
+Model: TypeAlias = tuple[nn.Module, tuple[NestedArray, ...]]
+"""A module and example arguments."""
+
+
+def observation_of(envs: Any) -> NestedArray:
+    """One observation of zeros as a model takes it, float64 as float32.
+
+    Raises:
+        ConfigError: observations are not arrays of one shape.
+    """
+    return _zeros(envs.single_observation_space)
+
+
+def ready_made(
+    network: NetworkConfig | None, envs: Any, algorithm: AlgorithmConfig | None = None
+) -> Callable[[NestedArray, ActionSpec], Model]:
+    """Makes the networks that an algorithm learns, for an observation and an action space.
+
+    An actor-critic, or a policy with the critic that the algorithm needs, which does not act. Whole numbers become
+    one-hot.
+
+    Raises:
+        ConfigError: there is no ready-made network for the observation space.
+    """
+    space = envs.single_observation_space
+    if any(isinstance(part, gymnasium.spaces.Tuple) for part in _parts(space)):
+        raise ConfigError(
+            f"observation space is {space}: ready-made networks take an array, or a Dict of arrays. Expected a Dict "
+            "instead of the Tuple (gymnasium.wrappers.TransformObservation makes one), or a model of your own, which "
+            "gets each part of a Tuple as an argument",
+            key="observation_space",
+        )
+    categories = _categories(space)
+    takes = algorithm.critic.takes if algorithm is not None and algorithm.critic is not None else ()
+
+    def make(obs: NestedArray, spec: ActionSpec) -> Model:
+        sizes: Any = spec.sizes[0] if spec.kind == "discrete" else list(spec.sizes) if spec.sizes else None
+        size = spec.shape[0] if spec.kind == "box" else None
+        try:
+            if "action" in takes:
+                return soft_policy_for(
+                    obs, action_size=spec.shape[0], network=network or NETWORK, categories=categories
+                )
+            made = central_policy_for if "state" in takes else policy_for
+            return made(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
+        except ValueError as error:
+            raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
+
+    return make
+
+
+def _parts(space: Any) -> list[Any]:
+    """A space and all spaces inside it."""
+    inner = getattr(space, "spaces", ())
+    members = inner.values() if isinstance(inner, Mapping) else inner
+    return [space, *(part for member in members for part in _parts(member))]
+
+
+def _categories(space: Any) -> Any:
+    """How many categories a Discrete observation has; of a Dict by name, of those that have any."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, gymnasium.spaces.Dict):
+        found = {name: _categories(part) for name, part in space.spaces.items()}
+        return {name: count for name, count in found.items() if count}
+    return None
+
+
+def _zeros(space: Any) -> NestedArray:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _zeros(part) for name, part in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_zeros(part) for part in space.spaces)
+    if space.shape is None:
+        raise ConfigError(
+            f"observation space is {space}, which has no one shape: expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict or Tuple of them",
+            key="observation_space",
+        )
+    dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
+    return np.zeros(space.shape, dtype)
