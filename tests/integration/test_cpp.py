@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver(folder: Path) -> Path:
-    return build("tests/driver.cpp", folder, *(SANITIZERS if has_sanitizers(folder) else ["-O2"]))
+def builds(folder: Path) -> Iterator[dict[str, Future[Path]]]:
+    """The programs, which compile side by side while the first tests run."""
+    with ThreadPoolExecutor(2) as pool:
+        sanitized = SANITIZERS if has_sanitizers(folder) else ["-O2"]
+        yield {
+            "driver": pool.submit(build, "tests/driver.cpp", folder, *sanitized),
+            "cartpole": pool.submit(build, "examples/cartpole.cpp", folder, "-O2"),
+            "load": pool.submit(build, "load.cpp", folder, "-O2"),
+        }
 
 
 @pytest.fixture(scope="module")
-def cartpole(folder: Path) -> Path:
-    return build("examples/cartpole.cpp", folder, "-O2")
+def driver(builds: dict[str, Future[Path]]) -> Path:
+    return builds["driver"].result()
 
 
 @pytest.fixture(scope="module")
-def load(folder: Path) -> Path:
-    return build("load.cpp", folder, "-O2")
+def cartpole(builds: dict[str, Future[Path]]) -> Path:
+    return builds["cartpole"].result()
+
+
+@pytest.fixture(scope="module")
+def load(builds: dict[str, Future[Path]]) -> Path:
+    return builds["load"].result()
 
 
 @pytest.fixture
