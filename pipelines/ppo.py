@@ -97,7 +97,23 @@ class _Merge(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
 
 
-_BOOL = {"metavar": "BOOL"}
+class _Switch(argparse.Action):
+    """A boolean: ``--x``, ``--no-x``, or ``--x true``, the form of the published command line."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        names = [*option_strings, *(f"--no-{name.removeprefix('--')}" for name in option_strings)]
+        super().__init__(names, dest, nargs="?", metavar="BOOL", **options)
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        negated = (option_string or "").startswith("--no-")
+        if negated and values is not None:
+            raise argparse.ArgumentError(self, f"{option_string} takes no value")
+        setattr(namespace, self.dest, not negated if values is None else values)
+
+
+_BOOL = {"action": _Switch}
 _OPTIONS: dict[str, tuple[_Option, ...]] = {
     "training": (
         _Option(
@@ -201,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     common = made.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
     common(
-        "--distributed", type=_bool, metavar="BOOL", help="workers on a Ray cluster; else one process (default: true)"
+        "--distributed", type=_bool, action=_Switch, help="workers on a Ray cluster; else one process (default: true)"
     )
     common(
         "--preset",

@@ -40,6 +40,13 @@ def test_a_preset_yields_to_what_is_given(env):
     assert options(["--env", env, "--preset", "tuned", "--lr", "0.5"])["lr"] == 0.5
 
 
+def test_a_negated_switch_takes_no_value(capsys):
+    with pytest.raises(SystemExit):
+        options(["--env", "CartPole-v1", "--no-blocking", "true"])
+    assert "--no-blocking takes no value" in capsys.readouterr().err
+    assert options(["--env", "CartPole-v1", "--no-distributed"])["distributed"] is False
+
+
 def test_presets_set_only_options_that_there_are():
     for preset in PRESETS.values():
         assert set(preset) <= set(options(["--env", "CartPole-v1"]))
@@ -61,6 +68,7 @@ def test_an_environment_without_a_preset_is_told_so():
         ),
         ("--lstm 16", {"lstm": 16}),
         ("--normalise-value true --clip-value 0.3", {"normalise_value": True, "clip_value": 0.3}),
+        ("--normalise-obs --no-blocking --normalise-reward false", {"normalise_obs": True, "blocking": False}),
         (
             "--timesteps 7 --lr 0.5 --eval-episodes 3",
             {"total_steps": 7, "learning_rate": 0.5, "evaluation_episodes": 3},
