@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from brayx.cluster.named import end_actor, result_or
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.rollout.component import MAX_WORKERS
@@ -146,8 +147,9 @@ class Workers:
             handles = {slot.index: slot.handle for slot in self._slots.values() if slot.handle is not None}
         found = {}
         for index, handle in handles.items():
-            with contextlib.suppress(RayError):
-                found[index] = int(ray.get(handle.pid.options(concurrency_group="control").remote(), timeout=5.0))
+            pid = result_or(None, handle.pid.options(concurrency_group="control").remote(), 5.0)
+            if pid is not None:
+                found[index] = int(pid)
         return found
 
     def scale(self, count: int) -> None:
@@ -300,7 +302,7 @@ class Workers:
             slot.idle_failures += 1
             if slot.idle_failures > self._spec.config.max_failures:
                 self._fail(StartupError(f"{said}; the last {slot.idle_failures} ended before they collected anything"))
-        _kill(slot.handle)
+        end_actor(slot.handle)
         self._book(slot)
         with self._lock:
             slot.handle = slot.lease = None
@@ -362,7 +364,7 @@ class Workers:
                 why = ""
         except (RayError, BrayxError) as error:
             why = first_line(error)
-        _kill(handle)
+        end_actor(handle)
         if why and self._on_event is not None:
             self._on_event("rollout_steps_lost", self._in_hand(slot), reason)
         self._book(slot)
@@ -378,8 +380,3 @@ def _have_leave(slot: _Slot) -> None:
     if slot.leave is None:
         slot.handle.stop.options(concurrency_group="control").remote()
         slot.leave = slot.handle.leave.remote()
-
-
-def _kill(handle: Any) -> None:
-    with contextlib.suppress(RayError):
-        ray.kill(handle)

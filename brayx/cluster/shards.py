@@ -142,16 +142,12 @@ class Shards:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                first: Any = ray.get_actor(name, namespace=namespace)
+                first = _found(name, 0, namespace)
                 config: BufferConfig = ray.get(first.config.remote(), timeout=max(0.0, deadline - time.monotonic()))
-                numbers = range(1, config.num_workers)
-                more = [ray.get_actor(_name(name, number), namespace=namespace) for number in numbers]
-                actors = [first, *more]
+                actors = [first, *(_found(name, number, namespace) for number in range(1, config.num_workers))]
                 left_s = max(0.0, deadline - time.monotonic())
                 shards = _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors)
                 return cls(name, config, shards, namespace)
-            except ValueError as error:
-                raise ReplayError(f"no buffer named {name!r} is running in this Ray namespace", buffer=name) from error
             except ray.exceptions.RayError as error:
                 restarts = isinstance(error, ray.exceptions.RayActorError)  # one that has gone for good has no name
                 if not restarts or time.monotonic() + _AGAIN_S > deadline:
@@ -255,6 +251,13 @@ def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
     nodes = {call: result_or("", call) for call in done}  # empty while it is being restarted
     return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
+
+
+def _found(buffer: str, number: int, namespace: str | None) -> Any:
+    actor = find_actor(_name(buffer, number), namespace)
+    if actor is None:
+        raise ReplayError(f"no buffer named {buffer!r} is running in this Ray namespace", buffer=buffer)
+    return actor
 
 
 def _name(buffer: str, number: int) -> str:
