@@ -23,6 +23,9 @@ from ray.exceptions import (
 from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
 
+WEIGHT_STORE = "the weight store"
+"""The actor that most callers mean, in messages."""
+
 ANSWER_S = 30.0
 """Default time limit of a call."""
 
@@ -96,9 +99,10 @@ def result_or(default: Any, call: Any, timeout_s: float = ANSWER_S) -> Any:
 
 
 class Restarts:
-    """Counts the restarts of an actor that one call has seen."""
+    """Counts the restarts of an actor that one call has seen; ``what`` names the actor in messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = WEIGHT_STORE) -> None:
+        self._what = what
         self._died = 0
 
     def wait_s(self, error: RayActorError) -> float:
@@ -111,11 +115,11 @@ class Restarts:
             return _AWAY_S
         self._died += 1
         if self._died >= _DIED_TIMES:
-            raise ModelError(f"the weight store has ended: {first_line(error)}") from error
+            raise ModelError(f"{self._what} has ended: {first_line(error)}") from error
         return _DIED_S
 
 
-def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S, what: str = WEIGHT_STORE) -> Any:
     """The result of an actor's ``method``; repeats the call while the actor is being restarted.
 
     Blocking. The call may be made twice, so it must be safe to repeat.
@@ -124,7 +128,7 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any
         DeadlineExceeded: there was no answer in time, a restart included.
         ModelError: the actor has ended for good.
     """
-    deadline, restarts = time.monotonic() + timeout_s, Restarts()
+    deadline, restarts = time.monotonic() + timeout_s, Restarts(what)
     while True:
         left_s = deadline - time.monotonic()
         try:
@@ -132,17 +136,17 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S) -> Any
         except RayActorError as error:
             wait_s = restarts.wait_s(error)
             if wait_s > left_s:
-                raise DeadlineExceeded(f"the weight store was not there for {timeout_s:g} s") from error
+                raise DeadlineExceeded(f"{what} was not there for {timeout_s:g} s") from error
             time.sleep(wait_s)
         except RayError as error:
-            raise typed(error, timeout_s) from error
+            raise typed(error, timeout_s, what) from error
 
 
-def typed(error: RayError, timeout_s: float, what: str = "the weight store") -> BrayxError:
+def typed(error: RayError, timeout_s: float, what: str) -> BrayxError:
     """brayx's error for Ray's error of a call.
 
     Args:
-        error: Ray's.
+        error: that Ray raised.
         timeout_s: time limit of the call.
         what: the actor, for the message.
     """

@@ -31,7 +31,7 @@ from ray.serve.exceptions import RayServeException
 from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.model import model_application
-from brayx.cluster.named import ANSWER_S, call_with_retry, find_actor, result
+from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, call_with_retry, find_actor, result
 from brayx.cluster.weights import AGAIN_S, KEPT_VERSIONS, end_weight_store, get_weight_store
 from brayx.engines import refuse_frozen
 from brayx.engines.base import LeafSpec, ModelSpec, check_weights, layout_of
@@ -382,7 +382,7 @@ def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
         DeadlineExceeded: they did not come in time.
         ModelError: they are lost, with the store that had them.
     """
-    weights: Weights = result(reference, timeout_s, "the weight store")
+    weights: Weights = result(reference, timeout_s, WEIGHT_STORE)
     return weights
 
 

@@ -20,6 +20,7 @@ from brayx.rollout.collector import Collector
 from brayx.rollout.moments import AllMoments, MomentsStore, count_of, from_arrays, obs_scalings, to_arrays
 
 _ANSWER_S = 10.0
+_STORE = "the store of the rollouts' moments"
 
 
 def create_moments(name: str, namespace: str) -> Any:
@@ -87,7 +88,7 @@ class StoredMoments:
         """
         moments = from_arrays(state)
         try:
-            result(self._store.restore.remote(moments), _ANSWER_S, "the store of the rollouts' moments")
+            result(self._store.restore.remote(moments), _ANSWER_S, _STORE)
         except BrayxError as error:
             raise StartupError(f"the rollouts' moments could not be restored: {error.message}") from error
         self._last = dict(state)
@@ -112,7 +113,7 @@ class RemoteExchange:
     def catch_up(self) -> None:
         """Waits for the store's moments and takes them in; if it does not answer, the next turns make up for that."""
         with contextlib.suppress(DeadlineExceeded, ModelError):
-            self._adopt(call_with_retry(self._store.get, timeout_s=_ANSWER_S))
+            self._adopt(call_with_retry(self._store.get, timeout_s=_ANSWER_S, what=_STORE))
 
     def turn(self) -> None:
         """Takes in what has come back, and hands over what was seen since."""
