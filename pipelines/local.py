@@ -9,6 +9,7 @@ no door.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pickle
@@ -38,6 +39,7 @@ from pipelines.watching import Losses, Pace, Patience, Silence, last_of
 
 if TYPE_CHECKING:
     from brayx.actor.agent import State
+    from brayx.local.acting import ActingModel
     from brayx.local.host import LocalHost
     from brayx.model.local import LocalModel
     from brayx.trainer.loop import Summary
@@ -204,6 +206,7 @@ class _Training:
             normaliser=moments,
             eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
         )
+        self.champions: dict[str, ActingModel] = {}
         self.host = None if self.acting is None else self._host(self.acting.model, stack)
         self.sources = Sources(job, self.buffers)
         self.finished = self.learning = False
@@ -224,7 +227,8 @@ class _Training:
 
         job = self.job
         actor = job.actors[self.actor]
-        models = {name: learned if name == self.config.model else self._champion(name) for name in job.models}
+        self.champions = {name: self._champion(name) for name in job.models if name != self.config.model}
+        models = {self.config.model: learned, **{name: champion.model for name, champion in self.champions.items()}}
         make_actor = AgentActorFactory(
             agents=agents_of({name: job.agents[name] for name in actor.agents}, job.folder),
             config=self.as_dict,
@@ -268,6 +272,8 @@ class _Training:
                 self._wait_for_weights()
                 if self.acting is not None:
                     self.acting.build(say)
+                for name, champion in self.champions.items():
+                    champion.build(functools.partial(self._say_of, name))
                 began, self.learning = time.monotonic(), True
                 commands = job.actors[self.actor].gamecores if self.actor else []
                 urls = {} if host is None else host.urls
@@ -381,26 +387,33 @@ class _Training:
             self.learner.stop()
             self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))
 
-    def _champion(self, name: str) -> LocalModel:
+    def _say_of(self, name: str, line: str) -> None:
+        self.progress.say(f"{name!r}: {line}")
+
+    def _champion(self, name: str) -> ActingModel:
         """A model that acts and is not learned: the champion of its name, or as built where there is none."""
+        from brayx.local.acting import ActingModel
         from brayx.model.build import acting_model
-        from brayx.model.checkpoints import engine_from
-        from brayx.model.local import LocalModel, batching
+        from brayx.model.checkpoints import checkpoint_folder, engine_from, read_checkpoint
 
         job, config = self.job, self.job.models[name]
         module, example = acting_model(job.folder, config.module, name, job.as_dict())
         source = self.clerk.call(champion_of, job, name)
-        if not source.checkpoint:
+        checkpoint, version, weights = source.checkpoint or None, source.version or 0, None
+        if checkpoint is None:
             self.progress.say(f"model {name!r} acts untrained: {pool_name(job, name)} has no champion")
-        engine, version = engine_from(
-            config, module, example, source.checkpoint or None, source.tracking, source.version
-        )
-        return LocalModel(
-            engine,
+        else:
+            with checkpoint_folder(checkpoint, source.tracking) as folder:
+                found, weights = read_checkpoint(folder)
+                version = found if source.version is None else source.version
+        return ActingModel(
+            config,
+            module,
+            example,
+            self.numbers,
             version=version,
-            buckets=config.buckets,
-            max_versions=config.max_versions,
-            **batching(config, self.numbers),
+            weights=weights,
+            engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, version)[0],
         )
 
     def _renderer(self) -> EpisodeRenderer | None:

@@ -1,4 +1,4 @@
-"""The model that is learned, as it acts: on torch at once, on the engine that the job asks for when that is ready.
+"""A model of a training as it acts: on torch at once, on the engine that the job asks for when that is ready.
 
 An export takes seconds, and no tick waits for it. Knows nothing of learning, sessions or agents.
 """
@@ -15,7 +15,6 @@ from torch import nn
 
 from brayx.engines import refuse_frozen
 from brayx.engines.base import Engine
-from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
 from brayx.errors import BrayxError, first_line
 from brayx.metrics import Recorder
@@ -31,33 +30,49 @@ _KEPT_VERSIONS = 4
 
 
 class ActingModel:
-    """A `LocalModel` of a module that is learned. All methods but `build` are for the learner's thread.
+    """A `LocalModel` of a module that is learned, or of weights that stay. `load` is for the learner's thread.
 
     Args:
         config: of the model component.
         module, example_args: what its ``build_model`` gave; copied.
         sink: where batches are counted.
+        version, weights: policy version and weights to start with; None: the module's own.
+        engine: makes the configured engine with weights that stay; None: the module is learned.
 
     Attributes:
         model: what acts, on one event loop.
 
     Raises:
-        ConfigError: the engine takes no new weights.
+        ConfigError: the engine takes no new weights, and the module is learned.
         ModelError: the module fails on its example.
+        BadWeights: the weights do not fit the module.
     """
 
-    def __init__(self, config: ModelConfig, module: nn.Module, example_args: tuple[Any, ...], sink: Recorder) -> None:
-        refuse_frozen(config.engine)
-        self._config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        module: nn.Module,
+        example_args: tuple[Any, ...],
+        sink: Recorder,
+        *,
+        version: int = 0,
+        weights: Weights | None = None,
+        engine: Callable[[], Engine] | None = None,
+    ) -> None:
+        if engine is None:
+            refuse_frozen(config.engine)
+        self._config, self._engine = config, engine or self._learned_engine
         self._module, self._example = copy.deepcopy(module), example_args
         first = TorchEngine(module, example_args)
         self.model = LocalModel(
             first,
+            version=version,
+            weights=weights,
             buckets=config.buckets,
             max_versions=max(config.max_versions, _KEPT_VERSIONS),
             **batching(config, sink),
         )
-        self._newest: tuple[int, Weights] = (0, first.initial)
+        self._newest: tuple[int, Weights | None] = (version, first.initial if engine is None else None)
         self._lock = threading.Lock()
 
     def load(self, version: int, weights: Weights) -> None:
@@ -84,10 +99,10 @@ class ActingModel:
     def _build(self, say: Callable[[str], None]) -> None:
         name = self._config.engine
         try:
-            engine = self._asked_for()
+            engine = self._engine()
             with self._lock:
                 version, weights = self._newest
-                self.model.swap(engine, version, weights)
+                self.model.swap(engine, version, engine.initial if weights is None else weights)
         except BrayxError as error:
             say(f"the model goes on acting on torch, since engine {name} could not be built: {error.message}")
         except Exception as error:
@@ -96,8 +111,5 @@ class ActingModel:
         else:
             say(f"the model acts on engine {name} from policy version {version} on; until now it was torch")
 
-    def _asked_for(self) -> Engine:
-        config = self._config
-        if config.engine == "onnx":
-            return OnnxEngine(self._module, self._example, threads=config.threads, traced=True)
-        return engine_of(config, self._module, self._example)
+    def _learned_engine(self) -> Engine:
+        return engine_of(self._config, self._module, self._example)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.engines import build_engine
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError
@@ -80,6 +81,26 @@ async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_
     assert line.startswith("the model goes on acting on torch, since engine onnx could not be built: ")
     acting.load(1, factor(2.0))
     assert await value_of(acting) == (-6.0, 1)
+    await acting.model.close()
+
+
+@pytest.mark.parametrize("engine", ["onnx", "onnx-frozen"])
+async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_on_what_it_began_with(engine):
+    module, config, said = Scale(), ModelConfig(module="m", engine=engine), []
+    example = (torch.zeros(2, 2),)
+    acting = ActingModel(
+        config, module, example, Recorder(), version=7, weights=factor(4.0),
+        engine=lambda: build_engine(engine, module, example, weights=factor(4.0)),
+    )  # fmt: skip
+    pinned = acting.model.pinned()
+    assert engine_of(acting) is TorchEngine
+    assert await value_of(acting) == (12.0, 7)
+    acting.build(said.append).join(WAIT_S)
+    assert said == [f"the model acts on engine {engine} from policy version 7 on; until now it was torch"]
+    assert engine_of(acting) is not TorchEngine
+    assert await value_of(acting) == (12.0, 7)
+    outputs, version = await pinned.forward(OBS)
+    assert (float(outputs["value"]), version) == (12.0, 7)
     await acting.model.close()
 
 
