@@ -1,7 +1,7 @@
-"""The same training as `brayx.local.train.train_local`, over a cluster: rollout workers, a buffer, a learner, a trial.
+"""The training of `brayx.local.train.train_local` as a job: rollout workers, a buffer, a learner, a trial.
 
-The arguments become a job as its YAML would say it, and `pipelines.train` runs that; what a YAML can do more (shards,
-one's own modules) is a matter of writing one. Knows nothing of the command line.
+The arguments become a job as its YAML would say it, and a host runs that; what a YAML can do more (shards, one's own
+modules) is a matter of writing one. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def train_distributed(
     trial: str = "main",
     resume: bool = True,
     tracking: str | None = None,
-    address: str = "",
+    address: str | None = "",
     log_interval: int | None = None,
 ) -> tuple[Result, Trial]:
-    """Trains a policy for ``env`` with workers on a Ray cluster.
+    """Trains a policy for ``env`` as a job does, with workers on a Ray cluster or in this process.
 
     The trial is an MLflow run: an interrupted one of that name goes on from its checkpoint.
 
@@ -71,7 +71,7 @@ def train_distributed(
         trial: MLflow run.
         resume: go on with an unfinished run of that name.
         tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
-        address: of a running Ray cluster; empty starts one.
+        address: of a running Ray cluster; empty starts one; None: this process, if it can run the job.
         log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
 
     Returns:
@@ -88,7 +88,7 @@ def train_distributed(
     from brayx.algorithms.ppo import PPOConfig
     from brayx.local.training import Training
     from deployments.job import JobConfig
-    from pipelines.train import train
+    from pipelines.hosts import train
 
     algorithm = algorithm or PPOConfig()
     given = (training or Training()).of(algorithm)
@@ -139,7 +139,7 @@ def train_distributed(
         },
     }  # fmt: skip
     job = _job(plain, JobConfig)
-    done = train(job, resume=resume, tracking=tracking, address=address, log_interval=log_interval)
+    done = train(job, cluster=address, resume=resume, tracking=tracking, log_interval=log_interval)
     return _result(job, done, given), done.trial
 
 

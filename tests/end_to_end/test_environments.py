@@ -309,7 +309,8 @@ from brayx.local.training import Training
 
 training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, total_steps=60_000, target_return=60.0,
     target_games=20, normalise_obs=True, evaluation_episodes=4)
-result, trial = train_distributed("CartPole-v1", training=training, num_workers=2)
+address = json.loads(sys.argv[1])
+result, trial = train_distributed("CartPole-v1", training=training, num_workers=2, address=address)
 print(json.dumps({
     "reason": result.reason, "env_steps": result.env_steps, "updates": result.updates,
     "seconds_to_target": result.seconds_to_target, "return_mean": result.return_mean,
@@ -319,8 +320,11 @@ print(json.dumps({
 """
 
 
-def test_one_call_trains_over_a_cluster_and_gives_what_training_in_one_process_gives(tmp_path: Path) -> None:
-    with Command(["python", "-c", DISTRIBUTED], tmp_path) as command, said_on_failure(command):
+@pytest.mark.parametrize("address", [None, ""], ids=["on this machine", "on a cluster"])
+def test_one_call_trains_a_job_and_gives_what_training_without_one_gives(tmp_path: Path, address: str | None) -> None:
+    words = ["python", "-c", DISTRIBUTED, json.dumps(address)]
+    environment = without_ray(tmp_path) if address is None else {}
+    with Command(words, tmp_path, environment) as command, said_on_failure(command):
         assert command.ended() == 0
         result = json.loads(command.out.strip().splitlines()[-1])
     assert result["reason"] == "target_return"
@@ -342,7 +346,7 @@ from brayx.local.training import Training
 
 training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,
     samples_per_insert=8.0, total_steps=2_000, evaluation_episodes=2)
-result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1)
+result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1, address=None)
 (obs,) = result.forward_args
 print(json.dumps({
     "reason": result.reason, "updates": result.updates, "alpha": trial.metrics()["learner/alpha"],
@@ -352,8 +356,8 @@ print(json.dumps({
 """
 
 
-def test_sac_learns_over_a_cluster_with_the_networks_that_are_made_for_it(tmp_path: Path) -> None:
-    with Command(["python", "-c", SOFT], tmp_path) as command, said_on_failure(command):
+def test_sac_learns_with_the_networks_that_are_made_for_it(tmp_path: Path) -> None:
+    with Command(["python", "-c", SOFT], tmp_path, without_ray(tmp_path)) as command, said_on_failure(command):
         assert command.ended() == 0
         result = json.loads(command.out.strip().splitlines()[-1])
     assert result["reason"] == "num_steps"
