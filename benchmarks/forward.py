@@ -60,7 +60,7 @@ def cnn() -> tuple[nn.Module, tuple[np.ndarray, ...]]:
 
 
 class Large(nn.Module):
-    """As many megabytes of weights as asked for, of which a forward reads a few."""
+    """A model with this many megabytes of weights, of which a forward reads a few."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def large(megabytes: int) -> tuple[nn.Module, tuple[np.ndarray, ...]]:
 
 
 async def loops(forward: Callable[[], Awaitable[Any]], count: int, seconds: float) -> tuple[float, list[float]]:
-    """Forwards a second of so many closed loops, and each one's seconds."""
+    """Forwards per second of this many closed loops, and the seconds of each forward."""
     latencies: list[float] = []
     until = time.perf_counter() + seconds
 
@@ -135,7 +135,7 @@ def bare(engine: Engine, bound: Any, obs: np.ndarray) -> Callable[[], Awaitable[
 async def in_process(
     build: Callable[[], tuple[nn.Module, tuple[np.ndarray, ...]]], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Samples by what was measured, one a round."""
+    """Samples by name, one per round."""
     torch.set_num_threads(1)
     module, (example,) = build()
     engine = build_engine("onnx", module, (example,))
@@ -293,7 +293,7 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
 
 
 class Follower:
-    """A process that acts with what is published, and notes when it could."""
+    """A process that acts with published weights, and notes when it first could."""
 
     async def start(self, store: Any, megabytes: int, follow: bool = True, relayed: bool = True) -> None:
         """Builds the model, and follows the store."""

@@ -91,7 +91,7 @@ def serve(model: str) -> None:
 
 @contextlib.contextmanager
 def served(model: str) -> Iterator[dict[str, str]]:
-    """A host in a process of its own: its URL by door."""
+    """A host in another process; the value is its URL by door."""
     words = [sys.executable, "-m", "benchmarks.images", "--serve", model]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

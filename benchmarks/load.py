@@ -36,7 +36,7 @@ class LoadError(Exception):
 
 
 class _Run:
-    """What all sessions of this process share: the window that counts, and the latencies in it."""
+    """Shared state of the process's sessions: the measured window, and its latencies."""
 
     def __init__(self) -> None:
         self.from_s = self.to_s = float("inf")
@@ -199,15 +199,15 @@ async def load(url: str, door: str, sessions: int, seconds: float, body: bytes) 
     Args:
         url: base URL, ``http://host:port/prefix``, for either door.
         door: ``http`` or ``ws``.
-        sessions: how many, each on a connection of its own.
-        seconds: what is counted.
+        sessions: number of sessions, each on its own connection.
+        seconds: length of the measurement.
         body: of each tick.
 
     Returns:
         ``ticks_per_s``, ``p50_s``, ``p99_s`` and the number of ``ticks``.
 
     Raises:
-        LoadError: the door refused, or sent what is no reply.
+        LoadError: the door refused, or sent an invalid reply.
     """
     parts = urlsplit(url)
     loop, run, kind = asyncio.get_running_loop(), _Run(), _SESSIONS[door]
@@ -233,7 +233,7 @@ async def load(url: str, door: str, sessions: int, seconds: float, body: bytes) 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Loads one door and prints what came of it."""
+    """Loads one door and prints the result."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("url", help="base URL of the service, http://…")
     parser.add_argument("--door", choices=sorted(_SESSIONS), default="http")

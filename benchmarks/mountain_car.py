@@ -38,13 +38,13 @@ FEWEST_GAMES = 5
 EVALUATED = 50
 """Episodes that a finished policy is measured by."""
 SAME: dict[str, Any] = {"gamma": 0.9999, "gae_lambda": 0.9, "max_grad_norm": 5.0}
-"""What both sides call alike."""
+"""Options with the same name on both sides."""
 _VALUE, _CLIP, _ENTROPY, _EPOCHS, _RATE = 0.19, 0.1, 0.00429, 10, 7.77e-5
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         found: env steps at which the mean of its games first was `FOUND`; None: it never was.
@@ -151,7 +151,7 @@ VARIANTS: dict[str, Callable[[int, bool], Row]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints a row as soon as it is there; 3 with what to install when Stable-Baselines3 is missing."""
+    """Prints each row when it is ready; returns 3, and says what to install, if Stable-Baselines3 is missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mountain_car", description=main.__doc__)
     parser.add_argument("variants", nargs="+", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

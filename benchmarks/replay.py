@@ -78,7 +78,7 @@ def fragments() -> list[Fragment]:
 
 @ray.remote(num_cpus=0)
 class Pusher:
-    """Pushes in a process of its own."""
+    """Pushes from another process."""
 
     def into_buffer(self, name: str, namespace: str, seconds: float) -> None:
         """As fast as there is room."""
@@ -105,7 +105,7 @@ class Pusher:
 
 
 def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Copies: what the store gives is read only, and belongs to it."""
+    """Copies, since the store's arrays are read only."""
     return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
 
 
@@ -144,7 +144,7 @@ def _queued(queue: Queue) -> Iterator[dict[str, np.ndarray]]:
 
 
 def start_pushing(way: str, namespace: str, target: Any, pusher: Any, seconds: float, pieces: bool = False) -> Any:
-    """The pusher at work for a while."""
+    """Runs the pusher for a while."""
     if way == "queue":
         return pusher.into_queue.remote(target, seconds)
     push = pusher.pieces_into_buffer if pieces else pusher.into_buffer

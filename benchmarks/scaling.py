@@ -53,7 +53,7 @@ KINDS = {
     "ray::": "Ray",
     "ray/": "Ray",
 }
-"""What a process is, by the first of these that its command line has; none: the driver, with the learner in it."""
+"""Kind of a process, by the first of these in its command line; none: the driver, with the learner."""
 
 
 def best(work: Callable[[], int], seconds: float) -> float:
@@ -286,7 +286,7 @@ def _start_ray() -> None:
 
 
 def run(*words: str) -> dict[str, Any] | None:
-    """One measurement in a process of its own; None if that failed."""
+    """One measurement in another process; None if it failed."""
     argv = [sys.executable, "-m", "benchmarks.scaling", "--one", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     try:
@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.one is not None:
         _environment()  # before Ray is imported
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends child processes
         env, *numbers = options.one
         if len(numbers) == 1:
             found: Any = stages(env, NUM_ENVS, float(numbers[0]))

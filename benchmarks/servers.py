@@ -33,11 +33,11 @@ from typing import Any, Self
 TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
 _END_S = 10.0
 WORKERS_NICE = 15
-"""What Ray adds to the nice value of its workers unless told otherwise."""
+"""Nice value that Ray adds to its workers by default."""
 
 
 class Server:
-    """A context: a service in a process of its own, up and answering.
+    """A context with a ready service in another process.
 
     Args:
         words: arguments of this module's command line.

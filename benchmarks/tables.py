@@ -19,7 +19,7 @@ Run = TypeVar("Run")
 
 
 def each(runs: Sequence[Run | None], read: Callable[[Run], float | None]) -> list[float | None]:
-    """What ``read`` gives of each run; None for a run that failed."""
+    """The result of ``read`` for each run; None for a failed run."""
     return [None if run is None else read(run) for run in runs]
 
 
@@ -51,7 +51,7 @@ def median_ratio(values: Sequence[float | None], bases: Sequence[float | None]) 
 
 
 def figure(value: Cell) -> str:
-    """A cell as text: three significant digits, thousands with commas, a dash for what is missing."""
+    """A cell as text: three significant digits, thousands with commas, a dash for a missing value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, str):
@@ -109,7 +109,7 @@ class Table:
 
 
 def machine() -> str:
-    """The machine in a few words: what a figure must be read with."""
+    """The machine in a few words, as context of the figures."""
     import os
     import platform
 
@@ -119,7 +119,7 @@ def machine() -> str:
 
 
 def show(about: str, text: str, *, markdown: bool) -> None:
-    """Prints ``about`` a run and its tables, ``text`` in markdown: as it is if ``markdown``, else drawn."""
+    """Prints ``about`` a run and its tables, ``text`` in markdown: unchanged if ``markdown``, else rendered."""
     if markdown:
         print(f"{about}\n\n{text}")
     else:

@@ -35,13 +35,13 @@ INGRESSES = {"serve": "Serve's proxy", "haproxy": "HAProxy", "native": "native p
 
 @dataclass(frozen=True)
 class Case:
-    """What is loaded and how.
+    """A case: the service and its load.
 
     Attributes:
         agent: ``echo`` or ``cartpole``.
         door: ``http``, ``ws`` or ``tcp``.
         ingress: ``bare``, ``serve``, ``haproxy`` or ``native``; over ``tcp`` also ``uvloop``, as bare on another loop.
-        sessions: at once, each with one tick under way.
+        sessions: concurrent sessions, each with one tick in flight.
         shared: they share one connection, over ``tcp``; else each has its own.
     """
 

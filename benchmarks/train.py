@@ -1,4 +1,4 @@
-"""brayx's whole training loop beside Stable-Baselines3's PPO, on CartPole-v1, in the same run; and what it is made of.
+"""brayx's whole training loop and Stable-Baselines3's PPO on CartPole-v1 in the same run; and its cost by part.
 
     python -m benchmarks.train --seeds 0 1 2      # the tables of docs/benchmarks.md
     python -m benchmarks.train --quick            # does it run at all
@@ -9,7 +9,7 @@
 hyperparameters. With these, eight games play through a door: those of one gamecore over TCP (``once``, as in the
 template), or of eight gamecores, each a process, over ``tcp``, ``ws`` or ``http`` of the local host, and with
 ``--cluster`` over the WebSocket of the host on Ray (``train``, ``process``: where its learner runs).
-``pendulum`` and ``pong`` are the tuned preset on other games, and have nothing beside them; ``pong`` needs the extra
+``pendulum`` and ``pong`` are the tuned preset on other games, without a baseline; ``pong`` needs the extra
 `atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
@@ -71,7 +71,7 @@ _SAME = (
     *("--minibatch-size", "256", "--epochs", "20", "--gamma", "0.98", "--gae-lambda", "0.8", "--entropy-coef", "0"),
     *("--lr", "1e-3", "--clip-param", "0.2", "--anneal", "true", "--threads", "1"),
 )
-"""What `benchmarks.sb3_cartpole` gives Stable-Baselines3; the networks are alike without being told."""
+"""Hyperparameters of `benchmarks.sb3_cartpole`; the networks are the same by default."""
 _TIMEOUT_S = 900.0
 _PARTS_STEPS = 30_000
 GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet --die-with-parent"
@@ -82,7 +82,7 @@ _EVALUATED = 100
 
 @dataclass(frozen=True)
 class Point:
-    """What was known at one moment of a run.
+    """The state of a run at one moment.
 
     Attributes:
         time_s: on the epoch's clock.
@@ -98,7 +98,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         steps_per_s: while games were played and learned from.
@@ -222,7 +222,7 @@ _READ: tuple[Callable[[Outcome], float | None], ...] = (
 
 
 def run_brayx(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()) -> Outcome | None:
-    """One ``brayx train`` from nothing, in a folder of its own."""
+    """One ``brayx train`` from scratch, in its own folder."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
         words = train_words(variant, seed, steps, folder, overrides)
@@ -252,7 +252,7 @@ def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Seq
 
 
 def local_parts(variant: str, steps: int, overrides: Sequence[str] = ()) -> Table:
-    """What a training on the local host takes of the CPU, by part: a run of its own."""
+    """CPU time of a training on the local host by part, from a separate run."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
         words, environment = train_words(variant, 0, steps, folder, overrides), environment_of({FILE: str(stamp)})
@@ -274,7 +274,7 @@ def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
 
 @dataclass(frozen=True)
 class Played:
-    """What one run of a game with nothing beside it came to.
+    """The result of one run of a game without a baseline.
 
     Attributes:
         steps_per_s: while collecting and learning.
@@ -430,8 +430,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "sb3" in options.variant and find_spec("stable_baselines3") is None:
         from benchmarks.sb3_cartpole import INSTALL
 
-        told = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
-        console.print(told, markup=False)
+        message = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
+        console.print(message, markup=False)
         options.variant = [variant for variant in options.variant if variant != "sb3"]
     steps = f"{options.steps:,} env steps"
     if "ppo" in options.variant and options.steps < _TUNED_STEPS:

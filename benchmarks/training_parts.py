@@ -67,10 +67,10 @@ def cpu_by_part(words: Sequence[str], environment: Mapping[str, str], stamp: Pat
     Args:
         words: arguments of Python that train on the local host.
         environment: of the process.
-        stamp: file that is there once the first tick is answered.
+        stamp: file that exists once the first tick is answered.
 
     Raises:
-        RuntimeError: no tick came, or py-spy may not look.
+        RuntimeError: no tick arrived, or py-spy has no permission.
     """
     with tempfile.TemporaryDirectory(prefix="brayx-spy-") as folder:
         quiet = subprocess.DEVNULL
@@ -118,7 +118,7 @@ def _thread_names(pid: int) -> dict[int, str]:
     """Python's names of a process's threads: py-spy mistakes one now and then, so the most frequent of several looks.
 
     Raises:
-        RuntimeError: py-spy cannot tell.
+        RuntimeError: py-spy failed.
     """
     seen: dict[int, Counter[str]] = {}
     for _ in range(_LOOKS):

@@ -1,6 +1,6 @@
 """A trial's books: totals since it began, windows over the last games, rates over the last seconds.
 
-Pure arithmetic over what processes or threads have recorded. Knows nothing of who records, nor of where it is written.
+Pure arithmetic over the metrics of processes or threads. Knows nothing of recorders, nor of where metrics are written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Books:
     """Totals, windows and rates of a trial. Not thread safe; pure arithmetic.
 
     Args:
-        totals: sums to go on from, by summary name: those of an interrupted trial.
+        totals: initial sums by summary name, from an interrupted trial.
         rate_window_s: seconds that rates look back.
         max_names: bound on distinct names; past it what comes under a new one is dropped, and counted as
             ``metrics_dropped``. Metrics of `METRICS` without a label always have room.

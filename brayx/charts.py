@@ -1,7 +1,7 @@
 """Which numbers of a trial MLflow shows, and under which names: at most forty, in the groups of its chart view.
 
 MLflow groups metrics by what stands before the ``/``, and slows down past a hundred charts. So labels of a sum are
-added up here; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of who records or writes.
+added up here; the screen and a trial's `NUMBERS_FILE` have them one by one. Knows nothing of recorders or writers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def charted(fresh: Mapping[str, float], totals: Mapping[str, float]) -> dict[str
 
 
 def sums_of(shown: Mapping[str, float], own: Iterable[str]) -> dict[str, float]:
-    """The sums that an interrupted trial goes on from, by the names of `Books`.
+    """The initial sums of a resumed trial, by the names of `Books`.
 
     Args:
         shown: the last value of each of its metrics in MLflow.

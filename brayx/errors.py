@@ -142,7 +142,7 @@ class ProtocolError(BrayxError):
 
 
 class BadBody(ProtocolError):
-    """The body does not parse as the format this actor is configured for. The session goes on."""
+    """The body does not parse as the format this actor is configured for. The session continues."""
 
     code = "bad_body"
 

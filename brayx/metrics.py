@@ -54,7 +54,7 @@ XAxis = Literal["env_steps", "updates", "seconds"]
 """What metrics are written over: transitions that reached replay, learner batches learned from, or time."""
 
 QUANTILES: Mapping[str, float] = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
-"""What a `Kind.HISTOGRAM` is written as, beside its mean and its ends."""
+"""Quantiles of a `Kind.HISTOGRAM`, written in addition to its mean, minimum and maximum."""
 WINDOWED = ("episode_return", "episode_length")
 """Means that are also kept over the last games, as ``NAME.last100``: their samples travel one by one."""
 WINDOW_GAMES = 100
@@ -72,19 +72,23 @@ METRICS: dict[str, Metric] = {
         Metric("tick_seconds", "s", Kind.PERCENTILE, "from the request at the replica to its reply"),
         Metric("tick_wait_seconds", "s", Kind.PERCENTILE, "until the session takes the request, of one tick in eight"),
         Metric("sessions_started", "sessions", Kind.SUM, "sessions started by their clients; not those resumed"),
-        Metric("sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason; moved: goes on elsewhere"),
+        Metric(
+            "sessions_ended", "sessions", Kind.SUM, "sessions ended, by reason; moved: continues at another replica"
+        ),
         Metric("sessions_active", "sessions", Kind.LAST, "sessions running now"),
         Metric("sessions_resumed", "sessions", Kind.SUM, "sessions taken over from another replica's snapshot"),
         Metric("snapshots_failed", "snapshots", Kind.SUM, "snapshots of sessions that could not be taken or kept"),
         Metric("ticks_forwarded", "ticks", Kind.SUM, "requests that the owner's replica answered for another"),
-        Metric("forwarded_seconds", "s", Kind.PERCENTILE, "from passing a request on to its answer"),
+        Metric("forwarded_seconds", "s", Kind.PERCENTILE, "time from forwarding a request to its reply"),
         Metric("ticks_fallen_back", "ticks", Kind.SUM, "ticks past their deadline, answered by the fallback, by which"),
-        Metric("ticks_skipped", "ticks", Kind.SUM, "of these, those that their agent, too far behind, never saw"),
+        Metric("ticks_skipped", "ticks", Kind.SUM, "of these, ticks that an agent too far behind skipped"),
         Metric("ticks_repeated", "ticks", Kind.SUM, "numbered ticks that came again and got the kept reply"),
         Metric("requests_refused", "requests", Kind.SUM, "requests answered with a typed error, by its code"),
         Metric("episode_return", "reward", Kind.MEAN, "undiscounted return of a finished game"),
         Metric("episode_length", "ticks", Kind.MEAN, "ticks of a finished game"),
-        Metric("games_failed", "games", Kind.SUM, "games that an exception kept from a return, by where it was raised"),
+        Metric(
+            "games_failed", "games", Kind.SUM, "games without a return because of an exception, by where it was raised"
+        ),
         Metric("gamecores_failed", "processes", Kind.SUM, "game processes of the job that ended in failure"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
@@ -104,15 +108,19 @@ METRICS: dict[str, Metric] = {
         Metric("replay_dropped", "transitions", Kind.SUM, "transitions the buffer dropped, by reason"),
         Metric("eval_dropped", "transitions", Kind.SUM, "transitions that evaluation buffers dropped, by reason"),
         Metric("replay_reused", "batches", Kind.SUM, "batches the learner got again because there was no other"),
-        Metric("replay_restarts", "shards", Kind.SUM, "buffer shards that died and began anew, empty"),
+        Metric("replay_restarts", "shards", Kind.SUM, "buffer shards that died and restarted empty"),
         Metric("replay_batches", "batches", Kind.LAST, "learner batches waiting in the buffer"),
         Metric("rollout_wait_seconds", "s", Kind.PERCENTILE, "a rollout worker's wait before a fragment"),
-        Metric("rollout_waits_overdue", "waits", Kind.SUM, "waits of rollout workers for weights or room, given up"),
-        Metric("rollout_workers", "workers", Kind.LAST, "rollout workers that are to be at work, by component"),
-        Metric("rollout_workers_lost", "workers", Kind.SUM, "rollout workers that ended by themselves, by reason"),
-        Metric("rollout_steps_lost", "transitions", Kind.SUM, "lost in hand by rollout workers, at most, by reason"),
+        Metric(
+            "rollout_waits_overdue", "waits", Kind.SUM, "waits of rollout workers for weights or room that timed out"
+        ),
+        Metric("rollout_workers", "workers", Kind.LAST, "target number of rollout workers, by component"),
+        Metric("rollout_workers_lost", "workers", Kind.SUM, "rollout workers that ended unexpectedly, by reason"),
+        Metric(
+            "rollout_steps_lost", "transitions", Kind.SUM, "transitions lost with rollout workers, at most, by reason"
+        ),
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
-        Metric("learner_idle_fraction", "1", Kind.MEAN, "share of the time without learning though a batch was there"),
+        Metric("learner_idle_fraction", "1", Kind.MEAN, "share of the time without learning while a batch was ready"),
         Metric("evaluate_seconds", "s", Kind.PERCENTILE, "one evaluation of the model that learns"),
         Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
         Metric("updates", "batches", Kind.SUM, "learner batches learned from"),
@@ -137,7 +145,7 @@ METRICS: dict[str, Metric] = {
 
 
 LOST = ("agent_error", "refused", "deadline", "cancelled")
-"""Labels of ``fragments_dropped`` that are an error's doing; others say that somebody was too slow, or has ended."""
+"""Labels of ``fragments_dropped`` that are errors; others mean that a part was too slow, or has ended."""
 DROPPED = "metrics_dropped"
 """Counts samples of names past a bound."""
 FOLDED = "labels_folded"

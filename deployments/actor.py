@@ -57,15 +57,15 @@ class ActorSpec:
     """Everything a replica needs to build its actors; plain values, so that it pickles to any node.
 
     Attributes:
-        folder: of the job's YAML, where its modules are looked up first.
+        folder: folder of the job's YAML, which is searched first for its modules.
         config: the job as plain dicts, for the agents.
         actor, agents, models: the components by name.
         weights: source of each model's weights.
         buffers: Ray actor of each buffer; empty when serving.
         hub: Ray actor of the trial's hub; empty when serving.
         renders: render functions by component name, as ``(module, function)``.
-        trial: where pictures of episodes go; None when serving.
-        pool: by which the models are followed that are served by an alias; None: none is.
+        trial: gets pictures of episodes; None when serving.
+        pool: source of aliases for models served by one; None: there are none.
     """
 
     folder: str
@@ -82,13 +82,13 @@ class ActorSpec:
 
     @property
     def followed(self) -> dict[str, Followed]:
-        """The models that are followed."""
+        """The models that follow an alias."""
         of = {name: source.followed for name, source in self.weights.items() if self.pool is not None}
         return {name: followed for name, followed in of.items() if followed is not None}
 
 
 class _Books:
-    """The pool as a `HubClient` hands over to it."""
+    """The pool as the receiver of a `HubClient`."""
 
     def __init__(self, pool: PoolClient) -> None:
         self.push = self
@@ -111,7 +111,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         if spec.pool is not None and spec.pool.books:
             await spec.pool.flush()
 
-    # What it was deployed with may be an old version by now, or none that is there any more.
+    # The version of the deployment may be outdated or deleted by now.
     at = await spec.pool.look() if spec.pool is not None and spec.followed else None
     models: dict[str, LocalModel | ModelClient] = {}
     for name, config in spec.models.items():
@@ -161,13 +161,13 @@ def _normalising(config: Mapping[str, Any]) -> str | None:
 
 
 class _Refused:
-    """A buffer that games must not fill: what they observe is not what is learned from. They act as any."""
+    """A buffer that refuses pushes of agents, whose raw observations differ from the training data."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
     def push(self, *fragments: Any) -> None:
-        raise ConfigError(f"{self._why}, and agents have them as games send them: agents of this job cannot push")
+        raise ConfigError(f"{self._why}, but agents record what games send: agents of this job cannot push")
 
 
 async def _following(
@@ -285,7 +285,7 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
         if config.placement == "remote"
     }
     build = functools.partial(build_runtime, spec)
-    # A training's own gamecores carry no keys: those are for who is served.
+    # A training's own gamecores have no keys: these are for clients of a service.
     asks_for_keys = spec.config["mode"] != "train"
     return actor_deployment(
         build, spec.actor, name=name, directory=directory, handles=handles, asks_for_keys=asks_for_keys
@@ -321,9 +321,9 @@ def actor_spec(
 
 
 def pool_of(job: JobConfig, uri: str, directory: str, weights: Mapping[str, WeightSource]) -> PoolClient | None:
-    """Whom an application asks where its models' aliases point; None: it follows none.
+    """The source of aliases of an application's models; None: it follows none.
 
-    Results by arm are booked where there is a canary.
+    Results by arm are logged if there is a canary.
     """
     followed = {name: source.followed for name, source in weights.items() if source.followed is not None}
     project = job.project if any(of.canary for of in followed.values()) else ""
@@ -338,9 +338,9 @@ class ServeArgs(BaseModel):
     config: str
     """The job's YAML."""
     actor: str = ""
-    """Which of its actors to serve; it may stay empty when there is one."""
+    """The actor to serve; may be empty if the job has only one."""
     models: dict[str, str] = {}
-    """Which version each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
+    """Version that each model serves (``models:/cartpole@champion``); default: the champion of the job's project."""
     tracking: str | None = None
     """MLflow's URI, or its sqlite file; default: the job's, ``MLFLOW_TRACKING_URI``, then ``mlflow.db``."""
     num_workers: int | None = None
@@ -350,7 +350,7 @@ class ServeArgs(BaseModel):
 def app(args: ServeArgs) -> serve.Application:
     """Serves a trained job: the same agents, acting greedily with registered weights.
 
-    A model without a champion is served as built, untrained, and the log says in a line what to run.
+    A model without a champion is served as built, untrained, and the log says what to run.
     """
     check_door()
     job = JobConfig.load(args.config)
@@ -369,7 +369,7 @@ def serving_application(
     """The application that serves a job; arguments as in `ServeArgs`.
 
     Raises:
-        ConfigError: the job's code is not there.
+        ConfigError: the job's code cannot be loaded.
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
     actor = only("actor", job.actors, actor)

@@ -1,4 +1,4 @@
-"""Whether the code that a job names is there, class by class and function by function.
+"""Checks that the classes and functions that a job names exist.
 
 Imports the user's modules, which `JobConfig.load` does not. Knows nothing of running them.
 """
@@ -14,15 +14,15 @@ from deployments.job import JobConfig
 
 
 def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", "serve"]) -> None:
-    """Loads what a job needs in this process, because what a replica raises is far from who reads it.
+    """Loads a job's code in this process, because an error in a replica would be harder to find.
 
     Args:
-        job: whose code.
-        actors: those of its actors that are to run.
+        job: the job.
+        actors: its actors that will run.
         mode: sources, rollouts and renders are needed for training only.
 
     Raises:
-        ConfigError: names the file, the key, and the module, class or function that is not there.
+        ConfigError: names the file, the key, and the missing module, class or function.
     """
     for place, key, module, attribute in _named(job, actors, mode):
         try:
@@ -47,7 +47,7 @@ def _check_hooks(job: JobConfig, trainer: str, module: str | None) -> None:
 
 
 def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[str, str, str, str]]:
-    """Component, key, module and attribute of all that is needed."""
+    """Component, key, module and attribute of all required code."""
     for actor in actors:
         config = job.actors[actor]
         for name in config.agents:

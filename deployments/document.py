@@ -18,7 +18,7 @@ Loc = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: ``1e-3`` is a number, a date is text, a key given twice is an error."""
+    """Loads YAML with ``1e-3`` as a number, dates as text, and an error for a key that is given twice."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -30,7 +30,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    """A float; but ``1e6``, which people write for a count, is the integer."""
+    """A float; but ``1e6``, which is often a count, is an integer."""
     value = float(loader.construct_yaml_float(node))
     return int(value) if _EXPONENT.match(str(node.value)) and value.is_integer() else value
 
@@ -51,7 +51,7 @@ def value_of(text: str) -> Any:
 
 
 class Document:
-    """The parsed file, with where each value came from."""
+    """The parsed file, with the place of each value."""
 
     def __init__(self, values: dict[str, Any], lines: dict[Loc, int], file: str) -> None:
         self.values = values

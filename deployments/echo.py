@@ -55,7 +55,7 @@ class EchoArgs(BaseModel):
     snapshot_every: int = 0
     drain_timeout_s: float = 10.0
     keys_file: str | None = None
-    """Relative to the current directory of who builds the application, as ``serve run`` with arguments does."""
+    """Relative to the current directory of the process that builds the application, as with ``serve run``."""
 
 
 async def build_runtime(handles: object) -> ActorRuntime:

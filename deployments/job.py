@@ -1,8 +1,8 @@
 """A job as one YAML file: read, overridden, validated, and refused with file, line, key and the nearest right name.
 
-The top of the file says which trial of which project; every other key is a component whose ``kind`` says what it is.
-The options of a kind are a pydantic model beside the code they configure; this file only joins them. Knows nothing of
-running a job. Of the modules that a job names it imports a user's own algorithm alone, which defines options.
+The top of the file names the project and the trial; every other key is a component with a ``kind``. The options of a
+kind are a pydantic model next to the code that they configure; this file only joins them. Knows nothing of running a
+job. Of the modules that a job names it imports a user's own algorithm alone, which defines options.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SourceConfig(BaseModel):
 
     kind: Literal["source"] = "source"
     module: str | None = None
-    """Import path of the module, looked up beside the YAML file first; null: the data is in files."""
+    """Import path of the module, searched in the YAML file's folder first; null: the data is in files."""
     func: str = "build_source"
     """Function in it, ``(name, config)``, that returns an iterator of fragments or columns, or a list of iterables of
     them, which are read side by side."""
     path: str | None = None
     """File of the data, or a pattern with ``*``, from the YAML file's folder; null: a module gives it."""
     format: Literal["npz", "parquet", "minari"] | None = None
-    """What the files are; null: what their ending says."""
+    """Format of the files; null: by their ending."""
     fields: dict[str, str] = {}
     """Names that the files have for brayx's own: ``obs: observations``, say."""
     demonstration: bool = False
@@ -64,7 +64,7 @@ class SourceConfig(BaseModel):
         if (self.module is None) == (self.path is None):
             raise ValueError("either a `module` or a `path`")
         if self.demonstration and self.path is None:
-            raise ValueError("a `path` beside `demonstration`: a module marks its fragments by the extra of that name")
+            raise ValueError("a `path` with `demonstration`: a module marks its fragments by the extra of that name")
         return self
 
 
@@ -75,7 +75,7 @@ class RenderConfig(BaseModel):
 
     kind: Literal["render"] = "render"
     module: str
-    """Import path of the module, looked up beside the YAML file first."""
+    """Import path of the module, searched in the YAML file's folder first."""
     func: str = "render"
     """Function in it, ``(episode)``, that returns an image ``[height, width, 3]`` uint8 or a list of them."""
 
@@ -114,7 +114,7 @@ class JobConfig(BaseModel):
     trial: Annotated[str, Field(min_length=1)]
     """Name of the MLflow run; an interrupted one of that name is resumed."""
     mode: Literal["train", "serve"] = "train"
-    """What agents read as ``config["mode"]``: whether they explore."""
+    """Mode that agents read as ``config["mode"]``: whether they explore."""
     seed: int = 0
     """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
     tracking: str | None = None
@@ -189,8 +189,8 @@ def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
     """
     if name in components or (not name and len(components) == 1):
         return name or next(iter(components))
-    which = f"named {name!r}" if name else "to take without being told which"
-    raise ConfigError(f"the job has no {kind} {which}; it has: {', '.join(components) or 'none'}")
+    problem = f"the job has no {kind} named {name!r}" if name else f"name one {kind}"
+    raise ConfigError(f"{problem}; the job has: {', '.join(components) or 'none'}")
 
 
 def pool_name(job: JobConfig, model: str) -> str:
@@ -233,7 +233,7 @@ class _Validation:
         return job.model_copy(update=groups)
 
     def _otherwise(self, values: dict[str, Any]) -> list[str]:
-        """What options count here, each with its place, where Bray's own beside them tell that its meaning is meant."""
+        """Notes on options that count something else in Bray, with their places, if the job has options of Bray."""
         parts = {name: part for name, part in values.items() if isinstance(part, dict) and part.get("kind") in KINDS}
         own = [("", values, set(TOP_OPTIONS))]
         own += [(part["kind"], part, set(_walk(KINDS[part["kind"]], ())[1])) for part in parts.values()]
@@ -268,8 +268,8 @@ class _Validation:
             return
         kind = value.get("kind")
         if kind not in KINDS:
-            told = "has no `kind`" if kind is None else f"`kind` is {short(kind)}"
-            self._add((name, "kind"), f"{told}, expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+            problem = "has no `kind`" if kind is None else f"`kind` is {short(kind)}"
+            self._add((name, "kind"), f"{problem}, expected one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
             return
         if not name.isidentifier():
             self._add((name,), "a component's name has letters, digits and underscores only")
@@ -351,7 +351,7 @@ class _Validation:
             check("buffers", (name, "buffer"), rollout.buffer)
 
     def _broken(self, group: str) -> set[str]:
-        """Components of a group by what the file says, valid or not: what is wrong with one is told once."""
+        """Components of a group in the file, valid or not, so that each error is reported once."""
         values = self.document.values.items()
         return {name for name, value in values if isinstance(value, dict) and f"{value.get('kind')}s" == group}
 
@@ -365,7 +365,7 @@ class _Validation:
 
 
 def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
-    """``loc`` as the file has it, and the keys that are right there; none where annotations do not tell."""
+    """``loc`` as in the file, and the keys valid there; none if annotations do not define them."""
     plain: list[int | str] = []
     choices = [model]
     for part in loc:

@@ -1,4 +1,4 @@
-"""A job as YAML that explains itself: every option with its value and, as a comment, what it means.
+"""A job as documented YAML: every option with its value, and its meaning as a comment.
 
 The texts are the docstrings under the fields of the config models, so what a template says of an option is what its
 code says. Knows nothing of running a job.
@@ -38,7 +38,7 @@ def documented(job: JobConfig) -> str:
 
 @cache
 def option_docs(model: type[BaseModel]) -> Mapping[str, str]:
-    """What the docstring under each field says, by the name that the YAML has for it; empty where there is none."""
+    """The docstring under each field, by its name in the YAML; empty if there is none."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:

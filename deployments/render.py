@@ -34,7 +34,7 @@ class EpisodeRenderer:
     """Chooses every ``every``-th session and has its game drawn when it ends.
 
     Args:
-        draw: begins to draw a game with its return elsewhere, and gives the future of that.
+        draw: starts to draw a game with its return in another thread or process; returns the future.
         every: sessions from one drawing to the next.
     """
 
@@ -76,7 +76,7 @@ def log_failure(drawing: Future[Any]) -> None:
 def draw_episode(
     episode: list[State], returned: float | None, renders: Mapping[str, tuple[str, str]], folder: str, trial: Trial
 ) -> list[str]:
-    """Draws one episode with every render function, and gives the paths of the files it saved below `ARTIFACTS`.
+    """Draws one episode with every render function; returns the paths of the saved files below `ARTIFACTS`.
 
     A file is ``NAME/step-0068331-return-500.png``: the function's component, the trial's env steps, the game's return.
 

@@ -44,10 +44,10 @@ def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) ->
 
 
 def check_port(host: str, port: int) -> None:
-    """Makes sure that nobody listens at a port, or a Serve does, which ``serve run`` joins.
+    """Checks that a port is free, or that a Serve listens there, which ``serve run`` joins.
 
     Raises:
-        StartupError: somebody else does.
+        StartupError: another program does.
     """
     try:
         with socket.create_connection((host, port), _TIMEOUT_S):

@@ -74,7 +74,7 @@ def registered(sources: Mapping[str, WeightSource], followed: Mapping[str, Colle
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:
-    """What to follow of a model that is served by ``reference``; None: that never moves, or it takes no new weights."""
+    """How to follow the alias of a model served by ``reference``; None: a fixed version, or a frozen engine."""
     name, _, alias = reference.removeprefix("models:/").partition("@")
     if not alias or config.follow_s is None or config.engine in FROZEN:
         return None

@@ -1,8 +1,7 @@
-"""A trial's books kept by a process of their own, since MLflow takes seconds to import and to open.
+"""Writes a trial's metrics and checkpoints in a separate process, since MLflow takes seconds to import and to open.
 
-`Clerk` is the side that trains: it is the loop's `Keeper`, takes what metrics gathered, and never imports MLflow. Its
-process holds the trial and its `Hub`. Between them go pickles, through pipes that nobody else has. Knows nothing of
-learning.
+`Clerk` is the training process's side: it is the loop's `Keeper`, takes drained metrics, and never imports MLflow. Its
+process has the trial and its `Hub`. They exchange pickles through private pipes. Knows nothing of learning.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from pipelines.ending import leave
 log = logging.getLogger(__name__)
 
 _OPEN_S = 120.0
-"""How long MLflow may take to come up: it makes its tables, on a machine that is busy training."""
+"""Time for MLflow to start: it creates its tables, on a machine that is busy training."""
 _ANSWER_S = 60.0
 _SEND_EVERY_S = 1.0
 _LEAVE_S = 2.0
 _EARLY = 120
-"""Seconds of metrics that wait, apart from each other, for MLflow to come up; later ones are added to the last."""
+"""Seconds of metrics that wait separately for MLflow to start; later ones are merged into the last."""
 _WAITING = 8
 """Requests that may wait for the process."""
 _BESIDE_S = 2.0
-"""What is done beside the books may take so long after them."""
+"""Time for background tasks to finish after the last write."""
 _NICE = 5
-"""Training goes first; the books must not starve either."""
+"""Training has priority, but MLflow's process must not starve."""
 
 
 class _Save(NamedTuple):
@@ -59,23 +58,23 @@ class _Save(NamedTuple):
 
 
 class Clerk:
-    """Keeps the books of one trial in another process.
+    """Writes one trial to MLflow in another process.
 
-    That starts at once, since MLflow takes long to import. The trial is opened when the clerk is first asked for
-    anything: what is refused before a training has begun leaves none.
+    The process starts at once, since MLflow takes long to import. It opens the trial at the first request, so that a
+    job that is refused before its training leaves no trial.
 
-    What goes wrong there is raised where somebody waits for it: by `trial`, `latest`, `close` and `check`.
+    Its errors are raised by `trial`, `latest`, `close` and `check`.
 
     Args:
-        project, name: of the trial.
-        uri: of the tracking store, as `tracking_uri` gives it.
-        params: written as the trial's.
-        resume: go on with an unfinished trial of that name.
-        kept: newest checkpoints kept, beside the best.
-        x_axis: what metrics are written over.
+        project, name: names of the trial.
+        uri: tracking store, as of `tracking_uri`.
+        params: the trial's params.
+        resume: resume an unfinished trial of that name.
+        kept: newest checkpoints kept, in addition to the best.
+        x_axis: x axis of metrics.
 
     Attributes:
-        may_resume: there may be an unfinished trial of that name to go on with.
+        may_resume: there may be an unfinished trial of that name.
     """
 
     def __init__(
@@ -122,25 +121,25 @@ class Clerk:
         return opened
 
     def push(self, part: Drained) -> None:
-        """Takes what a recorder drained; it is written within a second or two."""
+        """Takes a recorder's drained metrics; they are written within a second or two."""
         if not part[0]:
             return
         now, opened = time.monotonic(), self._begun()
         with self._lock:
             self._recorder.merge(part)
-            # A curve of its own for what is over before MLflow has come up, not one point of it all.
+            # Separate points also for a training that ends before MLflow has started.
             if not opened.done() and now - self._cut >= _SEND_EVERY_S and len(self._early) < _EARLY:
                 self._early.append(self._recorder.drain())
                 self._cut = now
 
     def totals(self) -> dict[str, float]:
-        """Sums that the trial goes on from, see `brayx.cluster.hub.totals_of`; waits as `latest` does."""
+        """The trial's initial sums, see `brayx.cluster.hub.totals_of`; waits as `latest` does."""
         self._begun()
         found: dict[str, float] = self._result(self._ask("totals"), _OPEN_S) if self.may_resume else {}
         return found
 
     def opened(self, timeout_s: float = 0.0) -> bool:
-        """Whether there is a trial, within so many seconds if it was asked for: where not, nothing is kept yet."""
+        """Whether the trial is open; waits up to ``timeout_s`` if it was requested. If not, nothing is saved yet."""
         if self._opened is None:
             return False
         with contextlib.suppress(TimeoutError):
@@ -148,7 +147,7 @@ class Clerk:
         return False
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What ``function(trial, *args)`` gives in the clerk's process; it is a module's own, so that it pickles.
+        """Runs ``function(trial, *args)`` in the clerk's process; the function must pickle.
 
         Raises:
             TrackingError: it failed.
@@ -157,8 +156,8 @@ class Clerk:
         return self._result(self._ask("call", function, args), _OPEN_S)
 
     def aside(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """As `call`, in a thread of the process, one at a time. What comes meanwhile is let go, and so is what comes
-        while the process has too much to do; whatever it gives is. The future is that of the request."""
+        """As `call`, in a thread of the process and without the result, one at a time: calls meanwhile, or while the
+        process is busy, are dropped. Returns the future of the request."""
         future: Future[Any] = Future()
         try:
             self._requests.put_nowait((("aside", pickle.dumps((function, args))), future))
@@ -179,12 +178,12 @@ class Clerk:
         self._flush()
 
     def check(self) -> None:
-        """Raises what ended the clerk's process, if anything has."""
+        """Raises the error that ended the clerk's process, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def latest(self) -> Path | None:
-        """As `Keeper.latest`; waits for MLflow only where a trial of that name may have been interrupted."""
+        """As `Keeper.latest`; waits for MLflow only if a trial of that name may have been interrupted."""
         self._begun()
         if not self.may_resume:
             return None
@@ -192,9 +191,9 @@ class Clerk:
         return found
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `Keeper.save`: copied here, kept there later. Waits for the one before; if that could not be kept, it is
-        counted and logged, as there may be room again, and `close` raises what became of the last. While MLflow comes
-        up nothing is waited for: the newest of that time, and the best, are kept."""
+        """As `Keeper.save`: copies the folder now, and saves it later. Waits for the previous one. A failure is counted
+        and logged, since the disk may have room again; `close` raises the last one's. While MLflow starts it does not
+        wait, and keeps the newest and the best."""
         opened = self._begun()
         try:
             self._saved()
@@ -216,11 +215,11 @@ class Clerk:
             shutil.rmtree(save.folder, ignore_errors=True)
 
     def close(self, status: Status) -> Trial:
-        """Writes what is left, ends the trial and the process.
+        """Writes the rest, ends the trial and the process.
 
         Raises:
-            TrackingError: something could not be written, or nothing had been asked for and there is no trial; the
-                process has ended all the same.
+            TrackingError: something could not be written, or there is no trial, because there was no request; the
+                process has ended in any case.
         """
         try:
             if self._opened is None:
@@ -229,7 +228,7 @@ class Clerk:
             lost: TrackingError | None = None
             try:
                 self._saved()
-            except TrackingError as error:  # the trial ends all the same, or it would seem to run for ever
+            except TrackingError as error:  # end the trial anyway, or it would stay running in MLflow
                 lost = error
             self._flush()
             self._result(self._ask("finish", status), _ANSWER_S)
@@ -240,7 +239,7 @@ class Clerk:
             self.end()
 
     def end(self) -> None:
-        """Ends the process, whatever it is at; the trial stays as it is. May be called again."""
+        """Kills the process; the trial is not changed. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -281,17 +280,17 @@ class Clerk:
         try:
             self._requests.put((request, future), timeout=_ANSWER_S)
         except queue.Full:
-            future.set_exception(TrackingError(f"the books were busy for {_ANSWER_S:g} s"))
+            future.set_exception(TrackingError(f"MLflow's process was busy for {_ANSWER_S:g} s"))
         return future
 
     def _result(self, future: Future[Any], timeout_s: float) -> Any:
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            raise TrackingError(f"the books gave no answer for {timeout_s:g} s") from None
+            raise TrackingError(f"MLflow's process gave no answer for {timeout_s:g} s") from None
 
     def _talk(self) -> None:
-        """The thread: requests in order, and once a second what metrics have gathered."""
+        """The thread: sends requests in order, and metrics once a second."""
         while True:
             try:
                 item = self._requests.get(timeout=_SEND_EVERY_S)
@@ -318,7 +317,7 @@ class Clerk:
                 future.set_exception(error)
 
     def _catch_up(self) -> None:
-        """Hands over what has gathered while MLflow came up."""
+        """Sends the metrics that arrived while MLflow started."""
         while self._early:
             self._exchange(("write", self._early.popleft()))
         while self._early_saves:
@@ -338,7 +337,7 @@ class Clerk:
             self._process.stdin.flush()
             answer, error = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as broken:
-            failure = TrackingError(f"the process that keeps the books has ended with {self._process.poll()}")
+            failure = TrackingError(f"MLflow's process has ended with {self._process.poll()}")
             self._failure = failure
             raise failure from broken
         if error is not None:
@@ -347,9 +346,9 @@ class Clerk:
 
 
 def may_resume(uri: str, project: str, name: str) -> bool:
-    """Whether there may be an unfinished trial of that name: a look into a sqlite file tells without MLflow.
+    """Whether there may be an unfinished trial of that name. Reads a sqlite file without MLflow.
 
-    Anywhere else, and for a file that this cannot read, it may.
+    True for any other store, and for a file that cannot be read.
     """
     path = sqlite_path(uri)
     if path is None:
@@ -377,7 +376,7 @@ class _Desk:
         self._beside: threading.Thread | None = None
 
     def answer(self, verb: str, *arguments: Any) -> Any:
-        """Does what is asked for."""
+        """Carries out a request."""
         return getattr(self, f"_{verb}")(*arguments)
 
     def _open(self, project: str, name: str, uri: str, params: dict[str, Any], resume: bool, x_axis: XAxis) -> Trial:
@@ -426,7 +425,7 @@ class _Desk:
             function, args = pickle.loads(pickled)
             function(self._trial, *args)
         except Exception:
-            log.exception("what was to be done beside the books failed")
+            log.exception("a background task of MLflow's process failed")
 
     def _finish(self, status: Status) -> None:
         assert self._trial is not None
@@ -437,14 +436,14 @@ class _Desk:
 
 
 def main() -> int:
-    """Answers requests on standard input until it ends: with the one who asked, whatever became of them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who trains decides when the books are closed
+    """Answers requests on standard input until that ends, as when the training process dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides when to close
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints, prints elsewhere
-    with contextlib.suppress(Exception):  # the first request fails of it again, and that is told
-        import_mlflow()  # while who trains imports torch
+    os.dup2(2, 1)  # prints must not mix with the replies
+    with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
+        import_mlflow()  # while the training process imports torch
     desk = _Desk()
     while True:
         try:
@@ -456,7 +455,7 @@ def main() -> int:
         except BrayxError as error:
             answer = (None, error)
         except Exception as error:
-            answer = (None, TrackingError(f"the books cannot {request[0]}: {first_line(error)}"))
+            answer = (None, TrackingError(f"MLflow's process cannot {request[0]}: {first_line(error)}"))
         try:
             pickle.dump(answer, answers)
             answers.flush()

@@ -1,6 +1,6 @@
-"""What becomes of a trial in MLflow when its training has ended: a registered version, a champion, a curve.
+"""The results of a finished training in MLflow: a registered version, the champion, a curve.
 
-Loads no torch, so that the process which keeps a trial's books can do it. Knows nothing of jobs.
+Loads no torch, so that MLflow's process can run it. Knows nothing of jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CURVE_FILE = "curve.png"
 
 
 def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:
-    """Draws the trial's curve into its artifacts, if there is one; gives its points."""
+    """Draws the trial's curve into its artifacts, if it has points; returns them."""
     from pipelines.evaluate import draw_curve
 
     curve = trial.history(RETURN_CHART)
@@ -43,14 +43,14 @@ def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
 def register_best(
     trial: Trial, best: Checkpoint, name: str, onnx: bytes | None, spec: ModelSpec | None
 ) -> tuple[int, str]:
-    """Registers a checkpoint; gives its version, and what to tell people of it."""
+    """Registers a checkpoint; returns its version and a message for the user."""
     mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
     played = f"mean return {mean} over {games} games"
     tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
     tags["project"] = trial.project
     about = f"{played}, after {best.step:,} env steps of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
-    # As the tags have them, rounded: what is registered again must not lose against itself.
+    # Rounded like the tags, so that registering the same version again does not lose against itself.
     stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
@@ -64,7 +64,7 @@ def register_best(
 
 
 def champion_of(trial: Trial, job: JobConfig, model: str) -> WeightSource:
-    """Where the weights of a job's model are that acts and is not learned, see `deployments.weights.pooled`."""
+    """Source of the weights of a model that acts but does not learn, see `deployments.weights.pooled`."""
     from deployments.weights import pooled
 
     return pooled(job, model, trial.uri)
@@ -78,7 +78,7 @@ def _champion(name: str, uri: str) -> PoolEntry | None:
 
 
 def _return_of(tags: Mapping[str, str]) -> float:
-    """The return that a version is tagged with; NaN, which nothing is below, if that cannot be read."""
+    """The return in a version's tags; NaN, with which every comparison is false, if it cannot be read."""
     try:
         return float(tags["return"])
     except (KeyError, ValueError):
@@ -86,5 +86,5 @@ def _return_of(tags: Mapping[str, str]) -> float:
 
 
 def _promotion(name: str, version: int, uri: str) -> str:
-    """The command line that does it, from any folder."""
+    """The command line that promotes a version, from any folder."""
     return shlex.join(["brayx", "promote", f"models:/{name}/{version}", "--tracking", uri])

@@ -1,4 +1,4 @@
-"""What is looked at before a training starts anything: the job's code, and whether its model can be learned.
+"""Checks before a training starts: the job's code, and whether its model can be learned.
 
 Starts nothing.
 """
@@ -28,12 +28,12 @@ _SCRIPTS = (".py", ".sh", ".js", ".jar")
 
 
 def check_job(job: JobConfig) -> tuple[str, Layout]:
-    """The name of the job's one actor, and what its model observes and does: to be known before anything starts.
+    """The name of the job's actor, and the layout of its model's observations and actions.
 
     The name is empty for a job without one, whose data come from rollouts or sources alone.
 
     Raises:
-        ConfigError, ModelError: names what is missing or wrong, or what fits what is there.
+        ConfigError, ModelError: names what is missing or wrong, or what would fit.
     """
     name = actor_of(job)
     check_code(job, [name] if name else [], mode="train")
@@ -42,12 +42,12 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
 
 
 def check_gamecores(job: JobConfig) -> None:
-    """Makes sure that the gamecores' programs and scripts are there.
+    """Checks that the gamecores' programs and scripts exist.
 
     A word of a command is taken for a script if it ends as one (``.py``, ``.sh``, ``.js``, ``.jar``) and is no option.
 
     Raises:
-        ConfigError: names the component, the command and what is not there.
+        ConfigError: names the component, the command and the missing file.
     """
     path = environment()["PATH"]
     for name, actor in job.actors.items():
@@ -63,13 +63,13 @@ def check_gamecores(job: JobConfig) -> None:
 
 
 def check_learning(job: JobConfig) -> Layout:
-    """Makes sure that the model can be learned, and from what the job's rollouts and sources give.
+    """Checks that the model can be learned, and from the data of the job's rollouts and sources.
 
     Returns:
-        What the model observes and does.
+        The layout of the model's observations and actions.
 
     Raises:
-        ConfigError, ModelError: names what is wrong, or what fits what is there.
+        ConfigError, ModelError: names what is wrong, or what would fit.
     """
     from brayx.trainer.fits import layout_of
 
@@ -92,7 +92,7 @@ def actor_of(job: JobConfig) -> str:
 
 
 def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
-    """Host and number of each port that a job's actor opens, by the option that chooses it; of 0 any free one."""
+    """Host and number of each port that a job's actor opens, by its option; 0 is any free one."""
     config = job.actors[actor]
     doors = [
         ("port", config.host, config.port),

@@ -34,15 +34,15 @@ PIPELINES = {
     "tune": "search options of a training: many trials, one table",
     "visualize": "draw the curves of one or several trials",
 }
-"""Commands with a parser of their own, in the module of that name."""
+"""Commands whose module has its own parser."""
 
 
 def run(argv: Sequence[str] | None = None) -> None:
     """The command ``brayx``."""
     try:
         code = main(argv)
-    except SystemExit as asked:  # argparse's help and its refusals
-        code = asked.code if isinstance(asked.code, int) else 1
+    except SystemExit as ending:  # argparse's help and errors
+        code = ending.code if isinstance(ending.code, int) else 1
     leave(code)
 
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ends the command in order, once: what is pressed again while it cleans up, within its deadlines, is ignored."""
+    """Ends the command cleanly. Further interrupts during the clean-up, which has deadlines, are ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_within()
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--actor", default="", help="which of its actors (default: the only one)")
     serve.add_argument(
         "--model", dest="models", action="append", default=[], metavar="[NAME=]MODEL",
-        help="what a model serves: models:/NAME@ALIAS, which is followed, or models:/NAME/3 (default: the champion)",
+        help="version that a model serves: models:/NAME@ALIAS, which it follows, or models:/NAME/3 (default: champion)",
     )  # fmt: skip
     serve.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     serve.set_defaults(run=_serve)
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         help="any game: {http_url}, {ws_url}, {tcp_url} become the doors' URLs; it writes the return of each game as a "
         "line of its standard output",
     )  # fmt: skip
-    evaluate.add_argument("--at-once", type=_count, default=4, metavar="N", help="games side by side (default: 4)")
+    evaluate.add_argument("--at-once", type=_count, default=4, metavar="N", help="games at once (default: 4)")
     evaluate.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     evaluate.add_argument("--games", type=_count, default=20, help="how many (default: 20)")
     evaluate.add_argument("--door", choices=["http", "ws"], help="protocol, with a Gymnasium id (default: the URL's)")
@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     promote.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
     promote.set_defaults(run=_promote)
 
-    scale = commands.add_parser("scale", help="have more or fewer rollout workers in a training that runs")
+    scale = commands.add_parser("scale", help="change the number of rollout workers of a running training")
     scale.add_argument("trial", metavar="TRIAL", help="id or name of the trial")
     scale.add_argument("num_workers", metavar="WORKERS", type=_count, help="how many it is to have from now on")
     scale.add_argument("--rollout", metavar="NAME", help="the component, of a job that has several")
@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
 
-    gamecore = commands.add_parser("gamecore", help="be a game: `brayx gamecore gym ENV_ID --url URL`")
+    gamecore = commands.add_parser("gamecore", help="play as a game: `brayx gamecore gym ENV_ID --url URL`")
     for name, what in PIPELINES.items():
         commands.add_parser(name, help=what, add_help=False)
     kinds = gamecore.add_subparsers(title="kinds", required=True, metavar="KIND")
@@ -328,10 +328,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     if arguments.rate:
         from brayx.tracking import tracking_uri
-        from pipelines.rating import rate, served, told
+        from pipelines.rating import rate, registered_versions, served
 
         uri = tracking_uri(arguments.tracking)
-        rated = served(arguments.url, uri)  # what cannot be rated is told before the games
+        rated = served(arguments.url, uri)  # fails before the games if the service cannot be rated
         seen = {f"models:/{rated.name}/{rated.version}"}
 
     def on_game(number: int, game_return: float) -> None:
@@ -339,7 +339,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if arguments.rate:
             with contextlib.suppress(StartupError):  # of one question of many
                 # As another replica may play each game, another may answer: one may be behind, or ahead.
-                seen.update(*told(arguments.url).values())
+                seen.update(*registered_versions(arguments.url).values())
 
     result = evaluate(
         arguments.url,
@@ -361,7 +361,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             games = f"the first games were of {rated.name} version {rated.version}, the last of {now.version}"
             raise ConfigError(f"{games}: neither is rated")
         if len(seen) > 1:
-            raise ConfigError(f"while the games went on sessions got {', '.join(sorted(seen))}: none is rated")
+            raise ConfigError(f"during the games sessions got {', '.join(sorted(seen))}: none is rated")
         rate(rated.name, rated.version, arguments.env_id or arguments.gamecore, result, uri)
         print(f"{rated.name} version {rated.version} has the rating {result.mean:g} now")
     return 1 if result.missing else 0
@@ -385,9 +385,9 @@ def _export(arguments: argparse.Namespace) -> int:
     missed = {name: of for name, of in report["runtimes"].items() if not of["within"]}
     beyond = [f"{name} ({allowed(of)})" for name, of in missed.items() if "error" not in of]
     failed = [name for name, of in missed.items() if "error" in of]
-    for told, names in (("beyond the tolerance", beyond), ("failed", failed)):
+    for problem, names in (("beyond the tolerance", beyond), ("failed", failed)):
         if names:
-            print(f"brayx: {told}: {', '.join(names)}; the report has the errors", file=sys.stderr)
+            print(f"brayx: {problem}: {', '.join(names)}; the report has the errors", file=sys.stderr)
     return 1
 
 

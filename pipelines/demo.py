@@ -27,7 +27,7 @@ from pipelines.rating import rate
 from pipelines.result import TrainResult
 
 PASSING_RETURN = 475.0
-"""What Gymnasium registers as solved for CartPole-v1."""
+"""Gymnasium's threshold of a solved CartPole-v1."""
 _ENV_ID = "CartPole-v1"
 _SERVE_FILE = "serve_config.yaml"
 _EVALUATION_SEED = 1_000_000
@@ -35,7 +35,7 @@ _EVALUATION_SEED = 1_000_000
 games did that the agent was trained on."""
 
 Serve = Callable[[TrainResult], "contextlib.AbstractContextManager[str]"]
-"""Serves what was trained, in a context whose value is the URL of the HTTP door."""
+"""A context that serves the trained model; its value is the URL of the HTTP door."""
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _in_process(job: JobConfig, uri: str, books: dict[str, Any]) -> tuple[TrainResult, Serve]:
-    """Trains here, and gives how what was trained is served here."""
+    """Trains in this process; returns the context that serves the model here."""
     from pipelines.local import train_in_process
 
     @contextlib.contextmanager
@@ -97,7 +97,7 @@ def _in_process(job: JobConfig, uri: str, books: dict[str, Any]) -> tuple[TrainR
 def _on_ray(
     job: JobConfig, uri: str, cluster: str, ingress: Ingress, books: dict[str, Any]
 ) -> Iterator[tuple[TrainResult, Serve]]:
-    """Trains on a cluster that stays up for this context, and gives how what was trained is served there."""
+    """Trains on a cluster that stays up for this context; returns the context that serves the model there."""
     from deployments.actor import serving_application
     from pipelines.train import cluster_for, deploy, train_on
 
@@ -116,7 +116,7 @@ def _on_ray(
 
 
 def _served(config: str, uri: str) -> str:
-    """What ``serve run`` takes here to serve the champion: the shipped file, if it is here and finds the same books."""
+    """Arguments of ``serve run`` for the champion: the shipped file, if it exists here and uses the same store."""
     if Path(_SERVE_FILE).is_file() and uri == tracking_uri():
         return _SERVE_FILE
     return shlex.join(["deployments.actor:app", f"config={config}", f"tracking={uri}"])

@@ -53,12 +53,12 @@ class Deadline:
         return max(0.0, min(at_most, self._until - self._clock()))
 
     def shorten(self, seconds: float) -> None:
-        """Leaves no more than so many."""
+        """Shortens the deadline to at most ``seconds`` from now."""
         self._until = self._clock() + self.left(seconds)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A context in which time does not count: what is waited for there has a deadline of its own."""
+        """A context that stops the clock, for a wait with a separate deadline."""
         left_s = self.left()
         try:
             yield
@@ -67,7 +67,7 @@ class Deadline:
 
 
 def side_by_side(stops: Sequence[Callable[[float], object]], timeout_s: float) -> None:
-    """Calls all at the same time, each with the whole ``timeout_s``; raises what one of them raised."""
+    """Calls all concurrently, each with the whole ``timeout_s``; raises the exception of one of them."""
     with ThreadPoolExecutor(max(1, len(stops))) as pool:
         for done in [pool.submit(stop, timeout_s) for stop in stops]:
             done.result()
@@ -112,7 +112,7 @@ def mark() -> None:
 
 
 def end_within(seconds: float = END_S) -> None:
-    """Kills what this command started and is still there after ``seconds``, and ends it with exit code 130."""
+    """Kills processes of this command that still run after ``seconds``, and ends it with exit code 130."""
     timer = threading.Timer(seconds, _kill)
     timer.daemon = True  # a command that is done sooner takes it along
     timer.start()
@@ -123,7 +123,7 @@ def leave(code: int) -> NoReturn:
 
     With Ray, torch and MLflow loaded that takes the interpreter three or four seconds, at the end of each command.
     """
-    with contextlib.suppress(OSError):  # whoever read what it says may be gone
+    with contextlib.suppress(OSError):  # the reader of its output may be gone
         sys.stdout.flush()
         sys.stderr.flush()
     atexit._run_exitfuncs()

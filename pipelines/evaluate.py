@@ -1,6 +1,6 @@
 """Plays games against a served job through its HTTP door, and draws a trial's curve.
 
-The games run in processes of their own, as everybody's gamecores do. Knows nothing of training.
+The games run in separate processes, like any gamecores. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def evaluate(
 ) -> Evaluation:
     """Plays ``games`` games against the service at ``url``.
 
-    Every process plays its own share of the games, so that short games count no more than long ones.
+    Every process plays an equal share of the games, so that short games do not count more than long ones.
 
     Args:
         url: base URL of the door.
@@ -91,7 +91,7 @@ def evaluate(
         at_once: gamecore processes, at most one a game.
         door: ``http`` or ``ws``, of ``env_id``; None: the URL's own.
         seed: of the first process's first game, of ``env_id``.
-        timeout_s: deadline for the next game to end, counted anew from each that has.
+        timeout_s: deadline for the next game to end, restarted by each end.
         keys_file: of the keys that the service asks for; None: the environment's, if it has any.
         key: which of them; None: the first.
         on_game: called with the number of games ended so far, from 1, and the last one's return.
@@ -129,7 +129,7 @@ def evaluate(
 
 
 def _check_listening(url: str) -> None:
-    """Tells at once what gamecores, which may be there before their service, would take a minute to tell."""
+    """Reports a missing service at once; gamecores, which may start before their service, would retry for a minute."""
     parts = urlsplit(url)
     try:
         address = (parts.hostname or "", parts.port or (443 if parts.scheme in ("https", "wss") else 80))
@@ -159,9 +159,9 @@ def play(
     clock: Callable[[], float] = time.monotonic,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> list[float]:
-    """Runs gamecores side by side and gives the returns of their games, in the order in which the games ended.
+    """Runs gamecores concurrently and returns the returns of their games, in the order of their ends.
 
-    If the deadline passes, it gives the returns of the games that had ended.
+    After the deadline it returns those of the games that have ended.
 
     Args:
         commands: that write a line with the return when a game has ended, see `evaluate`.
@@ -210,7 +210,7 @@ def play(
 
 
 class _Player:
-    """A gamecore in a process of its own.
+    """A gamecore process.
 
     Args:
         command: its words.
@@ -245,7 +245,7 @@ class _Player:
         return 0 < self._share <= self._games
 
     def begin_again(self) -> bool:
-        """Starts the command anew, if it has ended in order before it had played its share; whether it did.
+        """Restarts the command if it ended cleanly before it had played its share; returns whether it did.
 
         Raises:
             StartupError: it has written no return.
@@ -279,7 +279,7 @@ class _Player:
             raise StartupError(f"a gamecore ended with status {code} and said: {said}")
 
     def close(self) -> None:
-        """Ends it, with what it started, if it still runs."""
+        """Ends it and its children, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -305,7 +305,7 @@ def draw_curve(
         points: ``(env steps, mean return of the last 100 games)``.
         title: above the axes.
         target: drawn as a dashed line.
-        x_axis: what the points are over, if not env steps.
+        x_axis: x axis of the points, if not env steps.
 
     Raises:
         BrayxError: there are no points.

@@ -31,12 +31,12 @@ _MEASURES = {"absolute": "worst absolute", "relative": "worst relative", "differ
 
 @dataclass(frozen=True)
 class _Origin:
-    """What is exported.
+    """The model to export.
 
     Attributes:
         folder: with its ``weights.npz`` and ``meta.json``.
-        about: what the bundle says of it.
-        run_id: the trial it came from; empty: none is known.
+        about: its description in the bundle.
+        run_id: its trial; empty: unknown.
         name: of the export among the trial's artifacts.
     """
 
@@ -57,7 +57,7 @@ def export(
     batch_sizes: Sequence[int] = (1, 8, 64),
     tolerances: Mapping[str, Tolerance] | None = None,
 ) -> dict[str, Any]:
-    """Writes a bundle into ``out`` and to the model's trial; gives its report, see `write_bundle`.
+    """Writes a bundle into ``out`` and to the model's trial; returns its report, see `write_bundle`.
 
     Args:
         reference: ``models:/name@alias`` and its like, or the folder of a checkpoint.
@@ -114,7 +114,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def allowed(of: Mapping[str, Any]) -> str:
-    """The tolerance in a runtime's part of a report, as far as it bounds the outputs that are there."""
+    """The tolerance in a runtime's part of a report, as far as it applies to the outputs."""
     tolerance = Tolerance(**of["tolerance"])
     measured = {name for by_size in of["errors"].values() for error in by_size.values() for name in error}
     parts = [f"{tolerance.atol:g}"]
@@ -180,7 +180,7 @@ def _build(folder: Path, job: str | None, model: str | None) -> tuple[Any, tuple
 
 
 def _samples(folder: Path, module: Any, example: tuple[NestedArray, ...]) -> Samples:
-    """What the checkpoint recorded, if that is what the model takes; else made up."""
+    """Samples that the checkpoint recorded, if they fit the model; otherwise generated ones."""
     leaves = recorded_samples(folder, module, example)
     if leaves is None:
         return Samples.of_example(example)

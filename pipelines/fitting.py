@@ -1,4 +1,4 @@
-"""Whether the algorithm of a job fits what it acts in and learns from, as far as the job tells. Starts nothing.
+"""Checks a job's algorithm against its environments and data. Starts nothing.
 
 Rollouts and files are looked at; what agents behind a door and a source's own function give, only they know.
 """
@@ -66,7 +66,7 @@ def check_algorithm(
 
 
 def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
-    """Refuses observations and rewards as they are beside those that a rollout has changed, which only it can do."""
+    """Refuses raw observations and rewards if a rollout normalises or clips its own."""
     read = (*trainer.buffers, *trainer.eval_buffers)
     raw = [name for name, source in job.sources.items() if source.buffer in read]
     raw += [name for name, rollout in job.rollouts.items() if not rollout.normalise_obs]

@@ -77,7 +77,7 @@ def evaluate(service: str | Serving, env_id: str = "", **options: Any) -> Evalua
     """Plays games against a service.
 
     Args:
-        service: base URL of its door, or what `serve` gave.
+        service: base URL of its door, or the result of `serve`.
         env_id: Gymnasium id; empty: the option ``gamecore`` has the command of another game.
         options: as of `pipelines.evaluate.evaluate`: ``games``, ``at_once``, ``seed``, ``gamecore`` and others.
 

@@ -1,6 +1,6 @@
 """Game processes of a training job: started, watched, started again when they die, and all gone at the end.
 
-Any command that speaks to a door will do; this file knows nothing of what it plays. What a game writes to its
+Any command that uses a door will do; this file knows nothing of the game. What a game writes to its
 standard error is kept for the progress display, because that is where a gamecore says what went wrong.
 """
 
@@ -198,7 +198,7 @@ class Gamecores:
         """
         assert game.process is not None
         assert game.process.stderr is not None
-        _signal(game, signal.SIGKILL)  # what it had started must not play on beside the next one
+        _signal(game, signal.SIGKILL)  # its children must not keep playing next to its successor
         with contextlib.suppress(KeyError):
             self._read(game)
             self._selector.unregister(game.process.stderr)
@@ -246,7 +246,7 @@ def environment() -> dict[str, str]:
 
 
 def _signal(game: _Game, number: int) -> bool:
-    """Signals the process and whatever it started, which may outlive it: it leads a process group of its own.
+    """Signals the process and its children, which may outlive it: it leads a process group.
 
     Returns:
         Whether anybody was there; signal 0 only asks.

@@ -24,7 +24,7 @@ def cluster_of(job: JobConfig, cluster: str | None) -> str | None:
 
     Args:
         job: to run.
-        cluster: as the user gave it; None: not at all.
+        cluster: value of the user's ``--cluster``; None: not given.
 
     Raises:
         ConfigError: the job asks for a GPU, this machine has none, and no cluster is named.

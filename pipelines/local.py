@@ -1,9 +1,8 @@
 """A training job in this process, from its first line to its last: reads top to bottom. Ray is never imported.
 
-Checks the job, opens the trial in a process beside this one, opens the doors, starts the learner and, once its weights
-act, the gamecores, rollouts and sources; shows progress, and takes everything down in the order in which nothing is
-lost: games, learner (an interrupted one saves a last checkpoint), sessions and doors, books. A job without an actor has
-no door.
+Checks the job, opens the trial in another process, opens the doors, starts the learner and, once its weights act, the
+gamecores, rollouts and sources; shows progress, and takes everything down in the order in which nothing is lost: games,
+learner (an interrupted one saves a last checkpoint), sessions and doors, MLflow. A job without an actor has no door.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _LOOK_S = 0.25
 _END_S = 20.0
 """How long all parts may take together to end, the learner of a finished training left out;"""
 _DOORS_END_S = 2.0
-"""of these, beside the games: sessions and doors, each,"""
+"""of these, besides the games: sessions and doors, each,"""
 _INTERRUPTED_END_TIMEOUT_S = 4.0
 """an interrupted learner with its last checkpoint,"""
 _OPENED_S = 2.0
@@ -61,7 +60,7 @@ _OPENED_ON_ERROR_S = 10.0
 
 
 def beyond_local(job: JobConfig) -> list[str]:
-    """What of a job the host of one machine cannot run, one short clause each; empty: it can run all of it."""
+    """Parts of a job that the local host cannot run, one short clause each; empty: it can run all of it."""
     found, cpus = [], len(os.sched_getaffinity(0))
     for name, rollout in job.rollouts.items():
         wanted = rollout.num_workers * rollout.cpus_per_worker
@@ -112,7 +111,7 @@ def train_in_process(
     name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking))
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_files())
-        # First, since MLflow takes longest to import, in a process of its own.
+        # First, since MLflow takes longest to import, in another process.
         clerk = Clerk(
             job.project,
             name,
@@ -256,7 +255,7 @@ class _Training:
         return host
 
     def run(self) -> TrainResult:
-        """Trains, and gives what it came to."""
+        """Trains; returns the result."""
         job, say = self.job, self.progress.say
         began, seconds, learned = time.monotonic(), 0.0, None
         with contextlib.ExitStack() as served:
@@ -267,7 +266,7 @@ class _Training:
                 if host is not None:
                     host.open()
                     if job.actors[self.actor].keys_file is not None:
-                        say(f"{self.actor}.keys_file: keys are asked for when the job is served, not while it trains")
+                        say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
                 self.learner.start()
                 self._wait_for_weights()
                 if self.acting is not None:
@@ -290,11 +289,11 @@ class _Training:
                 self.end.shorten(INTERRUPTED_S)
                 seconds = seconds or (time.monotonic() - began if self.learning else 0.0)
                 what = ": the learner saves a last checkpoint" if self.learning else " before training began"
-                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still coming up"
+                then = "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
                 say(f"interrupted{what}; {then}")
                 self._stop_learner()
                 if not self.clerk.opened(self.end.left(_OPENED_S)):
-                    error.add_note("before MLflow had come up: nothing is kept")
+                    error.add_note("before MLflow had started: nothing is kept")
                     raise
             except BaseException:
                 self._stop_learner()
@@ -304,7 +303,7 @@ class _Training:
         try:
             return self._result(began, seconds, learned)
         except KeyboardInterrupt as error:
-            error.add_note("after training, while what came of it was written")
+            error.add_note("after training, while its results were written")
             raise
 
     def _result(self, began: float, seconds: float, learned: Summary | None) -> TrainResult:
@@ -382,7 +381,7 @@ class _Training:
         self.numbers.add("gamecores_failed", 1.0, note=one_line(line))
 
     def _stop_learner(self) -> None:
-        """Stops the learner, and gives it a few seconds for its last checkpoint."""
+        """Stops the learner, with a few seconds for its last checkpoint."""
         with contextlib.suppress(BrayxError):
             self.learner.stop()
             self.learner.result(self.end.left(_INTERRUPTED_END_TIMEOUT_S if self.learning else 1.0))

@@ -1,7 +1,7 @@
-"""A ready-made model for the environment of a job's rollout: what a job names as ``module: pipelines.models``.
+"""A ready-made model for the environment of a job's rollout: ``module: pipelines.models``.
 
 Its options are the job's ``network`` (`kind: config`), those of `brayx.nets.policy.NetworkConfig`. The algorithm of the
-trainer that learns it says which networks: SAC and MAPPO have critics beside the policy.
+trainer that learns it says which networks: SAC and MAPPO have critics in addition to the policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NETWORK = "network"
 
 
 def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The networks for what the rollout that acts with model ``name`` observes and does, and for who learns it.
+    """The networks for the environment of the rollout that acts with model ``name``, and for its trainer.
 
     Args:
         name: of the model component.
@@ -43,7 +43,7 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
     rollouts = {key: part for key, part in parts.items() if part.get("kind") == "rollout"}
     found = next((key for key, part in rollouts.items() if part["model"] == name), None)
     if found is None:
-        raise ConfigError(f"model {name!r}: pipelines.models makes a network for a rollout, and none acts with it")
+        raise ConfigError(f"model {name!r}: pipelines.models makes a network for a rollout, but no rollout uses it")
     rollout = RolloutComponent.model_validate(rollouts[found])
     try:
         options = {key: value for key, value in config.get(NETWORK, {}).items() if key != "kind"}

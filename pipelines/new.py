@@ -1,4 +1,4 @@
-"""``brayx new``: a project's folder that trains as it is, made from a template by putting its own name in.
+"""``brayx new``: makes a project's folder that trains without changes, from a template.
 
 Knows nothing of running a job. Imports nothing slow, since the command line asks it for names.
 """
@@ -15,15 +15,15 @@ _GAME = TEMPLATES / "catch"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 KINDS = {
-    "rl": "games play, the learner learns from what they earn",
-    "imitation": "recorded games are copied, and one game plays along, to see how well",
-    "mixed": "games play, and recorded ones help at the beginning",
+    "rl": "learns from games",
+    "imitation": "imitates recorded games, and plays one to measure it",
+    "mixed": "learns from games, with the help of recorded ones at first",
 }
 _WITH_RECORDINGS = ("imitation", "mixed")
 
 
 def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path]:
-    """Makes the folder ``name`` and gives the files in it.
+    """Makes the folder ``name``; returns its files.
 
     Args:
         name: of the project, its folder and its modules: small letters, digits and underscores.
@@ -31,7 +31,7 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
         parent: folder to make it in.
 
     Raises:
-        ConfigError: no such template, a name that no module can have, or a folder that is there already.
+        ConfigError: no such template, a name that no module can have, or a folder that already exists.
     """
     from deployments.job import JobConfig
     from deployments.options import documented
@@ -49,7 +49,7 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"{folder} is there already", key="name") from None
+        raise ConfigError(f"{folder} already exists", key="name") from None
     made = []
     for source in sorted(_GAME.glob("*.py")):
         if source.stem != "catch_expert" or template in _WITH_RECORDINGS:
@@ -60,7 +60,7 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     made.append(folder / f"{name}.yaml")
     text = _renamed((_GAME / f"{template}.yaml").read_text(encoding="utf-8"), name)
     made[-1].write_text(text, encoding="utf-8")
-    # Written anew: the comments must fit the lines that the name made longer.
+    # Rewritten: the name makes lines longer, and comments must still fit.
     made[-1].write_text(documented(JobConfig.load(made[-1])), encoding="utf-8")
     made.append(folder / "README.md")
     made[-1].write_text(_readme(name, template), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `pipelines.ppo --preset tuned` takes for options that are not given, by environment.
+"""Defaults of `pipelines.ppo --preset tuned`, by environment.
 
 Found by trying on two cores, for wall time: many environments and large minibatches. Knows nothing of the command line.
 """
@@ -20,7 +20,7 @@ _ATARI: dict[str, Any] = {
     "reward_clip": 1.0,
     "convolutions": "small",
     "hidden": [],
-    "blocking": False,  # games step in threads of their own beside the learner
+    "blocking": False,  # games step in their own threads during updates
     "anneal": True,
 }
 

@@ -1,6 +1,6 @@
 """The live display of a training job: a panel on a terminal or in a notebook, a line every few seconds elsewhere.
 
-Draws what it is given; knows nothing of where the numbers come from.
+Knows nothing of where the numbers come from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def number(value: float | None, form: str = ",.0f") -> str:
 
 
 def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
-    """What is played, and how fast: ticks through the door, or else steps of environments that need none."""
+    """What is played, and its rate: ticks through the door, or steps of environments without one."""
     what, name = ("ticks/s", "ticks_per_s") if numbers.get("ticks_per_s") else ("steps/s", "env_steps_per_s")
     return what, number(numbers.get(name))
 
@@ -47,15 +47,15 @@ def milliseconds(value: float | None) -> str:
 
 
 def _dropped(numbers: Mapping[str, float]) -> float:
-    """Of all reasons: each is a number of its own, ``replay_dropped.REASON``."""
+    """Sum over all reasons; each has a number ``replay_dropped.REASON``."""
     return sum(value for name, value in numbers.items() if name.split(".")[0] == "replay_dropped")
 
 
 def _not_written(numbers: Mapping[str, float]) -> str:
-    """What MLflow did not take so far; empty if it took all."""
+    """Failed writes to MLflow so far; empty if there are none."""
     kinds = {"hub_write_failures": "metrics", "checkpoints_failed": "checkpoints"}
     failed = [f"{numbers[name]:.0f} of {what}" for name, what in kinds.items() if numbers.get(name)]
-    return f"failed writes to MLflow: {', '.join(failed)}; training goes on" if failed else ""
+    return f"failed writes to MLflow: {', '.join(failed)}; training continues" if failed else ""
 
 
 _WHAT = {
@@ -67,8 +67,8 @@ _WHAT = {
 
 
 def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[str]:
-    """What errors took, a line for each cause: how many, and the newest with its location; then the share of the newest
-    games and fragments.
+    """Losses by errors, a line for each cause: the count, and the newest with its location; then the share of
+    the newest games and fragments.
 
     A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
 
@@ -167,9 +167,9 @@ class Progress:
         """Shows the newest numbers.
 
         Args:
-            numbers: as `brayx.cluster.hub.Hub.snapshot` gives them.
+            numbers: as of `brayx.cluster.hub.Hub.snapshot`.
             gamecores: game processes alive.
-            workers: rollout workers at work.
+            workers: running rollout workers.
             note: one line to show below, after what could not be written.
             errors: lines to show in red: `error_lines`.
         """
@@ -178,7 +178,7 @@ class Progress:
                 return
             if self._live is not None and not self._live.is_started:
                 self._live.start()
-        # Next to the error itself, what a game says of it is an echo.
+        # A game's own message only repeats the error.
         note = "; ".join(filter(None, [_not_written(numbers), "" if errors else note]))
         if self._show is not None:
             self._show(Padding(self._panel(numbers, gamecores, workers, note, errors), 0))
@@ -251,7 +251,7 @@ class Progress:
 
 
 def _notebook_cell() -> Callable[[Padding], object]:
-    """Draws over what it drew before in the cell that runs now; `Live` would need ipywidgets for that."""
+    """Redraws its output in the current cell; `Live` would need ipywidgets for that."""
     from IPython.display import display
 
     handle: Any = display(Padding("", 0), display_id=True)  # type: ignore[no-untyped-call]

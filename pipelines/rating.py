@@ -1,4 +1,4 @@
-"""What an evaluation's games came to, written to the registered version that played them.
+"""Writes an evaluation's mean return to the registered version that played the games.
 
 Knows nothing of how games are played.
 """
@@ -14,7 +14,7 @@ from pipelines.evaluate import Evaluation
 _STATUS_S = 10.0
 
 
-def told(url: str) -> dict[str, list[str]]:
+def registered_versions(url: str) -> dict[str, list[str]]:
     """The registered versions that a session which begins now may act with, by model, as one replica has it: each
     question is of whichever the door chooses, as each session is.
 
@@ -22,7 +22,7 @@ def told(url: str) -> dict[str, list[str]]:
         url: of the service's HTTP or WebSocket door.
 
     Raises:
-        StartupError: the service tells nothing of that.
+        StartupError: the service's status page does not have them.
     """
     page = read_status(Endpoint.parse(url), _STATUS_S)
     registered = None if page is None else page.get("registered")
@@ -40,11 +40,11 @@ def served(url: str, uri: str) -> PoolEntry:
 
     Raises:
         ConfigError: it is not one version: there is none, a canary has another, or there are several models.
-        StartupError: the service tells nothing of that.
+        StartupError: the service's status page does not have them.
         ModelNotFound: the registry does not have it.
         TrackingError: the registry cannot be read.
     """
-    registered = told(url)
+    registered = registered_versions(url)
     references = {reference for of in registered.values() for reference in of or [""]}
     if len(references) != 1 or "" in references:
         what = "; ".join(f"{model}: {', '.join(of) or 'none'}" for model, of in registered.items()) or "none"
@@ -61,6 +61,6 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
         TrackingError: the registry failed.
     """
     if result.missing:
-        raise ConfigError(f"{result.missing} games did not end and were given up: the others alone give no rating")
+        raise ConfigError(f"{result.missing} games did not end: the finished ones alone give no rating")
     games = str(len(result.returns))
     tag(name, version, {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id}, uri)

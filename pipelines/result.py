@@ -1,4 +1,4 @@
-"""What a training job came to: its numbers, what is said of it at the end, and the version that it registered.
+"""The result of a training job: its numbers, its summary, and the version that it registered.
 
 The same for every host. Knows nothing of where a job ran.
 """
@@ -29,19 +29,19 @@ STEPS_THIS_RUN = "rollout_steps_this_run"
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training job came to.
+    """The result of a training job.
 
     Attributes:
         trial: its books.
         numbers: the last snapshot of every metric.
         finished: False when it was interrupted; it can be resumed.
-        pool_name, version: what was registered; version None if no checkpoint was good enough to register.
+        pool_name, version: the registered version; version None if no checkpoint was good enough.
         seconds: while games were played and learned from, without what starting and ending took.
         curve: ``(env steps, mean return of the last 100 games)``.
         outcome: whether that is the champion, and why not, for people; empty when interrupted.
         reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
         began: when ``seconds`` began, on the monotonic clock.
-        errors: what was lost and why, a line for each cause: `error_lines`.
+        errors: losses, a line for each cause: `error_lines`.
         ended: why training ended, in one line: `ending_of`.
     """
 
@@ -68,10 +68,10 @@ class TrainResult:
         return draw_curve(self.curve, title=self.trial.project)
 
     def summary(self) -> str:
-        """What there is to say, for people; the last line is why training ended."""
+        """The summary for the user; the last line is why training ended."""
         get = self.numbers.get
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
-        took = f"{self.seconds:.0f} s of training, its start not counted"
+        took = f"{self.seconds:.0f} s of training, without its start"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get('games', 0):,.0f} games",
@@ -115,7 +115,7 @@ def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
 def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
     """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
     if isinstance(error, KeyboardInterrupt) and learned:
-        error.add_note("after training, while what came of it was written")
+        error.add_note("after training, while its results were written")
     if error is not None:
         trial.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 

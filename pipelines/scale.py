@@ -98,7 +98,7 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, str]]:
         which = f"attributes.{field} = '{reference}' and attributes.status = 'RUNNING'"
         runs = client.search_runs(experiments, which, order_by=["attributes.start_time DESC"], max_results=50)
     if not runs:
-        raise _not_running(newest, f"its books say {newest.status}")
+        raise _not_running(newest, f"MLflow says {newest.status}")
     places = {run.info.run_id: dict(parse_qsl(run.data.tags.get(_RAY_TAG, ""), keep_blank_values=True)) for run in runs}
     reached = [run_id for run_id, where in places.items() if where and answers(where["address"])]
     if len(reached) > 1:
@@ -117,7 +117,7 @@ def _running(reference: str, uri: str) -> tuple[Trial, dict[str, str]]:
             trial=trial.name,
         )
     raise _not_running(
-        trial, f"nothing answers at {where['address']}, where its Ray was: ask from the cluster of {where['host']}"
+        trial, f"nothing answers at {where['address']}, where its Ray was: run this on the cluster of {where['host']}"
     )
 
 

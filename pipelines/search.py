@@ -1,4 +1,4 @@
-"""What a search looks through: option names and where their values come from, as text and checked before it starts.
+"""The space of a search: options and domains, parsed from text and checked before the search starts.
 
     learning_rate=loguniform(1e-4, 1e-2)    clip_param=choice(0.1, 0.2)    epochs=randint(2, 10)    gamma=0.99
 
@@ -48,7 +48,7 @@ class Domain:
 
     def __post_init__(self) -> None:
         if self.kind not in _DRAW:
-            raise ConfigError(f"{self.kind!r} is no domain; there is {', '.join(_DRAW)}", key="search")
+            raise ConfigError(f"{self.kind!r} is not a domain; there are {', '.join(_DRAW)}", key="search")
         if not self.arguments:
             raise ConfigError(f"{self} is empty", key="search")
         if self.kind == "choice":
@@ -139,15 +139,15 @@ def arguments(algorithm: str, values: Mapping[str, Any]) -> tuple[AlgorithmConfi
     for name, value in values.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            told = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
-            raise ConfigError(f"there is no option {name!r}; {told}", key=name)
+            choices = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
+            raise ConfigError(f"there is no option {name!r}; {choices}", key=name)
         if name.startswith(_INNER):
             chosen["inner"][name.removeprefix(_INNER)] = value
             continue
         group = "network" if name.startswith(_NETWORK) else "run" if name in here else "algorithm"
         chosen[group][name.removeprefix(_NETWORK)] = value
     whole = chosen["algorithm"].get("reinforcement", {})
-    if chosen["inner"] and isinstance(whole, Mapping):  # what it is else is refused with the rest
+    if chosen["inner"] and isinstance(whole, Mapping):  # anything else is refused with the rest
         chosen["algorithm"]["reinforcement"] = {**whole, **chosen["inner"]}
     try:
         config: Any = model(**chosen["algorithm"])
@@ -177,7 +177,7 @@ def check(
         ConfigError: as `arguments` and ``fits``; or nothing is searched.
     """
     if not any(isinstance(value, Domain) for value in space.values()):
-        raise ConfigError("nothing is searched: give an option a domain, as learning_rate=loguniform(1e-4, 1e-2)")
+        raise ConfigError("no option is searched: give one a domain, such as learning_rate=loguniform(1e-4, 1e-2)")
     fixed = {name: value for name, value in space.items() if not isinstance(value, Domain)}
     arguments(algorithm, fixed)
     extremes = {name: domain.extremes for name, domain in space.items() if isinstance(domain, Domain)}

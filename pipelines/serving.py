@@ -58,7 +58,7 @@ class Serving:
         urls: URL of each door by name: ``http``, ``ws``, ``tcp``, ``grpc``.
 
     Raises:
-        ConfigError: the job's code is not there.
+        ConfigError: the job's code cannot be loaded.
         StartupError: a port is taken.
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
@@ -170,7 +170,7 @@ class Serving:
         await asyncio.to_thread(self._pool.finish)
 
     async def _record(self) -> None:
-        """Hands what was counted to the pool."""
+        """Sends metrics to the pool."""
         while True:
             await asyncio.sleep(_RECORD_S)
             self._recorder.drain()
@@ -186,7 +186,7 @@ def serve(job: JobConfig, uri: str, *, actor: str = "", models: Mapping[str, str
         for door, url in serving.urls.items():
             _say(f"  {door:<4}  {url}")
         if serving.is_open:
-            _say("any machine that reaches these doors may play: `brayx keys new` makes keys to ask for")
+            _say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
         if serving.config.num_workers > 1:
             _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
         shown: dict[str, list[str]] = {}

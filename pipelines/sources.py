@@ -45,7 +45,7 @@ def check_sources(
         memory: what the data must have of the memory of the model that learns, ``state/...``.
 
     Returns:
-        What the data has of each step, by source.
+        The data's fields of each step, by source.
 
     Raises:
         ConfigError: names the source, what its data has and what would fit; or its buffer drops what is old, which all
@@ -125,7 +125,7 @@ class Sources:
 
     @property
     def errors(self) -> list[BrayxError]:
-        """What sources failed with."""
+        """The error of a source."""
         failed = {name: feed.error for name, feed in self._feeds.items() if feed.error is not None}
         for name in failed.keys() - self._told:
             logger.error("source %s stopped: %s", name, failed[name])
@@ -134,7 +134,7 @@ class Sources:
 
     @property
     def done(self) -> bool:
-        """There are sources of what is learned from, and all were read to their end.
+        """Whether there are sources for training, and all were read to their end.
 
         Those of held-out data do not count: once their buffer is full they go on only as fast as it is evaluated, which
         needs a learner that still learns.

@@ -237,7 +237,7 @@ def train_on(
                     )
                 )
                 if job.actors[actor].keys_file is not None:
-                    progress.say(f"{actor}.keys_file: keys are asked for when the job is served, not while it trains")
+                    progress.say(f"{actor}.keys_file: keys are required when the job is served, not while it trains")
                 _deploy(job, actor, config.model, trial, names, buffer_names)
                 doors = _wait_for_weights(cluster.url, learner, config.model, progress)
                 urls = {**doors, "http": cluster.door("http"), "ws": cluster.door("ws")}

@@ -3,7 +3,7 @@
     python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --trials 8
 
 ``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are behind the others at the same age.
-``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) lets those behind go on as copies of those ahead,
+``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) makes trials that are behind copies of those ahead,
 weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, as
 it goes on, and keep a checkpoint of then. Trials run in processes of this machine, or by Ray Tune with ``--cluster``.
 Only this process writes to MLflow. Knows nothing of how a trial learns.
@@ -53,13 +53,13 @@ _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
 
 @dataclass
 class Outcome:
-    """What became of one trial.
+    """The result of a trial.
 
     Attributes:
         number: of the trial.
         options: by name, as they were in the end.
         curve: ``(env steps, mean return)`` after each interval; of clones, transitions learned from.
-        clones: after which of the intervals it went on as a copy of which trial.
+        clones: the intervals after which it became a copy, with the trial it copied.
         error: why it failed; empty: it did not.
     """
 
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         trials: best first; those that failed, last.
@@ -123,10 +123,10 @@ def tune(
             files where it runs, by their whole path. Of ``bc``, which plays nothing, ``evaluation_episodes`` are played
             greedily at each look, the same ones in all trials.
         method: how trials compete.
-        num_trials: so many are drawn from the space.
+        num_trials: number of trials drawn from the space.
         total_steps: env steps of a trial that is not stopped before; of ``bc``, transitions of its batches.
         interval_steps: of these between two looks at a trial; None: a twelfth of all.
-        target_return: a trial that reaches it is done.
+        target_return: stop a trial that reaches it.
         seed: of the draws; trial ``n`` trains with ``seed + n``.
         project: MLflow experiment.
         name: MLflow run that the trials' are nested in; None: of method and environment.
@@ -149,7 +149,7 @@ def tune(
         if count is not None and count < 1:
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
-        raise ConfigError("pbt needs two trials at least: one to learn from the other", key="num_trials")
+        raise ConfigError("pbt needs at least two trials", key="num_trials")
     search.check(algorithm, space)
     copied = [name for name in space if name.startswith("network.") or name in _COPIED]
     if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
@@ -204,7 +204,7 @@ def tune(
 
 
 def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
-    """The same, to be found from any folder: each trial runs in one of its own."""
+    """The same with an absolute path, since each trial runs in a separate folder."""
     from brayx.replay.files import Dataset
 
     data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else Dataset(demonstrations)
@@ -215,7 +215,7 @@ def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
 def _fits(
     env: str, space: Space, total_steps: int, demonstrations: Dataset | None
 ) -> Callable[[AlgorithmConfig, Training], None]:
-    """What refuses options of a trial in ``env``, its network's and its table's too, as `train_local` would."""
+    """A check of a trial's options in ``env``, those of its network and table too, as in `train_local`."""
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
@@ -258,7 +258,7 @@ def _fits(
             )
         if plays:  # else its batches depend on its data
             check_updates(algorithm, training)
-        # What a model may fit or not: most draws have the same.
+        # The options that decide whether a model fits; most draws share them.
         model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
         if model not in fitting:
             module, forward_args = ready_made(training.network, envs, algorithm)(obs, spec)
@@ -326,7 +326,7 @@ class _Outcomes:
         self._say(said)
 
     def checkpoint(self, number: int) -> Path:
-        """Folder of a trial's newest checkpoint; it is there once the trial has been looked at."""
+        """Folder of a trial's newest checkpoint, which exists after its first comparison."""
         return self._folder / f"{number:03d}"
 
     def on_end(self, number: int) -> None:
@@ -362,7 +362,7 @@ class _Outcomes:
 
 
 def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: random.Random) -> dict[str, Any]:
-    """Options changed a little, inside their domains: a number by a fifth up or down, one in four drawn anew."""
+    """Slightly changed options within their domains: a number by 20 % up or down, one in four drawn again."""
     changed = dict(options)
     for name, domain in domains.items():
         if rng.random() < _DRAWN_ANEW:
@@ -392,7 +392,7 @@ def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
 
 
 def draw(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> Figure:
-    """Every trial's mean return over its steps, the best in colour, a dot where it went on as a copy."""
+    """Every trial's mean return over its steps, the best in colour, a dot where it became a copy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -455,8 +455,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=60_000,
         help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
     )
-    parser.add_argument("--interval", type=int, default=None, help="of these between two looks (default: a twelfth)")
-    parser.add_argument("--target-return", type=float, default=None, help="a trial that reaches it is done")
+    parser.add_argument(
+        "--interval", type=int, default=None, help="env steps between two comparisons (default: a twelfth)"
+    )
+    parser.add_argument("--target-return", type=float, default=None, help="stop a trial that reaches it")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
     parser.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")

@@ -1,4 +1,4 @@
-"""One trial of a search: trains an environment, and is looked at after each interval as it goes on.
+"""One trial of a search: trains an environment, and reports after each interval.
 
 Knows nothing of how trials compete, of MLflow or of Ray.
 """
@@ -36,14 +36,14 @@ _GAMES_SEED = 10_000
 
 @dataclass(frozen=True)
 class Spec:
-    """What all trials have in common; travels to their processes.
+    """Common settings of all trials; sent to their processes.
 
     Attributes:
         env: Gymnasium id.
         algorithm: name of one.
         total_steps: env steps of a trial that is not stopped before; of cloning, transitions of its batches.
         interval_steps: of these between two looks.
-        target_return: a trial that reaches it is done.
+        target_return: stop a trial that reaches it.
         seed: trial ``n`` trains with ``seed + n``.
         demonstrations: that every trial imitates.
     """
@@ -72,7 +72,7 @@ class Looks:
         options: of this one.
         num_envs: games side by side.
         report: called at each look.
-        play: gives the mean return at a look, where the training plays no games; None: it does.
+        play: returns the mean return at a comparison, if the training plays no games; None: it does.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class Looks:
         return self._path if self._path.exists() else None
 
     def push(self, part: Any) -> None:
-        """As `Books.push`: the driver keeps the books, of what is reported."""
+        """As `Books.push`: the search writes metrics, from the reports."""
 
     def check(self) -> None:
         """As `Books.check`."""
 
 
 class Player:
-    """Plays games with what a cloning trial has learned: the same ones at every look, and in all trials.
+    """Plays games with a cloning trial's model: the same ones at every comparison, and in all trials.
 
     Args:
         spec: what all trials have in common.
@@ -210,7 +210,7 @@ def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Rep
         number: of the trial.
         options: of this one.
         report: called at each look and in the end.
-        begun: a checkpoint to go on from, weights, optimiser and counters; games begin anew. None: from the beginning.
+        begun: a checkpoint to start from: weights, optimiser and counters, with new games. None: from scratch.
     """
     from brayx.local.train import train_local
 
@@ -243,5 +243,5 @@ def train_trial(spec: Spec, number: int, options: Mapping[str, Any], report: Rep
 
 
 def or_least(value: float) -> float:
-    """``value``, or minus infinity for what is no number: what cannot be compared is the worst."""
+    """``value``, or minus infinity for NaN, which ranks last."""
     return value if math.isfinite(value) else -math.inf

@@ -64,7 +64,7 @@ def curve(trial: Trial, metric: str, against: str) -> Curve:
         raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
     # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
     passed = _history(trial, CHARTS[against])
-    if not passed and against == "env_steps":  # of somebody who wrote it without brayx's hub
+    if not passed and against == "env_steps":  # written without brayx's hub
         passed = [(at, step, float(step)) for at, step, _ in values]
     written = [at for at, _, _ in passed]
     places = [bisect.bisect_right(written, at) for at, _, _ in values]

@@ -1,6 +1,6 @@
-"""Tells a training that cannot go on from one that is slow, by the trial's newest numbers.
+"""Distinguishes a stuck training from a slow one, by the trial's newest numbers.
 
-Knows nothing of where the numbers come from, nor of what is done about it.
+Knows nothing of where the numbers come from, nor of the consequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
 """How long only errors may come instead of env steps: longer once some have come, since a replica may be restarting."""
 _HINT_S = 60.0
-"""How long an update may be missing until a line tells what it waits for."""
+"""Time without an update until a line says what it waits for."""
 STALLED_TIMEOUT_S = 600.0
 """How long the learner may take for one update of what has come: no less than ranks take that have to start again.
 
@@ -28,7 +28,7 @@ _REQUESTS = ("sessions_started", "ticks", "requests_refused", "env_steps")
 _LOST_S = 10.0
 """For so long too large a share must be lost, as a replica may be restarting;"""
 _FEW = 8
-"""and of so many games or fragments at least."""
+"""and at least this number of games or fragments."""
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 
 
@@ -69,7 +69,7 @@ class Patience:
 
 
 class Silence:
-    """Notices that gamecores run and none comes to the door: a wrong URL, or a game that waits for something.
+    """Detects gamecores that run but do not connect: a wrong URL, or a game that waits for something.
 
     Args:
         gamecores: how many the job starts; with none, games come by themselves, at any time.
@@ -87,7 +87,7 @@ class Silence:
         return self._silent and self._clock() - self._since > NEXT_STEP_TIMEOUT_S
 
     def hint(self, numbers: Mapping[str, float]) -> str:
-        """What to look at, once, after `FIRST_STEP_TIMEOUT_S`; empty otherwise. A game may take long to load."""
+        """Advice, once, after `FIRST_STEP_TIMEOUT_S`; empty otherwise. A game may take long to load."""
         if self.is_over(numbers) or not self._silent or self._hinted:
             return ""
         self._hinted = self._clock() - self._since > FIRST_STEP_TIMEOUT_S
@@ -164,8 +164,8 @@ class Pace:
         return self._since is not None and self._clock() - self._since > STALLED_TIMEOUT_S
 
     def hint(self, numbers: Mapping[str, float]) -> str:
-        """What is waited for, once that takes long: for the first update, or for one that should have come. One line,
-        and empty where there is nothing new to tell; call it after `is_over`."""
+        """A line about a long wait for the first update, or for an overdue one; empty if there is nothing new. Call it
+        after `is_over`."""
         now, steps, updates = self._clock(), numbers.get("env_steps", 0.0), numbers.get("updates", 0.0)
         if self._first_step is None and steps:
             self._first_step = now
@@ -192,20 +192,20 @@ class Pace:
 
 
 class Learner(Protocol):
-    """A learner at work in the background, on whatever host."""
+    """A learner in the background, on any host."""
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
-        """Its summary; None if it is not done within ``timeout_s``. Raises what it failed with."""
+        """Its summary; None if it has not ended within ``timeout_s``. Raises its error."""
 
     def state(self) -> str:
-        """What it is at, in a few words."""
+        """Its state, in a few words."""
 
 
 def last_of(learner: Learner) -> Summary:
     """Waits for a learner whose stream is over to save its last checkpoint and end.
 
     Raises:
-        BrayxError: what it failed with.
+        BrayxError: its error.
         DeadlineExceeded: it hangs.
     """
     summary = learner.result(STALLED_TIMEOUT_S)

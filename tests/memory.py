@@ -1,4 +1,4 @@
-"""Whether what processes hold grows with time: sampled from outside, a line fitted to what came after the warm-up.
+"""Memory growth of processes: samples them from outside, and fits a line to the samples after the warm-up.
 
 Of each process its private memory (USS) and its open descriptors; of all together their memory with what they share
 counted once (PSS), for Ray's object store and weights in shared memory are private to none. A process that ends before
@@ -26,7 +26,7 @@ _IDLE = "ray::IDLE"
 
 @dataclass
 class Course:
-    """What one process held.
+    """Samples of one process.
 
     Attributes:
         name: its number and its command line, shortened; of a Ray worker what it did when it was last seen at work.
@@ -60,7 +60,7 @@ class MemoryWatch:
     """Samples what processes hold in a thread, as a context.
 
     Args:
-        processes: gives those that are there now.
+        processes: returns the current processes.
         every_s: between two samples.
 
     Attributes:
@@ -91,7 +91,7 @@ class MemoryWatch:
         return list(self._courses.values())
 
     def growing(self, warm_up_s: float, *, mib: float, share: float, descriptors: float) -> list[str]:
-        """What rose, a line for each: memory by more than ``mib`` and by more than ``share`` of it; or descriptors.
+        """Rises, a line for each: memory by more than ``mib`` and by more than ``share`` of it; or descriptors.
 
         Args:
             warm_up_s: seconds at the beginning that do not count.

@@ -1,4 +1,4 @@
-"""What answers a session: the `Actor` interface.
+"""The `Actor` interface: the code that answers one session.
 
 `brayx.actor.session` calls each method from the session's own task, and owns time limits and the order of requests.
 """
@@ -30,13 +30,13 @@ class Actor:
         raise NotImplementedError
 
     async def on_end(self, reason: str) -> None:
-        """Called once when the session is over, for whatever reason, after the reply to the last request."""
+        """Called once at the session's end, for any reason, after the reply to the last request."""
 
     def on_moved(self) -> None:
-        """Called once instead of `on_end` when the session goes on in another actor."""
+        """Called once instead of `on_end` when the session moves to another actor."""
 
     def fallback(self, tick: int, body: bytes) -> bytes | None:
-        """What to answer instead of a tick that is late, under way or not begun; None: nothing, wait for it.
+        """Reply to a tick that is late, running or not; None: there is none, wait for the tick.
 
         Args:
             tick: its number.
@@ -45,21 +45,21 @@ class Actor:
         return None
 
     async def missed(self) -> None:
-        """The tick just answered was late: its client has acted on something else."""
+        """Called after a tick that was late: its client has acted on the fallback's reply."""
 
     async def skipped(self, ticks: int) -> None:
-        """The next ``ticks`` ticks were late and will not come: the one after them has a number so much higher."""
+        """Called when ``ticks`` late ticks are skipped: the next tick's number is higher by as many."""
 
     async def snapshot(self) -> bytes | None:
-        """What another actor needs to go on with the session after the last tick; None: it cannot be moved."""
+        """State from which another actor continues the session after the last tick; None: it cannot be moved."""
         return None
 
     async def restore(self, session: str, snapshot: bytes) -> None:
-        """Goes on with a session from what `snapshot` gave, perhaps in another process."""
+        """Continues a session from a snapshot, possibly in another process."""
         raise NotImplementedError
 
     async def call(self, body: bytes) -> bytes:
-        """Answers a stateless call (a request without ``step_kind``); calls of many clients run side by side."""
+        """Answers a stateless call (a request without ``step_kind``); calls of many clients run concurrently."""
         raise ProtocolError(f"{type(self).__name__} answers sessions only: send the header 'step_kind'")
 
 

@@ -1,4 +1,4 @@
-"""What a user writes to decide: `Agent`, the `State` it sees each tick, and the services it calls.
+"""The user's side of an actor: `Agent`, the `State` of each tick, and the services that agents call.
 
 Inside an agent's methods the functions `forward`, `pinned`, `push` and `record` reach the job's models, replay
 buffers and metrics by name. They find them in the session's context, so that an agent holds no handles and the same
@@ -23,17 +23,17 @@ from brayx.types import Forward, Fragment, NestedArray
 
 
 class ModelHandle(Protocol):
-    """The one method an agent needs of a model."""
+    """The part of a model that an agent uses."""
 
     async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        """One observation in, its outputs and the policy version that computed them out.
+        """Runs the model on one observation; returns the outputs and the policy version that computed them.
 
-        ``deadline_s`` is given where the agent asks for less than the model's own.
+        ``deadline_s`` is the agent's deadline, if it is shorter than the model's own.
         """
 
 
 class PinnedHandle(ModelHandle, Protocol):
-    """A model at one policy version, for as long as the agent holds this."""
+    """A model at one policy version, which stays ready while this handle exists."""
 
     @property
     def version(self) -> int:
@@ -41,22 +41,22 @@ class PinnedHandle(ModelHandle, Protocol):
 
 
 class BufferHandle(Protocol):
-    """The one method an agent needs of a replay buffer."""
+    """The part of a replay buffer that an agent uses."""
 
     def push(self, *fragments: Fragment) -> None:
-        """Takes fragments on their way to the buffer without waiting for it."""
+        """Sends fragments to the buffer without waiting for it."""
 
 
 @dataclass
 class Services:
-    """What the agents of one actor may call.
+    """The models, buffers and metrics that an actor's agents can reach.
 
     Attributes:
         models: model handles by component name.
-        buffers: replay handles by component name; empty when serving, where pushes are counted and let go.
-        recorder: where metrics gather.
-        arms: metric labels of the versions that the session acts with, where models are served by an alias.
-        returns: of the session's newest game, as its agents recorded it.
+        buffers: replay handles by component name; empty when serving, where pushes are only counted.
+        recorder: collects metrics.
+        arms: metric labels of the session's model versions, if models are served by an alias.
+        returns: the newest game's return, as the session's agents recorded it.
     """
 
     models: Mapping[str, ModelHandle] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class Services:
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=1))
 
     def use(self) -> AbstractContextManager[Services]:
-        """Makes these the services that `forward`, `push` and `record` find, for the block and tasks begun in it."""
+        """Makes `forward`, `push` and `record` use these services in the block and in tasks started in it."""
         return _Use(self)
 
 
 class _Use(AbstractContextManager[Services]):
-    """`Services.use`, once a tick: written out, as a generator's context manager costs three times as much."""
+    """Context manager of `Services.use`. A class, because a generator costs three times as much per tick."""
 
     __slots__ = ("_of", "_token")
 
@@ -116,7 +116,7 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
     Args:
         model: name of a model component.
         *args: the module's arguments, nested arrays without a batch axis.
-        deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
+        deadline_s: seconds until the forward fails; at most the model's own deadline.
 
     Returns:
         ``outputs`` (nested arrays without a batch axis) and the ``policy_version`` that computed them; the pair
@@ -133,25 +133,25 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
 
 
 def pinned(model: str, version: int | None = None) -> PinnedHandle:
-    """A model at one policy version, whatever is published meanwhile; for a whole session when its constructor asks.
+    """A model at one policy version, whatever is published later. Pin in the constructor to keep it for the session.
 
     Args:
         model: name of a model component.
-        version: the version; None: the one that acts now.
+        version: the version; None: the current one.
 
     Returns:
-        What has a ``version``, and `forward` for observations. Keep it as long as the version is needed.
+        A handle with ``version`` and `forward`. Keep it as long as you need the version.
 
     Raises:
         VersionUnknown: that version is not ready; names the nearest.
-        Overloaded: sessions have pinned as many versions as may be kept.
+        Overloaded: too many versions are pinned.
     """
     handle: PinnedHandle = _named("model", model, _current().models).pinned(version)
     return handle
 
 
 def push(buffer: str, *fragments: Fragment) -> None:
-    """Sends fragments to a replay buffer without waiting for it; when serving they are let go."""
+    """Sends fragments to a replay buffer without waiting for it; does nothing when serving."""
     services = _current()
     if services.buffers:
         _named("buffer", buffer, services.buffers).push(*fragments)
@@ -181,18 +181,18 @@ def record(name: str, value: float, *, label: str = "", kind: Kind | str | None 
 
 
 class State:
-    """One tick as the agents of an actor see it, and what they leave there for each other.
+    """One tick: its input, the reply, and attributes that the actor's agents share.
 
     Attributes:
         session, game, agent: the session's id; of an id ``GAME-agent-AGENT`` (Bray's form) also its two parts.
         tick: number of the tick in the session, from 0.
         kind: ``start``, ``tick``, or ``stop`` for the last state of an episode whose gamecore said how it ended.
         input: the tick's body, parsed as configured (JSON value, protobuf message or bytes).
-        output: what the agents reply; starts as ``{}``, an empty message, or ``b""``.
+        output: the agents' reply; starts as ``{}``, an empty message, or ``b""``.
         end: on the last state of a session's last episode: why it ended (``stop``, ``idle``, ``disconnect``,
             ``error``, …); otherwise empty.
 
-    Agents of one actor share the object: set any further attribute, and wait for one another's with `wait`. With the
+    Agents of one actor share the object: set further attributes, and wait for another agent's with `wait`. With the
     actor's ``share: game`` the sessions of one game find them, too: see `brayx.actor.games.SharedState`.
     """
 
@@ -226,7 +226,7 @@ class State:
         """The attribute ``name``, as soon as an agent has set it.
 
         Raises:
-            DeadlineExceeded: nobody set it within ``timeout_s``.
+            DeadlineExceeded: no agent set it within ``timeout_s``.
         """
         if name not in self.__dict__:
             waiters = self.__dict__.setdefault("_waiters", {})
@@ -235,7 +235,7 @@ class State:
                 async with asyncio.timeout(timeout_s):
                     await asyncio.shield(waiter)
             except TimeoutError:
-                raise nobody_set(name, timeout_s, self.tick) from None
+                raise unset_error(name, timeout_s, self.tick) from None
         return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,8 +248,8 @@ class State:
         return f"<State {self.__getstate__()}>"
 
 
-def nobody_set(name: str, timeout_s: float, tick: int) -> DeadlineExceeded:
-    """What `State.wait` raises at its deadline."""
+def unset_error(name: str, timeout_s: float, tick: int) -> DeadlineExceeded:
+    """The error of `State.wait` at its deadline."""
     return DeadlineExceeded(
         f"state.wait({name!r}): no agent set it within {timeout_s} s at tick {tick}", attribute=name
     )
@@ -274,35 +274,35 @@ class Agent:
         raise NotImplementedError
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
-        """Learns from what happened. Called when ``episode_length`` is reached and when the session ends.
+        """Turns an episode into training data. Called at ``episode_length`` transitions and at the session's end.
 
-        It runs beside the session's further ticks, one call of an agent at a time.
+        It runs concurrently with later ticks, one call of an agent at a time.
 
         Args:
-            episode: consecutive states. ``episode[t + 1]`` holds what came of ``episode[t]``'s action, so ``n + 1``
+            episode: consecutive states. ``episode[t + 1]`` holds the outcome of ``episode[t]``'s action, so ``n + 1``
                 states make ``n`` transitions; the last state of one episode is the first of the next. At the end of
                 a session the last state is the stop's (``kind == "stop"``, its body as ``input``) if the stop had a
                 body; otherwise the game was cut off and the last state's action never had an outcome.
-            done: the session is over; ``episode[-1].end`` says why.
+            done: the session has ended; ``episode[-1].end`` is the reason.
         """
 
     async def on_session_end(self, reason: str) -> None:
-        """Called once, last: it ended by ``stop``, ``idle``, ``disconnect``, ``drained``, ``lost`` or ``error``."""
+        """Called once, last. Reasons: ``stop``, ``idle``, ``disconnect``, ``drained``, ``lost`` or ``error``."""
 
     def on_deadline(self, state: State) -> None:
-        """Chooses at once, with ``fallback: agent``, since `on_tick` is late: reads ``state.input``, writes ``output``.
+        """Chooses at once because `on_tick` is late (``fallback: agent``): reads ``state.input``, writes ``output``.
 
-        `on_tick` still runs to its end with a state of its own; that state is in no episode, which is cut before it.
+        `on_tick` still runs to its end with a separate state, which is in no episode: the episode is cut before it.
         """
         raise NotImplementedError
 
     def snapshot(self) -> bytes | None:
-        """What another instance needs to go on after this tick, in another process; None: this agent cannot be moved.
+        """State from which another instance continues after this tick; None: this agent cannot be moved.
 
         With it, a session survives its replica (``actor.snapshot_every``) and is moved when a replica ends.
         """
         return None
 
     def restore(self, snapshot: bytes) -> None:
-        """Goes on from what `snapshot` gave; called after the constructor, which gets the session's start again."""
+        """Continues from a snapshot; called after the constructor, which gets the session's start again."""
         raise NotImplementedError

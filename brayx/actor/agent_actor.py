@@ -44,7 +44,7 @@ _LAST_WORD_S = 1.0
 
 @dataclass(frozen=True)
 class Codec:
-    """How bodies become ``state.input`` and ``state.output`` becomes a reply.
+    """Converts bodies to ``state.input`` and ``state.output`` to replies.
 
     Attributes:
         kind: ``json``, ``proto`` or None for raw bytes.
@@ -56,7 +56,7 @@ class Codec:
     tick_output: Callable[[], Message] | None = None
 
     def decode(self, body: bytes) -> Any:
-        """The value a body holds; an empty JSON body is None.
+        """Parses a body; an empty JSON body is None.
 
         Raises:
             BadBody: it does not parse.
@@ -78,7 +78,7 @@ class Codec:
         return body
 
     def empty(self) -> Any:
-        """What ``state.output`` starts as."""
+        """Initial ``state.output``."""
         if self.kind == "json":
             return {}
         if self.kind == "proto" and self.tick_output is not None:
@@ -112,14 +112,14 @@ class AgentActorFactory:
 
     Attributes:
         agents: agent classes by component name, in the order in which they are created.
-        config: the whole job as plain dicts, handed to each agent.
+        config: the whole job as plain dicts; each agent gets it.
         services: the models, buffers and recorder that the agents reach.
         codec: format of tick bodies.
         episode_length: transitions an episode is cut at; None for no cut.
         keeper: called at each session's start; what it returns is given the session's states, all of them (the
             newest `_MOST_KEPT`), and the game's return, if there is one, when it ends. None keeps nothing.
         games: where the sessions of one game find each other's states. None: each session has its own.
-        arms: which version of a model each session gets, where models are served by an alias.
+        arms: chooses each session's model versions, if models are served by an alias.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -161,7 +161,7 @@ class AgentActor(Actor):
     async def start(self, session: str, body: bytes) -> bytes:
         state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
         self._session, self._start = session, body
-        # Who meets in a game acts with versions of one arm: else neither arm's returns would be its own.
+        # Sessions of one game share an arm: otherwise each arm's returns would depend on the other arm.
         drawn = (game_of(session) or session) if self._factory.games is not None else session
         self._models = await SessionModels.open(self._services, self._factory.arms, drawn, self._carried)
         self._services = self._models.shared
@@ -169,12 +169,12 @@ class AgentActor(Actor):
         if self._carried is None:
             self._models.count("arm_sessions", 1.0)
         games = self._factory.games
-        if games is not None:  # last: a start that fails has no end to leave at
+        if games is not None:  # last: a failed start has no end at which to leave
             self._seat = games.join(session, tick=self._tick, agents=len(self._agents))
         return b"Game Started"
 
     async def snapshot(self) -> bytes | None:
-        """The agents' own snapshots; the episode so far is handed over first, so that nothing of it is lost."""
+        """The agents' own snapshots, after the episode so far has been handed over, so that none of it is lost."""
         with self._services.use():
             agents = []
             for agent in self._agents:
@@ -255,7 +255,7 @@ class AgentActor(Actor):
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
             self._episode.append(state)
-        self._leave_game()  # now: the others of its game need not wait until the session's id is free
+        self._leave_game()  # now, so that the game's other sessions do not wait until the session's id is free
         return b"Game Stopped"
 
     def on_moved(self) -> None:
@@ -344,7 +344,7 @@ class AgentActor(Actor):
 
     @contextlib.contextmanager
     def _counted_errors(self, agent: Agent, hook: str) -> Iterator[None]:
-        """Counts what ``hook`` raises, and lets it through."""
+        """Counts exceptions of ``hook``, and re-raises them."""
         try:
             yield
         except Exception as error:
@@ -354,7 +354,7 @@ class AgentActor(Actor):
     def _count(self, name: str, hook: str, error: Exception) -> None:
         """Counts an exception of an agent's hook, with a note of its message and place, which the display shows.
 
-        That somebody else had no room or no time is counted where it was refused, and is no fault of the hook.
+        Refusals and missed deadlines of other parts are counted there, and are not the hook's fault.
         """
         if isinstance(error, Overloaded | DeadlineExceeded) or type(error) is ModelError:
             return
@@ -370,7 +370,7 @@ class AgentActor(Actor):
         self._counted = self._tick
 
     async def _hand_over(self, *, done: bool) -> None:
-        """Gives the episode to the agents beside the next ticks; the next one begins with its last state.
+        """Gives the episode to the agents, concurrently with later ticks; the next episode begins with its last state.
 
         One hand-over runs at a time: the next waits, so that an agent slower than its game slows that game alone
         instead of piling up episodes. If the wait is cancelled the episode stays where it is, for `on_end`.
@@ -382,7 +382,7 @@ class AgentActor(Actor):
         self._handed_over = asyncio.create_task(self._on_episode(episode, done))
 
     async def _settle(self) -> None:
-        """Waits for the hand-over under way, however it ends; a caller that is cancelled does not cancel it."""
+        """Waits until the current hand-over ends, in any way; cancelling the caller does not cancel it."""
         if self._handed_over is not None:
             await asyncio.wait({self._handed_over})
 

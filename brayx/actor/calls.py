@@ -1,4 +1,4 @@
-"""Stateless calls: one actor for all of a replica's, as many at once as may be, each with a deadline.
+"""Stateless calls: one actor answers all calls of a replica, a bounded number at once, each with a deadline.
 
 Pure asyncio; knows nothing of sessions.
 """

@@ -1,4 +1,4 @@
-"""Options of the ``agent`` and ``actor`` components. Knows nothing of what they configure."""
+"""Options of the ``agent`` and ``actor`` components."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AgentConfig(BaseModel):
 
     kind: Literal["agent"] = "agent"
     module: str
-    """Import path of the module, looked up beside the YAML file first."""
+    """Import path of the module, searched in the YAML file's folder first."""
     class_name: str = Field(alias="class")
     """Name of the agent class in that module."""
     options: dict[str, object] = {}
-    """What the agent reads as ``config[name]["options"]``."""
+    """Options that the agent reads as ``config[name]["options"]``."""
 
 
 class MessageConfig(BaseModel):
@@ -45,49 +45,49 @@ class GamecoreConfig(BaseModel):
     """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}`` and ``{tcp_url}`` the URL of
     that door, and ``{url}`` that of ``door``."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
-    """How many processes."""
+    """Number of processes."""
     door: Literal["http", "ws", "tcp"] = "ws"
-    """Which URL ``{url}`` becomes."""
+    """Door whose URL replaces ``{url}``."""
 
 
 class SessionConfig(BaseModel):
-    """How an actor's sessions are kept."""
+    """Limits and deadlines of an actor's sessions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     actors_per_worker: Annotated[int, Field(ge=1)] = 256
     """Sessions a replica takes; further starts are refused."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A session without a request for this long is ended, with reason ``idle``. A connection to a native port without
-    one is closed after as long, after 300 s at least."""
+    """A session without a request for this long ends with reason ``idle``. A native port closes an idle connection
+    after the same time, but after 300 s at least."""
     tick_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Deadline of one tick inside the actor; past it the session ends."""
     tick_deadline_ms: Annotated[float, Field(gt=0)] | None = None
-    """A tick without an answer this long after it came gets the fallback's, and the session goes on; null: it waits."""
+    """A tick without a reply this long after its arrival gets the fallback's; null: its client waits."""
     fallback: Literal["last", "default", "agent"] = "last"
-    """What a late tick is answered with: the session's last reply, ``fallback_body``, or the agents' `on_deadline`."""
+    """Reply to a late tick: the session's last reply, ``fallback_body``, or the agents' `on_deadline`."""
     fallback_body: str = ""
-    """The answer of ``fallback: default``."""
+    """Reply of ``fallback: default``."""
     reconnect_timeout_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long a session with numbered ticks waits for its client after its connection broke; 0: it ends at once."""
+    """Time that a session with numbered ticks waits for its client after a broken connection; 0: it ends at once."""
     snapshot_every: Annotated[int, Field(ge=0)] = 0
-    """Ticks between two snapshots of a session whose agents can give one; 0: none is taken."""
+    """Ticks between two snapshots of a session whose agents support them; 0: no snapshots."""
     show_errors: bool | None = None
     """Clients get the text of an agent's exception; null: only while all doors listen on loopback."""
 
 
 class ActorConfig(SessionConfig):
-    """What answers sessions: a Serve deployment whose replicas run the agents."""
+    """The actor that answers sessions with agents; on a cluster, a Serve deployment."""
 
     kind: Literal["actor"] = "actor"
     agents: Annotated[list[str], Field(min_length=1)]
     """Names of the agent components; they share a `State` each tick."""
     share: Literal["none", "game"] = "none"
-    """Whose states are one: each session's its own, or those of all sessions ``GAME-agent-AGENT`` of a game."""
+    """Who shares a `State`: none, or all sessions ``GAME-agent-AGENT`` of a game."""
     host: str = "127.0.0.1"
-    """Address the door listens on when a training job starts Serve; a Serve that runs already must have it."""
+    """Address of the door if a training job starts Serve; a Serve that runs already must have it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port of the door when a training job starts Serve; 0 takes a free one, or that of a Serve that runs already."""
+    """Port of the door if a training job starts Serve; 0: a free one, or that of a Serve that runs already."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Replicas of the deployment."""
     cpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
@@ -97,7 +97,7 @@ class ActorConfig(SessionConfig):
     episode_length: Annotated[int, Field(ge=1)] | None = 128
     """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
     episode_save_interval: Annotated[int, Field(ge=1)] | None = None
-    """Every so many sessions the whole game is handed to the job's renders; null: never."""
+    """Every this many sessions the job's renders get the whole game; null: never."""
     serialize: Literal["json", "proto"] | None = "json"
     """Format of tick bodies; null: raw bytes."""
     tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
@@ -107,16 +107,16 @@ class ActorConfig(SessionConfig):
     native_host: str = "127.0.0.1"
     """Address of the replicas' own ports; ``0.0.0.0`` lets other machines in."""
     native_port: Annotated[int, Field(ge=0, le=65535)] | None = 8100
-    """HTTP and WebSocket port that every replica of a node opens beside Serve's ingress; 0: a free one; null: none."""
+    """HTTP and WebSocket port of every replica of a node, in addition to Serve's ingress; 0: a free one; null: none."""
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = 8101
     """Port for Bray's TCP framing; as `native_port`."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """gRPC port of the local host, at `native_host`; 0: a free one; null: none. On a cluster the Serve config's
     ``grpc_options`` name it."""
     max_connections: Annotated[int, Field(ge=1)] = 8192
-    """Connections that a native port of a replica holds; further ones are told and closed."""
+    """Maximum connections of a replica's native port; further ones get an error and are closed."""
     drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
-    """How long a replica that ends lets sessions finish that cannot be moved to another; 0: they end at once."""
+    """Time for sessions to finish that cannot move when their replica ends; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
     cors_origins: list[str] = []
@@ -124,11 +124,11 @@ class ActorConfig(SessionConfig):
     none."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
-    the environment's, if it has any. Not asked for while a job trains."""
+    the environment's, if it has any. A training job does not require keys."""
     key_window_s: Annotated[float, Field(gt=0)] = DEFAULT_WINDOW_S
-    """How far a signed request's time may be from the service's clock, either way."""
+    """Maximum difference between a signed request's time and the service's clock."""
     gamecores: list[GamecoreConfig] = []
-    """Game processes a training job starts."""
+    """Game processes that a training job starts."""
 
     @field_validator("cors_origins")
     @classmethod
@@ -144,7 +144,7 @@ class ActorConfig(SessionConfig):
     def _goes_with_proto(cls, value: MessageConfig | None, info: ValidationInfo) -> MessageConfig | None:
         """Without its class a message would reach the agents as raw bytes; with another format it means nothing."""
         if "serialize" not in info.data:
-            return value  # which is told by itself
+            return value  # reported by its own validator
         serialize = info.data["serialize"]
         if serialize == "proto" and value is None:
             raise ValueError("{module: ..., message: ...}, because serialize is proto")

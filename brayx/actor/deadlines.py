@@ -35,11 +35,11 @@ class Deadline:
     """The tick deadline of one session.
 
     Args:
-        session: whose ticks they are.
-        shared: what it shares with the table's other sessions; its config has a ``tick_deadline_ms``.
+        session: the session.
+        shared: shared state of the table's sessions; its config has a ``tick_deadline_ms``.
 
     Attributes:
-        skipped: how many ticks made room in the inbox, which the actor has yet to hear of.
+        skipped: number of ticks dropped from the inbox that the actor does not know of yet.
     """
 
     def __init__(self, session: Session, shared: Shared) -> None:
@@ -55,12 +55,12 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """A request has been put into the inbox: looks at it when its deadline passes."""
+        """Schedules the deadline of a request that was put into the inbox."""
         if self._timer is None:
             self._look_again(self._deadline_s)
 
     def stop(self) -> None:
-        """Watches the inbox no longer."""
+        """Stops watching the inbox."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -72,7 +72,7 @@ class Deadline:
     def make_room(self) -> bool:
         """Drops the oldest waiting tick if the fallback has answered it: the actor skips it. False: it has not."""
         answered = self._session.inbox[0][-1]
-        if answered is None:  # ticks are answered in their order
+        if answered is None:  # fallback replies go out in order
             return False
         self._session.inbox.popleft()
         self.skipped += 1
@@ -81,13 +81,13 @@ class Deadline:
         return True
 
     async def skip(self) -> None:
-        """Tells the actor of the ticks that made room; they were the next ones."""
+        """Tells the actor how many ticks were dropped; they were the next ones."""
         skipped, self.skipped = self.skipped, 0
         await self._session.guard(self._session.actor.skipped(skipped), "skipped")
         await self._session.keep_snapshot(self._skipped_to, skipped)
 
     async def run(self, request: StepRequest, reply: Reply, arrived: float) -> bytes | None:
-        """The actor's answer to a tick; None: there is none to send, it failed or the fallback was faster."""
+        """The actor's reply to a tick; None: the call failed, or the fallback was faster."""
         session, loop = self._session, asyncio.get_running_loop()
         answered: Position | None = None
         timer: asyncio.TimerHandle
@@ -125,18 +125,18 @@ class Deadline:
         return answer
 
     async def run_answered(self, request: StepRequest, answered: Position) -> None:
-        """Has the actor run a tick that the fallback answered while the tick waited."""
+        """Runs a tick that the fallback answered while it waited."""
         answer = await self._session.run(self._session.actor.tick(request.body), "tick", _drop)
         await self._after(answer, answered)
 
     async def _after(self, answer: bytes | None, answered: Position) -> None:
-        """The actor has run a tick that the fallback had answered: it hears that its own answer was not used."""
+        """Tells the actor that its reply to a tick was not used, because the fallback was faster."""
         session = self._session
         if session.ended and answer is None:
             return
         if answer is not None:
             await session.guard(session.actor.missed(), "missed")
-        else:  # it refused the body, but for its client the tick is done
+        else:  # the actor refused the body, but the client has a reply
             await session.guard(session.actor.skipped(1), "skipped")
         await session.keep_snapshot(answered)
 
@@ -163,7 +163,7 @@ class Deadline:
                 return
 
     def _answer(self, entry: Waiting) -> bool:
-        """Answers a tick that waits in the inbox; False: there is no fallback, and it waits on."""
+        """Answers a tick that waits in the inbox; False: there is no fallback, and it keeps waiting."""
         session = self._session
         request, reply, arrived, _ = entry
         if request.seq is not None and request.seq != session.seq:
@@ -184,7 +184,7 @@ class Deadline:
         return True
 
     def _count(self, seq: int | None, arrived: float, answer: bytes) -> Position:
-        """Counts a tick that the fallback answers: for its client it is done, whatever the actor makes of it."""
+        """Counts a tick that the fallback answered: for its client the tick is done."""
         self._session.advance(seq, answer)
         recorder = self._shared.recorder
         recorder.add("ticks_fallen_back", 1.0, label=self._fallback)
@@ -193,7 +193,7 @@ class Deadline:
         return self._session.position
 
     def _choose(self, body: bytes) -> bytes | None:
-        """The fallback's answer to the next tick; None: there is none, and the tick waits.
+        """The fallback's reply to the next tick; None: there is none, and the tick waits.
 
         Raises:
             BadBody: the actor cannot read the body.
@@ -217,11 +217,11 @@ def _drop(result: bytes | BrayxError) -> None:
 
 
 class Sweeper:
-    """Looks for calls of actors that take too long, idle sessions, and sessions whose clients left.
+    """Ends actor calls that take too long, idle sessions, and sessions whose clients left.
 
     Args:
-        sessions: those whose task runs; changes as they come and go.
-        shared: what they share.
+        sessions: the running sessions; the table changes this collection.
+        shared: shared state of the table's sessions.
     """
 
     def __init__(self, sessions: Collection[Session], shared: Shared) -> None:
@@ -260,7 +260,7 @@ class Sweeper:
                 session.end("idle")
 
     def _forgive(self, away_s: float, now: float) -> None:
-        """While this process had no turn, no client could be heard and no actor could answer."""
+        """Adds the time of a suspended process to all limits: it heard no client, and no actor could answer."""
         for session in self._sessions:
             session.began = session.began and min(session.began + away_s, now)
             session.last_seen = min(session.last_seen + away_s, now)

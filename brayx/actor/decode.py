@@ -1,7 +1,7 @@
 """From a policy's outputs to an action, one observation at a time, in NumPy.
 
-Batches are the learner's affair (`brayx.algorithms`); here one row of logits becomes one action with the
-log-probability that PPO's ratio needs later. Written with `math` where rows are short, because a NumPy call costs
+One row of logits becomes one action and its log-probability, which PPO's ratio needs. The learner handles batches
+(`brayx.algorithms`). Written with `math` where rows are short, because a NumPy call costs
 more than a dozen Python operations. Knows nothing of agents or models.
 """
 

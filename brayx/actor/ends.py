@@ -29,34 +29,34 @@ class Ends:
             self._reasons.popitem(last=False)
 
     def forget(self, session: str) -> None:
-        """Drops the reason: the session runs again, or others keep the reason."""
+        """Drops the reason: the session runs again, or another process keeps the reason."""
         self._reasons.pop(session, None)
 
     def is_ending(self, session: str) -> bool:
-        """Whether a session of that id is ending here, and its id is not free yet."""
+        """Whether a session of that id is ending here and its id is not free yet."""
         return self._reasons.get(session, "moved") != "moved"
 
     def error(self, request: StepRequest) -> BrayxError:
-        """The error for a tick or stop. The reason is given once, but each time to a request that may be a repeat."""
+        """The error for a tick or stop. One request gets the reason, and every request that may be a repeat."""
         reason = self._reasons.get(request.session, "")
         self.given(request, reason)
         return over(request.session, request.kind.value, reason)
 
     def given(self, request: StepRequest, reason: str) -> None:
-        """A request has got the reason, so no other needs it, unless this one may come again."""
+        """Drops the reason after a request got it, unless the request may be repeated."""
         if reason != "moved" and not may_be_repeat(request):
             self.forget(request.session)
 
 
 def may_be_repeat(request: StepRequest) -> bool:
-    """Whether it may have been sent before, and its answer lost: clients send numbered ticks again, and stops."""
+    """Whether the request may be a repeat after a lost reply: clients repeat numbered ticks and stops."""
     return request.seq is not None or request.kind is StepKind.STOP
 
 
 def over(session: str, kind: str, reason: str) -> BrayxError:
-    """The error for a request whose session ended for ``reason``; empty: no reason is known."""
+    """The error for a request whose session ended for ``reason``; an empty reason is unknown."""
     if reason == "moved":
-        return Overloaded(f"session {session!r} is between two replicas; try again", layer=BETWEEN)
+        return Overloaded(f"session {session!r} is moving to another replica; try again", layer=BETWEEN)
     if reason not in ("", "stop"):
         return SessionLost(f"session {session!r} was ended here: {reason}", reason=reason)
     return SessionUnknown(f"{kind} for session {session!r}, which is not running: send step_kind start first")

@@ -1,8 +1,8 @@
-"""Sessions of one game share their states: what an agent leaves at tick k, the others of its game find at theirs.
+"""Sessions of one game share their states: an attribute set at tick k is visible to the game's others at tick k.
 
-A game's sessions have the ids ``GAME-agent-AGENT``. For each tick number there is one board, which the states of all of
-them look at. A board is kept while a session of the game may still reach its tick, and no game keeps more than
-`MOST_BOARDS`. Pure asyncio, one event loop; knows nothing of how the sessions came to be in one process.
+A game's sessions have the ids ``GAME-agent-AGENT``. Each tick number has one board, which the states of all sessions
+read and write. A board is kept while a session of the game may still reach its tick, and no game keeps more than
+`MOST_BOARDS`. Pure asyncio, one event loop; knows nothing of routing.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from brayx.actor.agent import State, nobody_set
+from brayx.actor.agent import State, unset_error
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.protocol import game_of
 
 MOST_BOARDS = 1024
-"""A session so many ticks behind another of its game finds nothing of the ticks before."""
+"""Boards of a game: a session further behind than this misses the oldest ticks."""
 
 _OWN = frozenset(State.__annotations__)
 
 
 class _Board:
-    """What was left at one tick of a game, and who waits for more."""
+    """The attributes of one tick of a game, and the waits for further ones."""
 
     __slots__ = ("values", "waiters")
 
@@ -39,9 +39,9 @@ class _Board:
 class SharedState(State):
     """A `State` whose further attributes the states of the same tick of all its game's sessions see.
 
-    What this session's agents have set themselves comes first, so that agents of one class may each keep their own
-    under one name (``state.step``) for their own episodes. What is meant for another needs a name of its own. Pickles
-    as a plain `State` with all that is visible at the time.
+    Attributes of this session's agents come first, so that agents of one class may each keep a value under the same
+    name (``state.step``) for their episodes. Values for other agents need distinct names. Pickles as a plain `State`
+    with everything visible at the time.
     """
 
     def __init__(self, seat: Seat, board: _Board, *, tick: int, input: Any, output: Any) -> None:
@@ -63,7 +63,7 @@ class SharedState(State):
         """The attribute ``name``, as soon as an agent of any session of the game has set it at this tick.
 
         Raises:
-            DeadlineExceeded: nobody set it within ``timeout_s``. At once, and with ``reason: alone`` in its details,
+            DeadlineExceeded: no agent set it within ``timeout_s``. At once, and with ``reason: alone`` in its details,
                 when the game's other sessions have ended and this one has no other agent.
         """
         board, seat = self._board, self._seat
@@ -76,7 +76,7 @@ class SharedState(State):
                 async with asyncio.timeout(timeout_s):
                     await waiter
             except TimeoutError:
-                raise nobody_set(name, timeout_s, self.tick) from None
+                raise unset_error(name, timeout_s, self.tick) from None
             finally:
                 waiters.discard(waiter)
                 seat.waiters.discard(waiter)
@@ -125,7 +125,7 @@ class Seat:
 
     Attributes:
         session: its id.
-        waiters: what its agents wait for now.
+        waiters: the attributes that its agents wait for.
     """
 
     __slots__ = ("_agents", "_game", "_games", "session", "waiters")
@@ -139,15 +139,15 @@ class Seat:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody can set anything any more that its agent waits for.
+        """Whether no other agent is left that could set what its agent waits for.
 
-        Other sessions were there and have ended; before, one may be about to begin. And it has one agent: of several,
-        one may wait for another.
+        True only if other sessions existed and have ended, since others may still start at first, and if the session
+        has one agent, since several may wait for each other.
         """
         return self._agents == 1 and self._game.left and self._game.seats.keys() <= {self}
 
     def state(self, *, tick: int, input: Any, output: Any) -> SharedState:
-        """The session's state of its next tick."""
+        """The session's state for its next tick."""
         game = self._game
         boards = game.boards
         before, game.seats[self] = game.seats[self], tick
@@ -161,16 +161,16 @@ class Seat:
         return SharedState(self, board, tick=tick, input=input, output=output)
 
     def leave(self, *, moved: bool = False) -> None:
-        """The session has ended: what is kept for it alone goes, and who waits for it alone is told. Idempotent.
+        """Ends the session: drops boards that only it needs, and ends waits that only it could fulfil. Idempotent.
 
-        One that has ``moved`` plays on elsewhere: who waits for it may be moved, too, once its wait is over.
+        With ``moved`` it continues elsewhere; sessions that wait for it may move too, once their wait ends.
         """
         game = self._game
         if game.seats.pop(self, None) is None:
             return
         game.left = game.left or not moved
         if not game.seats:
-            game.boards.clear()  # states that are kept for pictures still know the game
+            game.boards.clear()  # states kept for pictures still refer to the game
             self._games.forget(game.name)
             return
         game.clear_before(min(game.seats.values()))
@@ -196,7 +196,7 @@ class Games:
         return len(self._games)
 
     def join(self, session: str, *, tick: int = 0, agents: int = 1) -> Seat | None:
-        """The place of a session that begins; None: its id names no game, so that it shares with nobody.
+        """The seat of a session that begins; None: its id names no game, so it shares nothing.
 
         Args:
             session: its id.
@@ -214,10 +214,10 @@ class Games:
         return seat
 
     def boards(self, name: str) -> list[int]:
-        """The ticks that boards of a game are kept of, in order."""
+        """The ticks of a game that have boards, in order."""
         game = self._games.get(name)
         return sorted(game.boards) if game is not None else []
 
     def forget(self, name: str) -> None:
-        """The game's last session has ended."""
+        """Drops a game after its last session."""
         del self._games[name]

@@ -1,4 +1,4 @@
-"""The connections that hold sessions, by name, and how each learns that its session has ended or was taken over.
+"""The connections that hold sessions, by name, and their notification when a session ends or is taken over.
 
 Knows nothing of doors; the connections of other processes are reached through `brayx.actor.ownership`.
 """
@@ -34,7 +34,7 @@ class Holder:
         self._on_end = on_end
 
     def end(self, reason: str) -> None:
-        """Tells the connection why it no longer holds the session: that has ended, or another has ``taken`` it."""
+        """Notifies the connection that its session has ended, or that another connection has ``taken`` it."""
         self.ended = reason
         self._on_end(reason)
 
@@ -57,7 +57,7 @@ class Holders:
         return holder
 
     def end(self, holder: str, reason: str) -> bool:
-        """Tells a connection of this process that it no longer holds its session; False: there is no such one."""
+        """Notifies a connection of this process that it lost its session; False: there is no such connection."""
         connection = self._here.get(holder)
         if connection is None:
             return False
@@ -65,9 +65,9 @@ class Holders:
         return True
 
     def notify(self, holder: str | None, reason: str) -> None:
-        """Tells a connection of any process; an empty name is no connection."""
+        """Notifies a connection of any process; an empty name is no connection."""
         try:
             if holder and not self.end(holder, reason):
                 self._ownership.notify(holder, reason)
         except Exception:
-            logger.exception("connection %s could not be told that it lost its session: %s", holder, reason)
+            logger.exception("connection %s was not notified that it lost its session: %s", holder, reason)

@@ -1,7 +1,7 @@
-"""Until when a replica may answer for its sessions: past that, another may have taken them over.
+"""The time until which a replica may answer for its sessions; later another replica may have taken them over.
 
-A process that was stopped, or starved, knows nothing of the time that has passed; so whoever is about to answer looks
-at the clock, and waits for the renewal if it is late. Pure asyncio; knows nothing of who renews, nor of sessions.
+A suspended or starved process does not notice the time that passed. So it checks the clock before every answer, and
+waits for the renewal if it is late. Pure asyncio; knows nothing of sessions, nor how leases are renewed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Lease:
     """A lease.
 
     Args:
-        ends: seconds of `time.monotonic`; a table that stands alone has it for ever.
+        ends: seconds of `time.monotonic`; infinite for a table without peers.
 
     Attributes:
         ends: as given, or as renewed.
-        wanted: somebody waits for the renewal; who renews it clears that.
+        wanted: a request waits for the renewal; the renewal clears it.
     """
 
     __slots__ = ("_renewed", "ends", "wanted")
@@ -30,7 +30,7 @@ class Lease:
         self._renewed = asyncio.Event()
 
     def renew(self, ends: float) -> None:
-        """It lasts until then; who waits goes on."""
+        """Extends the lease, and wakes waiting requests."""
         self.ends = ends
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
@@ -41,7 +41,7 @@ class Lease:
         return time.monotonic() > self.ends
 
     async def held(self) -> None:
-        """Waits until it is held, for as long as that takes."""
+        """Waits until the lease is held; the caller has the deadline."""
         while self.is_over:
             self.wanted.set()
             await self._renewed.wait()

@@ -1,7 +1,7 @@
-"""A session's own view of the models: the version of its arm, and the state of a recurrent policy.
+"""A session's view of the models: the version of its arm, and the state of a recurrent policy.
 
-Agents reach models by `brayx.forward`; what is put between here keeps, for each session, the version it began with, and
-for each agent of it the state of each recurrent model. Knows nothing of where versions come from.
+Agents call models by `brayx.forward`. The wrappers here keep each session's version, and each agent's state of each
+recurrent model. Knows nothing of where versions come from.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from brayx.types import Forward, NestedArray
 
 
 class ArmLike(Protocol):
-    """What a session acts with; pickles."""
+    """The model version of a session, by an alias; pickles."""
 
     @property
     def label(self) -> str:
-        """Of metrics."""
+        """Label in metrics."""
 
 
 class Arms(Protocol):
-    """Which version each session gets, of the models that are served by an alias."""
+    """Chooses each session's version of the models that are served by an alias."""
 
     def choose(self, session: str) -> Mapping[str, ArmLike]:
-        """The arm of a new session, by model; asked with its game's name where sessions of a game meet."""
+        """The arm of a new session, by model; ``session`` is the game's name if sessions share a game."""
 
     async def pinned(self, model: str, arm: Any) -> PinnedHandle:
-        """The version of an arm, ready; as long as what this gives is held."""
+        """The version of an arm, which stays ready while the returned handle exists."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What goes with a session that moves. Pickles.
+    """The part of `SessionModels` that moves with a session. Pickles.
 
     Attributes:
         arms: its arm by model.
@@ -54,7 +54,7 @@ class SessionModels:
     """The services of one session's agents.
 
     Attributes:
-        shared: for what is not a tick: pinned versions, and no state.
+        shared: services outside of ticks: pinned versions, without state.
         arms: of the session, by model.
     """
 
@@ -72,12 +72,12 @@ class SessionModels:
     async def open(
         cls, services: Services, arms: Arms | None, session: str, carried: Carried | None = None
     ) -> SessionModels:
-        """Those of a session that begins, or that goes on with what it ``carried``.
+        """The services of a session that begins, or that continues with ``carried``.
 
         Raises:
-            VersionUnknown, Overloaded, DeadlineExceeded, ModelError: the version of its arm cannot be had.
+            VersionUnknown, Overloaded, DeadlineExceeded, ModelError: its arm's version is not available.
         """
-        # Each session is a caller of its own: none keeps the others from a model that they share.
+        # Each session is a separate caller, so that none starves the others of a shared model.
         own = {
             name: getattr(model, "as_caller", lambda model=model: model)() for name, model in services.models.items()
         }
@@ -89,7 +89,7 @@ class SessionModels:
         return cls(services, chosen, pinned)
 
     def for_agents(self, count: int, carried: Carried | None = None) -> list[Services]:
-        """The services of each agent's ticks; with states as ``carried``, or as an episode begins."""
+        """The services of each agent's ticks; with the states of ``carried``, or initial ones."""
         self._states = []
         if not self._recurrent:
             return [self.shared] * count
@@ -113,7 +113,7 @@ class SessionModels:
             self.shared.recorder.add(name, value, label=arm.label)
 
     def carried(self) -> Carried:
-        """What another replica needs to go on."""
+        """State with which another replica continues the session."""
         states = [{name: memory.state for name, memory in of.items()} for of in self._states]
         return Carried(dict(self.arms), states)
 
@@ -151,10 +151,10 @@ class _ArmModel:
 
 
 class _RecurrentModel:
-    """A recurrent model with one agent's state, whatever version it asks for: it leaves the argument ``state`` out.
+    """A recurrent model with one agent's state for all versions; it fills in the argument ``state``.
 
-    Forwards of one agent wait for each other, since each begins where the one before ended; a deadline holds for that
-    wait, too. One that fails leaves the state as it was.
+    Forwards of one agent run one after the other, since each continues from the previous state; the deadline includes
+    that wait. A failed forward does not change the state.
     """
 
     def __init__(self, model: Any, spec: Any, memory: Recurrence, turn: asyncio.Lock) -> None:
@@ -170,7 +170,7 @@ class _RecurrentModel:
         return version
 
     async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
-        if len(args) == self._takes:  # the agent knows better
+        if len(args) == self._takes:  # the agent passes the state itself
             given: Forward = await self._model.forward(*args, deadline_s=deadline_s)
             return given
         left_s = await self._take_turn(deadline_s)
@@ -182,7 +182,7 @@ class _RecurrentModel:
             self._turn.release()
 
     async def _take_turn(self, deadline_s: float | None) -> float | None:
-        """Waits for the agent's forward before; the seconds that are left."""
+        """Waits for the agent's previous forward; returns the seconds that are left."""
         if deadline_s is None or not self._turn.locked():
             await self._turn.acquire()
             return deadline_s
@@ -192,7 +192,9 @@ class _RecurrentModel:
             async with asyncio.timeout_at(until):
                 await self._turn.acquire()
         except TimeoutError:
-            raise DeadlineExceeded(f"a forward waited {deadline_s:.3g} s for the same agent's one before") from None
+            raise DeadlineExceeded(
+                f"a forward waited {deadline_s:.3g} s for the same agent's previous forward"
+            ) from None
         return max(until - loop.time(), 0.0)
 
     def pinned(self, version: int | None = None) -> _RecurrentModel:

@@ -1,6 +1,6 @@
-"""What a session takes along when it goes on in another process: its snapshots, and the handing over of a session.
+"""Moving a session to another process: its snapshots, and the hand-over.
 
-Pure asyncio; knows nothing of who keeps a snapshot.
+Pure asyncio; knows nothing of where snapshots are kept.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ logger = limited(__name__)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a session needs to go on elsewhere.
+    """State from which a session continues in another process.
 
     Attributes:
         tick: how many ticks have been answered, which is the number of the next one if all are numbered.
         seq: number of the next numbered tick.
-        kept: reply to the numbered tick before that; a repeat gets it.
-        actor: what `Actor.snapshot` gave.
-        exact: nothing has happened since it was taken: the session was moved, not lost.
-        announced: its client had said at the start that it numbers its ticks.
+        kept: reply to the previous numbered tick; a repeat gets it.
+        actor: result of `Actor.snapshot`.
+        exact: it is up to date, because the session was moved, not lost.
+        announced: the client's start said that it numbers its ticks.
         holder: name of the connection that held it; empty: none did. None: unknown, since it may have been taken over
             after the snapshot.
     """
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 class Position(NamedTuple):
-    """Where a session stands after a tick; as in `Snapshot`."""
+    """Progress of a session after a tick; fields as in `Snapshot`."""
 
     tick: int
     seq: int
@@ -56,11 +56,11 @@ class Position(NamedTuple):
 
 
 Park = Callable[[str, Snapshot], Awaitable[None]]
-"""Keeps the exact snapshot of a session for the process that goes on with it, its id included."""
+"""Stores a session's exact snapshot, and its id, for the process that continues it."""
 
 
 async def keep_snapshot(session: Session, at: Position, ownership: Ownership, recorder: Recorder) -> None:
-    """Has the state of a session's actor kept; ``at`` is where the actor is. One that fails is counted."""
+    """Stores a snapshot of a session's actor, whose progress is ``at``. Failures are counted."""
     try:
         data = await session.guard(session.actor.snapshot(), "snapshot")
     except BrayxError as error:
@@ -72,7 +72,7 @@ async def keep_snapshot(session: Session, at: Position, ownership: Ownership, re
 
 
 async def hand_over(session: Session, park: Park) -> None:
-    """Parks a session between two requests and ends it as ``moved``; one that cannot be parked goes on here."""
+    """Parks a session between two requests and ends it as ``moved``; if parking fails it continues here."""
     try:
         data = await session.guard(session.actor.snapshot(), "snapshot")
         if data is None or session.ended:
@@ -85,10 +85,10 @@ async def hand_over(session: Session, park: Park) -> None:
     session.end("moved")
 
 
-def go_on(session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
-    """Takes the request that brought a session back; it gets `SessionResumed` if ticks may be lost."""
+def after_resume(session: Session, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
+    """Handles the request that resumed a session; it gets `SessionResumed` if ticks may be lost."""
     if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
-        # Nothing is lost: at most its client has no reply to the last tick in the snapshot, and sends it again.
+        # Nothing is lost: at most the client lacks the reply to the snapshot's last tick, and sends that tick again.
         session.inbox.appendleft((request, reply, clock.now(), None))
     else:
         following = snapshot.seq or snapshot.tick

@@ -1,6 +1,6 @@
-"""Who owns which session: what a session table needs from the processes that share its sessions.
+"""Ownership of sessions: a session table's interface to the processes that share its sessions.
 
-`Ownership` itself stands for a process that owns all its sessions. The cluster's replicas share theirs through a
+`Ownership` itself is for a process that owns all its sessions. The cluster's replicas share theirs through a
 session directory. Pure asyncio; knows nothing of Ray.
 """
 
@@ -24,7 +24,7 @@ class Ownership:
     """One process owns every session.
 
     Args:
-        lease: no request is answered while it is over.
+        lease: no request is answered after it has expired.
 
     Attributes:
         shared: other processes share the sessions; they keep snapshots, and remember why a session ended.
@@ -36,14 +36,14 @@ class Ownership:
         self.lease = lease if lease is not None else Lease()
 
     async def claim(self, session: str) -> None:
-        """Makes a session's id this process's.
+        """Claims a session's id for this process.
 
         Raises:
             BrayxError: another process has it, or the claim could not be made.
         """
 
     async def release(self, session: str, reason: str) -> None:
-        """Frees the id of a session that ended for ``reason``, and passes the reason on to whoever sends a request."""
+        """Frees the id of a session that ended for ``reason``, which later requests get."""
 
     def keep(self, session: str, snapshot: Snapshot) -> None:
         """Keeps a snapshot, from which another process can resume the session."""
@@ -51,7 +51,7 @@ class Ownership:
     async def may_answer(self, session: Session, request: StepRequest, reply: Reply) -> bool:
         """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.
 
-        The request is answered then: by the process that has the session, or by an error.
+        If False, the request is already answered: by the process that has the session, or by an error.
         """
         unanswered, session.unanswered = session.unanswered, True
         try:
@@ -75,8 +75,8 @@ class Ownership:
         return False
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:
-        """Has a tick or stop answered by the process that has taken the session over."""
+        """Forwards a tick or stop to the process that has taken the session over."""
         reply(over(request.session, request.kind.value, "lost"))
 
     def notify(self, holder: str, reason: str) -> None:
-        """Tells a connection of another process why it no longer holds its session."""
+        """Notifies a connection of another process that it lost its session."""

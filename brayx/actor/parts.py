@@ -1,4 +1,4 @@
-"""What an actor's options name: its agents' classes, and the format of its messages.
+"""Loads the parts that an actor's options name: agent classes and message classes.
 
 Imports the user's modules. Knows nothing of hosts.
 """
@@ -22,7 +22,7 @@ def agents_of(agents: Mapping[str, AgentConfig], folder: str) -> dict[str, type[
         folder: where modules are looked up first.
 
     Raises:
-        ConfigError: a module or class is not there.
+        ConfigError: a module or class does not exist.
     """
     return {name: load(agent.module, agent.class_name, folder) for name, agent in agents.items()}
 

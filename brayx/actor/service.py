@@ -22,7 +22,7 @@ Reply = Callable[[bytes | BrayxError], None]
 
 
 class Service:
-    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task of its own.
+    """Answers requests. A service implements `step` or `submit`; with `submit` a tick needs no task.
 
     Attributes:
         cors: which origins' scripts may call its HTTP doors.
@@ -34,16 +34,16 @@ class Service:
         """Takes a request; ``reply`` is called once with its result or error, perhaps before this returns.
 
         Args:
-            request: what a client asks.
+            request: the client's request.
             reply: gets the answer's body or the typed error.
-            forwarded: it comes from a peer that took this replica for the session's owner: it is not passed on again.
-            let_in: it comes over a connection whose first request has shown its credentials.
+            forwarded: a peer sent it, taking this replica for the session's owner; it is not forwarded again.
+            let_in: an earlier request of its connection had valid credentials.
         """
         task = asyncio.get_running_loop().create_task(self.step(request, forwarded=forwarded, let_in=let_in))
         task.add_done_callback(lambda done: reply(_result(done)))
 
     async def step(self, request: StepRequest, *, forwarded: bool = False, let_in: bool = False) -> bytes:
-        """As `submit`, for who waits. Being cancelled cancels the waiting, not the request.
+        """`submit` as a coroutine. Cancelling it cancels the wait, not the request.
 
         Raises:
             BrayxError: the typed error that the client gets.
@@ -58,7 +58,7 @@ class Service:
             raise
 
     def holder(self, on_end: Callable[[str], None]) -> Holder:
-        """Registers a connection that is going to hold a session; its requests carry the holder's name.
+        """Registers a connection that may hold a session; its requests carry the holder's name.
 
         Args:
             on_end: see `Holder.end`.
@@ -68,24 +68,24 @@ class Service:
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         """The connection that held ``session`` is gone: ends it with reason ``disconnect``.
 
-        One whose ticks are numbered has some seconds to come back over another connection, unless its client has
-        closed the connection in order (``for_good``). Nothing happens if ``holder`` does not hold the session any more.
+        A client that numbers its ticks has some seconds to reconnect, unless it closed the connection cleanly
+        (``for_good``). Does nothing if ``holder`` no longer holds the session.
         """
         raise NotImplementedError
 
     def refused(self, error: BrayxError) -> None:
-        """Counts an error that a client gets. Whoever gives it to the client calls this: a door, and `step`.
+        """Counts an error that a client gets. The door that sends it calls this.
 
-        An error that a peer gets for one of its clients is counted there.
+        The peer counts errors of requests that it forwarded.
         """
 
     def status(self) -> dict[str, Any]:
-        """JSON facts about the replica."""
+        """Status of the replica, as JSON values."""
         raise NotImplementedError
 
 
 def into(waiter: asyncio.Future[bytes]) -> Reply:
-    """A reply that fulfils a future; it does nothing if the future is done already, as when it was cancelled."""
+    """A reply that resolves a future, unless the future is done, for instance cancelled."""
 
     def reply(result: bytes | BrayxError) -> None:
         if waiter.done():
@@ -98,8 +98,8 @@ def into(waiter: asyncio.Future[bytes]) -> Reply:
     return reply
 
 
-def told(error: Exception) -> BrayxError:
-    """The error that a client gets for an exception: a typed one unchanged, else one with its type; the log has it."""
+def to_typed(error: Exception) -> BrayxError:
+    """The typed error for an exception: a typed one unchanged, else one with its type; the log has the rest."""
     if isinstance(error, BrayxError):
         return error
     logger.error("a request failed", exc_info=error)
@@ -112,7 +112,7 @@ def leaves_running(error: BrayxError) -> bool:
 
 
 def attaches(error: BrayxError) -> bool:
-    """Whether a connection whose first tick or stop got this error holds the session all the same."""
+    """Whether a connection whose first tick or stop got this error still holds the session."""
     return leaves_running(error) and not isinstance(error, OutOfSequence)
 
 
@@ -122,4 +122,4 @@ def _result(task: asyncio.Task[bytes]) -> bytes | BrayxError:
     error = task.exception()
     if error is None:
         return task.result()
-    return told(error) if isinstance(error, Exception) else BrayxError("the request was cancelled")
+    return to_typed(error) if isinstance(error, Exception) else BrayxError("the request was cancelled")

@@ -1,4 +1,4 @@
-"""An actor's sessions behind its doors, credentials included: what both hosts run.
+"""An actor's sessions behind its doors, with credentials. Both hosts run it.
 
 Knows nothing of Ray, nor of what is inside an actor.
 """
@@ -27,12 +27,12 @@ from brayx.metrics import Recorder
 
 @dataclass
 class Runtime:
-    """What is behind an actor's sessions.
+    """The parts that an actor's sessions use.
 
     Attributes:
         make_actor: makes the actor of each session.
         recorder: of the process.
-        describe: JSON facts for the status page (the policy version, say).
+        describe: JSON values for the status page, such as the policy version.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
     """
 
@@ -46,7 +46,7 @@ class ActorService(Service):
     """The sessions of an actor in this process.
 
     Args:
-        runtime: what is behind them.
+        runtime: the parts that they use.
         config: the actor's options; its ``show_errors`` is set.
         name: of the application, on the status page.
         keys: that requests are signed with; None: every client is let in.
@@ -84,7 +84,7 @@ class ActorService(Service):
         self.answer(request, reply, forwarded)
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
-        """Answers a request that has been let in; arguments as of `submit`."""
+        """Answers a request after its credentials were checked; arguments as of `submit`."""
         self.table.submit(request, reply)
 
     def refused(self, error: BrayxError) -> None:
@@ -100,7 +100,7 @@ class ActorService(Service):
         await self.table.disconnect(session, holder, for_good=for_good)
 
     def status(self) -> dict[str, Any]:
-        """Facts for the status page."""
+        """Values of the status page."""
         return {
             "service": "brayx",
             "application": self._name,

@@ -1,4 +1,4 @@
-"""One session: its requests in the order in which they came, each numbered tick applied once.
+"""One session: its requests in order of arrival, each numbered tick applied once.
 
 `Session.take` puts a request into the inbox. The session's own task takes requests out, one after the other, and calls
 the actor, so two calls of an actor never overlap. Pure asyncio. Knows nothing of doors or of other sessions; the table
@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Shared:
-    """What the sessions of one table share.
+    """Shared state of the sessions of one table.
 
     Attributes:
         config: the actor's options.
         max_waiting: requests that may wait in one inbox.
-        recorder: where the sessions are counted.
-        times: where their ticks are.
-        ownership: who owns which session.
+        recorder: counts sessions.
+        times: records tick times.
+        ownership: ownership of sessions.
         holders: the connections that may hold one.
         on_end: called once with each session that ends.
         free_id: frees the id of a session that ended for a reason.
@@ -71,8 +71,8 @@ class Shared:
 
 
 Waiting = tuple[StepRequest, Reply, float, Position | None]
-"""A request in an inbox: when it arrived, by `brayx.clock`; of a tick that the fallback has answered and that the
-actor has yet to run, where it left the session. A plain tuple, because one is made for every tick.
+"""A request in an inbox, its reply, its arrival by `brayx.clock`, and if the fallback has answered it, the session's
+position then. A plain tuple, because one is made for every tick.
 """
 
 
@@ -81,22 +81,23 @@ class Session:
 
     Args:
         session: its id.
-        shared: what it shares with the table's other sessions.
-        announced: its client has said that it numbers its ticks.
-        holder: name of the connection that holds it; empty: none does. None: unknown, the first one that asks gets it.
+        shared: shared state of the table's sessions.
+        announced: its client's start said that it numbers its ticks.
+        holder: name of the connection that holds it; empty: none. None: unknown, the first connection with a request
+            becomes it.
 
     Attributes:
         actor, task, context: set before the session is served.
-        inbox: requests that wait.
-        began: when the actor's call under way began, by `brayx.clock`; 0: none is under way.
-        timed_out: the call under way is cancelled, because it took too long.
-        unanswered: the request under way is not answered yet, so none behind it may be.
+        inbox: waiting requests.
+        began: when the actor's running call began, by `brayx.clock`; 0: none is running.
+        timed_out: the running call was cancelled because it took too long.
+        unanswered: the running request has no reply yet, so none behind it may get one.
         last_seen: when the last call of the actor ended.
         left_at: when the holder's connection broke; 0: it has not.
         ended: why it ended; empty: it runs.
         ticks: number of ticks answered.
         seq: number of the next numbered tick.
-        kept: reply to the numbered tick before; a repeat gets it.
+        kept: reply to the previous numbered tick; a repeat gets it.
     """
 
     actor: Actor
@@ -129,11 +130,11 @@ class Session:
 
     @property
     def numbered(self) -> bool:
-        """Whether its client numbers its ticks, and so can find it again over another connection."""
+        """Whether its client numbers its ticks, and so can reconnect."""
         return self.seq > 0 or self.announced
 
     def take(self, request: StepRequest, reply: Reply) -> None:
-        """Puts a tick or stop into the inbox; one that may not touch the session, or has no room, is refused."""
+        """Puts a tick or stop into the inbox, or refuses it: another connection's, out of sequence, or no room."""
         if request.holder != self.holder and (refusal := self.take_over(request)) is not None:
             reply(refusal)
         elif len(self.inbox) < self._max_waiting or self._make_room():
@@ -149,11 +150,11 @@ class Session:
             reply(self._queue_full())
 
     def take_over(self, request: StepRequest) -> BrayxError | None:
-        """Checks a request for a session that another connection holds; the error that refuses it, or None.
+        """Checks a request of a connection that is not the holder; returns the error that refuses it, or None.
 
-        The connection that came last becomes the holder. A numbered tick without a connection leaves the session
-        without a holder: its client has changed to a door whose connections hold no sessions. A tick that will be
-        refused takes nothing over.
+        The newest connection becomes the holder. A numbered tick without a connection leaves the session without a
+        holder: its client has changed to a door whose connections hold no sessions. A tick that will be refused does
+        not change the holder.
         """
         if request.attached and self.holder is not None:
             message = f"this connection no longer holds session {self.id!r}: it was taken over"
@@ -169,14 +170,14 @@ class Session:
         return None
 
     def _in_sequence(self, seq: int) -> bool:
-        """Whether a tick of that number is a repeat, or can be the next one after those under way and waiting."""
+        """Whether a tick of that number is a repeat, or may follow the running and waiting ones."""
         following = self.seq + (self.began > 0)
         for request, *_ in self.inbox:
             following += request.seq == following
         return self.seq - 1 <= seq <= following
 
     def turn_away(self, ends: Ends) -> None:
-        """Answers what still waits when the session is over."""
+        """Refuses the requests that still wait when the session is over."""
         if self._deadline is not None:
             self._deadline.stop()
         while self.inbox:
@@ -197,7 +198,7 @@ class Session:
         return QueueFull(f"session {self.id!r} has {waiting}")
 
     def move(self, park: Park) -> None:
-        """Hands the session over to other processes, see `brayx.actor.moving`; nothing if it is busy."""
+        """Hands the session over to another process, see `brayx.actor.moving`; does nothing if it is busy."""
         if not self.inbox and not self.began and self._park is None:
             self._park = park
             self.rouse()
@@ -209,7 +210,7 @@ class Session:
             wake.set_result(None)
 
     def end(self, reason: str) -> None:
-        """Ends the session once; its task tells the actor, after the request under way."""
+        """Ends the session once; its task notifies the actor after the running request."""
         if not self.ended:
             self.ended = reason
             self.shared.on_end(self)
@@ -251,7 +252,7 @@ class Session:
             return
         began = _now()
         if self._deadline is None:
-            # As `run` does; a coroutine more for each tick costs measurable throughput.
+            # Inlines `run`: another coroutine for each tick costs measurable throughput.
             self.began = began
             try:
                 answer = await self.actor.tick(request.body)
@@ -278,18 +279,18 @@ class Session:
             await self.keep_snapshot(position)
 
     def advance(self, seq: int | None, answer: bytes) -> None:
-        """Counts a tick that is answered, and keeps the answer to a numbered one."""
+        """Counts an answered tick, and keeps the reply to a numbered one."""
         self.ticks += 1
         if seq is not None:
             self.seq, self.kept = seq + 1, answer
 
     @property
     def position(self) -> Position:
-        """Where its client is."""
+        """The client's progress."""
         return Position(self.ticks, self.seq, self.kept)
 
     async def keep_snapshot(self, at: Position, ticks: int = 1) -> None:
-        """Keeps a snapshot if one is due at one of the last ``ticks`` ticks before ``at``, where the actor is now."""
+        """Keeps a snapshot if one is due within the last ``ticks`` ticks before ``at``, the actor's progress."""
         if self._snapshot_every and at.tick % self._snapshot_every < ticks:
             await moving.keep_snapshot(self, at, self.shared.ownership, self.shared.recorder)
 
@@ -308,7 +309,7 @@ class Session:
         if answer is None:
             return
         if self._lease.is_over and not await self._ownership.may_answer(self, request, reply):
-            self.end("error")  # its agents have had the stop
+            self.end("error")  # its agents have had the stop already
             return
         self.end("stop")
         await self.shared.free_id(self.id, "stop")
@@ -317,7 +318,7 @@ class Session:
     async def run(self, work: Awaitable[bytes], kind: str, reply: Reply) -> bytes | None:
         """Runs one call of the actor; None: it failed, and ``reply`` has the error.
 
-        The session ends unless only the body was bad: the agents are in doubt.
+        The session ends unless only the body was bad, since the agents' state is uncertain.
         """
         try:
             return await self.guard(work, kind)
@@ -357,7 +358,7 @@ class Session:
         reply(error)
 
     def _typed(self, error: BaseException, kind: str) -> BaseException:
-        """The actor's exception as a typed error; the cancelling of the session's task stays as it is."""
+        """The actor's exception as a typed error; a cancellation of the session's task is unchanged."""
         if isinstance(error, asyncio.CancelledError):
             if self.timed_out:
                 timeout_s = self.shared.config.tick_timeout_s

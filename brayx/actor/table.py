@@ -1,8 +1,8 @@
-"""The session table: which sessions run in this process, and how each starts, goes on from a snapshot, and ends.
+"""The session table: starts, resumes and ends the sessions of this process.
 
-A door puts a request in and is called back with bytes or a typed error. What happens within a session is
-`brayx.actor.session`. A session ends in exactly one place (`Session.end`), whatever ended it: a stop, an agent that
-raised, a client that went away, idleness, or the process's own end. Pure asyncio: no Ray, no HTTP.
+A door submits a request and is called back with bytes or a typed error. `brayx.actor.session` handles requests within
+a session. A session ends in exactly one place (`Session.end`), for any cause: a stop, an exception of an agent, a
+client that left, idleness, or the end of the process. Pure asyncio: no Ray, no HTTP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAST_WORD_S = 1.5
 _TICK, _STOP, _START = StepKind.TICK, StepKind.STOP, StepKind.START
 
 Opening = Callable[[Session], Awaitable[bool]]
-"""Makes a session's actor and answers the request that opened it; False: that failed, and the client has the error."""
+"""Makes a session's actor and answers the request that opened it; False: it failed, and the client has the error."""
 
 
 class SessionTable(Service):
@@ -47,8 +47,8 @@ class SessionTable(Service):
     Args:
         make_actor: makes the actor of a new session.
         config: the actor's options.
-        recorder: where ticks, sessions and refusals are counted.
-        ownership: who owns which session; None: this process owns all.
+        recorder: counts ticks, sessions and refusals.
+        ownership: ownership of sessions; None: this process owns all.
         max_waiting: requests of one session that may wait for their turn; further ones get `QueueFull`.
     """
 
@@ -81,8 +81,8 @@ class SessionTable(Service):
         self.is_shut = False
         """No new session starts."""
         self._closed = False
-        # No session runs in the context of the request that started it: Ray would take its calls for that request's,
-        # and cancel them when the client leaves.
+        # A session does not run in the context of the request that started it: Ray would attribute its calls to that
+        # request, and cancel them when the client leaves.
         self._context = contextvars.copy_context()
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class SessionTable(Service):
         return list(self._sessions)
 
     def status(self) -> dict[str, Any]:
-        """How many sessions run."""
+        """Number of running sessions."""
         return {"sessions": len(self._sessions)}
 
     def refused(self, error: BrayxError) -> None:
@@ -113,7 +113,7 @@ class SessionTable(Service):
         return self._shared.holders.add(on_end, at)
 
     def end_holder(self, holder: str, reason: str) -> None:
-        """Tells a connection of this process why it no longer holds its session, if it is still there."""
+        """Notifies a connection of this process that it lost its session, if it still exists."""
         self._shared.holders.end(holder, reason)
 
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
@@ -142,7 +142,7 @@ class SessionTable(Service):
             self._calls.submit(request.body, reply)
 
     def is_ending(self, session: str) -> bool:
-        """Whether a session of that id is ending here, and its id is not free yet."""
+        """Whether a session of that id is ending here and its id is not free yet."""
         return self._ends.is_ending(session)
 
     def _start(self, request: StepRequest, reply: Reply) -> None:
@@ -150,7 +150,7 @@ class SessionTable(Service):
         if name in self._sessions:
             reply(SessionExists(f"session {name!r} is already running: stop it first, or use another id"))
         elif request.seq not in (None, 0):
-            reply(ProtocolError(f"a start has seq {request.seq}, expected 0, or none where ticks are not numbered"))
+            reply(ProtocolError(f"a start has seq {request.seq}, expected 0, or none if ticks are not numbered"))
         elif self.is_shut:
             reply(ending())
         elif len(self._sessions) >= most:
@@ -164,13 +164,13 @@ class SessionTable(Service):
             self._enter(session, lambda entered: self._open(entered, request, reply))
 
     def resume(self, name: str, snapshot: Snapshot, request: StepRequest, reply: Reply) -> None:
-        """Goes on with a session that ran elsewhere, whose id is this process's already.
+        """Resumes a session that ran in another process; this process has claimed its id.
 
         Args:
             name: its id.
-            snapshot: the last one taken of it.
-            request: what came for it here: applied if the snapshot is exact, else answered with `SessionResumed`. One
-                that may not touch the session brings it back all the same, for its holder.
+            snapshot: its newest snapshot.
+            request: its first request here: applied if the snapshot is exact, else answered with `SessionResumed`. A
+                refused request still resumes the session, for its holder.
             reply: as of `submit`; gets `SessionLost` if the actor cannot be restored.
         """
         if name in self._sessions:
@@ -199,7 +199,7 @@ class SessionTable(Service):
             self._sweeper = asyncio.create_task(Sweeper(self._living, self._shared).run())
 
     async def _live(self, session: Session, opening: Opening) -> None:
-        """A session's task, from its opening to its last word."""
+        """A session's task, from its opening to its end."""
         try:
             if not await opening(session):
                 return
@@ -247,7 +247,7 @@ class SessionTable(Service):
         return True
 
     async def _restore(self, session: Session, snapshot: Snapshot, request: StepRequest | None, reply: Reply) -> bool:
-        """Brings a session back; a ``request`` of None has been refused."""
+        """Resumes a session; a ``request`` of None was refused."""
         try:
             actor = self._make_actor()
             await session.guard(actor.restore(session.id, snapshot.actor), "restore")
@@ -265,7 +265,7 @@ class SessionTable(Service):
         self._opened(session, actor)
         self.recorder.add("sessions_resumed", 1.0)
         if request is not None:
-            moving.go_on(session, snapshot, request, reply)
+            moving.after_resume(session, snapshot, request, reply)
         return True
 
     def _opened(self, session: Session, actor: Actor) -> None:
@@ -279,7 +279,7 @@ class SessionTable(Service):
         self._forget(session)
         self._ends.add(session.id, session.ended)
         self._shared.times.flush()
-        if session.ended != "lost":  # the process that goes on with it has counted it, or the one that lost it has
+        if session.ended != "lost":  # another process has counted it
             self.recorder.add("sessions_ended", 1.0, label=session.ended)
         self.recorder.add("sessions_active", len(self._sessions))
 
@@ -288,12 +288,12 @@ class SessionTable(Service):
             del self._sessions[session.id]
 
     async def _finish(self, session: Session) -> None:
-        """Ends a session that had begun: frees its id, tells its connection, then the actor."""
+        """Ends a session: frees its id, notifies its connection, then the actor."""
         moved = session.ended == "moved"
-        if session.ended != "stop" and not moved:  # a stop has freed it before it was answered
+        if session.ended != "stop" and not moved:  # a stop frees it before its reply
             # The next request gets the reason only if no request has got it yet.
             await self._free_id(session.id, session.ended if session.id in self._ends else "stop")
-        # A session that another process took over counts as moved for the doors: their clients shall try again.
+        # For doors a session that another process took over has moved, so that their clients try again.
         self._shared.holders.notify(session.holder, "moved" if session.ended == "lost" else session.ended)
         if moved:
             session.actor.on_moved()
@@ -308,7 +308,7 @@ class SessionTable(Service):
             logger.exception("session %s: on_end(%s) raised", session.id, session.ended)
 
     async def _free_id(self, session: str, reason: str) -> None:
-        """Frees an id, unless it has been started anew here; one that cannot be freed holds nothing up."""
+        """Frees an id, unless it was started again here; a failure is logged only."""
         if session in self._sessions:
             return
         try:
@@ -317,20 +317,20 @@ class SessionTable(Service):
                 if self._ownership.shared:
                     self._ends.forget(session)
         except Exception as error:
-            logger.warning("session %s: its id could not be freed: %s: %s", session, type(error).__name__, error)
+            logger.warning("session %s: its id could not be released: %s: %s", session, type(error).__name__, error)
 
     def lose(self, sessions: Iterable[str]) -> None:
-        """Ends sessions with reason ``lost``: the lease was over, and other processes may have them now."""
+        """Ends sessions with reason ``lost``: the lease expired, and other processes may have them."""
         for session in [self._sessions[name] for name in sessions if name in self._sessions]:
             session.end("lost")
 
     def move(self, park: Park) -> None:
-        """Hands over the sessions whose actors can give a snapshot and that are not busy; they end as ``moved``."""
+        """Hands over idle sessions whose actors support snapshots; they end as ``moved``."""
         for session in list(self._sessions.values()):
             session.move(park)
 
     async def close(self, reason: str = "drained", timeout_s: float = 10.0) -> None:
-        """Ends every session with ``reason``, waits until their agents know, and takes no more."""
+        """Ends every session with ``reason``, waits for their agents, and takes no more."""
         self._closed = self.is_shut = True
         for session in list(self._sessions.values()):
             session.end(reason)

@@ -1,4 +1,4 @@
-"""How long ticks wait and take, recorded in lots: one record for each tick would cost measurable throughput."""
+"""Wait and duration of ticks, recorded in batches: a record for each tick would cost measurable throughput."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from brayx.metrics import Recorder
 
 _LOT = 256
 _SAMPLED = 8
-"""The wait of one tick in eight is recorded, and stands for all."""
+"""Sample the wait of one tick in eight: recording every wait costs measurable throughput."""
 
 
 class TickTimes:
     """The times of a table's ticks.
 
     Args:
-        recorder: gets a lot when it is full, and at each `flush`.
+        recorder: gets a batch when it is full, and at each `flush`.
     """
 
     __slots__ = ("_recorder", "_seconds", "_since_sample")
@@ -34,7 +34,7 @@ class TickTimes:
             self.flush()
 
     def flush(self) -> None:
-        """Hands the lot over."""
+        """Records the batch."""
         seconds, self._seconds = self._seconds, []
         if seconds:
             self._recorder.add("ticks", float(len(seconds)))

@@ -19,7 +19,7 @@ temperature has. A parameter whose gradients are much smaller than epsilon takes
 
 
 def _plain(name: str) -> Any:
-    """The method as it is without the wrapper; the method itself should torch have none one day."""
+    """The method without its wrapper; the method itself if torch has no wrapper."""
     method = getattr(Optimizer, name)
     return getattr(method, "__wrapped__", method)
 
@@ -37,7 +37,7 @@ class Adam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there."""
+        """One step with the current gradients."""
         for group in self.param_groups:
             parameters: list[Tensor] = []
             gradients: list[Tensor] = []

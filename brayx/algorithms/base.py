@@ -62,8 +62,8 @@ class Algorithm:
     """Updates a module from learner batches. Derive from it and write `update`.
 
     Args:
-        module: called with the observations, ``[N, ...]`` (a tuple is several arguments); gives the outputs of a policy
-            (`brayx.nets.distributions`), and what else the algorithm's options say (`AlgorithmConfig.outputs`).
+        module: called with the observations, ``[N, ...]`` (a tuple is several arguments); returns a policy's outputs
+            (`brayx.nets.distributions`), and the algorithm's other ones (`AlgorithmConfig.outputs`).
         optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
         config: options.
         across: the ranks that learn together.
@@ -90,7 +90,7 @@ class Algorithm:
         self.optimise = Optimise(optimizer, config, module)
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch and gives what it measured, ``loss`` included.
+        """Learns from one batch and returns its metrics, ``loss`` among them.
 
         Args:
             batch: tensors ``[B, T + 1, ...]`` as `brayx.replay.packing` lays them out, with the observation as a
@@ -99,7 +99,7 @@ class Algorithm:
             progress: how far training has come, 0 to 1; the learning rate falls with it.
 
         Raises:
-            ValueError: the batch or the module's outputs are not what the algorithm takes; says which and how.
+            ValueError: the batch or the outputs do not fit the algorithm; names the field.
         """
         raise NotImplementedError
 
@@ -108,5 +108,5 @@ class Algorithm:
         return {"optimise": self.optimise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self.optimise.load_state_dict(state["optimise"])

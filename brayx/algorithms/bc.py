@@ -47,7 +47,7 @@ class BCConfig(OptimiseConfig):
     outputs: ClassVar[tuple[str, ...]] = ()
     imitates: ClassVar[Literal["everything"]] = "everything"
     data: ClassVar[Mapping[str, str]] = {
-        DEMONSTRATION: "imitates recorded steps, and there are none: expected a job's `source`, or `demonstrations`"
+        DEMONSTRATION: "imitates recorded steps, but there are none: expected a job's `source`, or `demonstrations`"
     }
     turns: ClassVar[bool] = True
     weighs_columns: ClassVar[bool] = True

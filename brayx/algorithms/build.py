@@ -1,6 +1,6 @@
-"""Finds the algorithm that options name, brayx's or the user's own, and checks that a job gives what it needs.
+"""Finds the algorithm that options name, brayx's or the user's own, and checks a job against its needs.
 
-The class of an algorithm's options says what it needs (`AlgorithmConfig`); nothing here knows one by its name.
+The class of an algorithm's options declares its needs (`AlgorithmConfig`); no algorithm is known by name here.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def check_fits(
         config: its options.
         kind: of the actions, as `check_space` has it; None: not known.
         unroll_length: transitions of a column; None: not known.
-        gives: keys of the batches, `DEMONSTRATION` where there is something to imitate; None: not known.
+        gives: keys of the batches, `DEMONSTRATION` if there are demonstrations; None: not known.
         sampler: how a buffer of play is sampled, as `brayx.replay.config` names it; None: not known.
 
     Raises:
@@ -264,7 +264,7 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
         change: says which option to change to get more, for the message.
 
     Raises:
-        ConfigError: says how many gradient steps there would be, and what to change.
+        ConfigError: names the number of gradient steps, and what to change.
     """
     gradients = batches * config.gradients(batch_steps)
     if gradients < min(_LEAST_GRADIENTS, total_steps / _MOST_STEPS):
@@ -288,7 +288,7 @@ def check_batch(config: AlgorithmConfig, batch: Collection[str]) -> None:
     if TURN in batch and not config.play.turns:
         fits = _names(lambda each: each.turns)
         raise ConfigError(
-            f"turn: algorithm {config.name!r} does not tell other players' moves from its own; these do: "
+            f"turn: algorithm {config.name!r} cannot distinguish other players' moves; these do: "
             f"{', '.join(fits)}, and 'mixed' with reinforcement by one of them",
             key="algorithm",
             fits=fits,
@@ -303,7 +303,7 @@ def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
         obs: keys of the model's inputs in a batch: ``obs`` alone where it takes a single array.
 
     Raises:
-        ConfigError: says what the model is to take.
+        ConfigError: says what the model must take.
     """
     leaf = next((key for key in config.data if key.startswith("obs/")), None)
     if leaf is not None and "obs" in obs:
@@ -364,7 +364,7 @@ def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any,
         example: arguments of the critic, tensors ``[2, ...]``; None: not known.
 
     Raises:
-        ConfigError: says how the critic is called, and what it gave.
+        ConfigError: says how the critic is called, and what it returned.
     """
     needs = config.critic
     if needs is None:
@@ -396,10 +396,10 @@ def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
 
     Args:
         config: its options.
-        fields: what the record has of each step; `DEMONSTRATION` says that it is to be imitated.
+        fields: the record's fields of each step; `DEMONSTRATION` marks it as one to imitate.
 
     Raises:
-        ConfigError: names what is missing, and what learns without it.
+        ConfigError: names the missing field, and algorithms that learn without it.
     """
     if not config.needs_log_prob or "log_prob" in fields:
         return

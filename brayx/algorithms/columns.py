@@ -56,7 +56,7 @@ def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
         batch: tensors.
 
     Raises:
-        ValueError: the module has a memory, and the batch no stored state.
+        ValueError: the module has a memory, but the batch has no stored state.
     """
     columns, steps = batch["mask"].shape
     obs = _time_major(batch["obs"])

@@ -1,4 +1,4 @@
-"""Options of an algorithm, and what it needs of model, data and sampler. Knows no algorithm, and imports no torch.
+"""Options of an algorithm, and its needs of model, data and sampler. Knows no algorithm, and imports no torch.
 
 An algorithm is one file: its options (a class derived from `AlgorithmConfig`), its loss, its metrics and its update
 (`brayx.algorithms.base.Algorithm`). What it needs are class attributes of its options, so that a job can be checked
@@ -64,7 +64,7 @@ class Critic:
 
 
 class AlgorithmConfig(BaseModel):
-    """Options of an algorithm. A subclass adds its options as fields, and overrides what it needs.
+    """Options of an algorithm. A subclass adds options as fields, and overrides its needs.
 
     An option named ``gamma``, ``n_step`` or ``reward_heads`` means the same in every algorithm.
     """
@@ -74,7 +74,7 @@ class AlgorithmConfig(BaseModel):
     name: str = ""
     """Name of the algorithm; empty: its module's."""
     module: str | None = None
-    """Import path of the module that defines the algorithm, looked up beside the YAML file first; null: brayx."""
+    """Import path of the module that defines the algorithm, searched in the YAML file's folder first; null: brayx."""
 
     policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed")
     """Policies that it learns."""
@@ -87,13 +87,13 @@ class AlgorithmConfig(BaseModel):
     needs_log_prob: ClassVar[bool] = False
     """Learns from the agent's own play alone, whose actions have a ``log_prob``."""
     imitates: ClassVar[Literal["nothing", "demonstrations", "everything"]] = "nothing"
-    """Steps whose actions it imitates: ``demonstrations`` are those that are marked as such."""
+    """Steps whose actions it imitates: none, those marked as demonstrations, or all."""
     data: ClassVar[Mapping[str, str]] = {}
     """Keys that batches must have besides those of any play, each with why, to complete ``algorithm 'x' ...``."""
     turns: ClassVar[bool] = False
     """Distinguishes other players' moves (``turn``) from the agent's own."""
     needs_table: ClassVar[bool] = False
-    """Must learn from each transition many times, so not from a buffer whose sampler is ``fifo``."""
+    """Learns from each transition many times, so not from a ``fifo`` buffer."""
     weighs_columns: ClassVar[bool] = False
     """Weighs each column by its ``weight``, which a prioritised sampler sets."""
     sets_priorities: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class AlgorithmConfig(BaseModel):
     several_ranks: ClassVar[bool] = True
     """Can learn in several ranks."""
     inner: ClassVar[tuple[type[AlgorithmConfig], ...]] = ()
-    """Algorithms whose options its option ``reinforcement`` takes, which does the gradient steps then."""
+    """Algorithms that its option ``reinforcement`` may be, which does the gradient steps then."""
 
     @property
     def sampling(self) -> Sampling:

@@ -9,8 +9,8 @@ def critic_of(module: nn.Module, shown: str) -> nn.Module:
     """The submodule ``critic``, of whatever is wrapped for ranks or hooks.
 
     Args:
-        module: perhaps wrapped, by modules that have what they wrap as ``module``.
-        shown: what the critic is called with, for the message.
+        module: possibly wrapped, by modules with the inner one as ``module``.
+        shown: the critic's arguments, for the message.
 
     Raises:
         ValueError: there is none.

@@ -1,7 +1,7 @@
 """Calls a module on learner data, so that a memory replayed is the memory that acted. Torch only.
 
 A module without memory sees steps in any order, ``[N, ...]``. One with memory (`brayx.nets.recurrent`) sees sequences,
-time-major ``[T, N, ...]``, beside the state that acting stored before every step. Learning carries its own state along
+time-major ``[T, N, ...]``, and the state that acting stored before every step. Learning carries its own state along
 where acting did, and takes the stored state where an episode or a column begins.
 """
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from brayx.nets.recurrent import state_argument
 
 Outputs = Mapping[str, Any]
-"""What a module gives, ``[N, ...]``; of sequences ``[T * N, ...]``, time-major."""
+"""A module's outputs, ``[N, ...]``; of sequences ``[T * N, ...]``, time-major."""
 
 
 class Forward:
@@ -77,7 +77,7 @@ class Forward:
 
 
 def carries(mask: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
-    """Where a step goes on from the state that the step before it left, ``[T, ...]`` bool, time-major.
+    """Steps that continue from the previous step's state, ``[T, ...]`` bool, time-major.
 
     Not after a step that is masked out, nor after an end; but the masked step behind a truncated one only bootstraps
     it, so it sees what that one left.
@@ -108,7 +108,7 @@ def state_of(batch: Mapping[str, Any]) -> Any:
             inner[path[-1]] = value
     if not nest:
         raise ValueError(
-            f"the module has a memory, and the batch no stored state ('state/...'); it has {sorted(batch)}"
+            f"the module has a memory, but the batch has no stored state ('state/...'); it has {sorted(batch)}"
         )
     return nest
 

@@ -87,7 +87,7 @@ class MixedConfig(AlgorithmConfig):
     needs_log_prob: ClassVar[bool] = True
     imitates: ClassVar[Literal["demonstrations"]] = "demonstrations"
     data: ClassVar[Mapping[str, str]] = {
-        DEMONSTRATION: "imitates demonstrations, and nothing marks any: expected a job's `source` with "
+        DEMONSTRATION: "imitates demonstrations, but no data is marked as such: expected a job's `source` with "
         "`demonstration: true`, or `demonstrations`"
     }
     # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no gradient, while

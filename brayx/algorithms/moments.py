@@ -1,4 +1,4 @@
-"""Running mean and deviation of what values predict, the same on every rank. Torch only."""
+"""Running mean and deviation of value targets, the same on every rank. Torch only."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ class Moments:
         return {"sums": self._sums.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self._sums = torch.as_tensor(state["sums"]).clone()

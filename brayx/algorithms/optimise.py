@@ -43,9 +43,9 @@ def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0,
     """Share of a starting value that is left.
 
     Args:
-        progress: how far training has come; what lies outside 0 to 1 counts as the nearer end.
+        progress: progress of the training, clipped to 0 to 1.
         schedule: how it falls from 1 to ``final`` after the warm-up; constant: not at all.
-        final: what is left at the end.
+        final: value at the end.
         warmup: share of the training in which it rises linearly, so that it falls over the rest.
     """
     progress = min(max(progress, 0.0), 1.0)
@@ -104,7 +104,7 @@ class Optimise:
         return bool(self.terms) or getattr(self._module, "extra_loss", None) is not None
 
     def begin(self, progress: float) -> float:
-        """Sets the learning rates for this point of the training, 0 to 1, and gives the first."""
+        """Sets the learning rates for this progress, 0 to 1, and returns the first."""
         config = self._config
         left = self.scale * share(
             progress,
@@ -132,13 +132,13 @@ class Optimise:
 
         Args:
             loss: of a micro-batch.
-            part: share of the minibatch that it is of: what the user adds, which are means, counts by that.
+            part: share of the minibatch, by which the user's loss, a mean, is weighted.
         """
         first = not self._fresh
         if first:
             self.optimizer.zero_grad(set_to_none=True)
             self._fresh = True
-        extra = getattr(self._module, "extra_loss", None)  # what the user adds, of the module's last forwards
+        extra = getattr(self._module, "extra_loss", None)  # the user's loss, of the module's last forwards
         if extra is not None and (term := extra()) is not None:
             loss = loss + part * term
         for term in self.terms if first else ():
@@ -151,7 +151,7 @@ class Optimise:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> Tensor:
-        """Clips, steps, and gives the norm of the gradients before clipping, ``[]`` on their device.
+        """Clips, steps, and returns the norm of the gradients before clipping, ``[]`` on their device.
 
         Gradients that overflowed in half precision change nothing but the scale.
         """
@@ -180,7 +180,7 @@ class Optimise:
         return {"scale": self.scale, "scaler": {} if self._scaler is None else self._scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self.scale = float(state["scale"])
         if self._scaler is not None and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])

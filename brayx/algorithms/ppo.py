@@ -48,7 +48,7 @@ memory anew each time costs as much as the network."""
 
 
 class RewardHead(BaseModel):
-    """One of several rewards, each of which has a value of its own."""
+    """One of several rewards, each with a separate value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -222,7 +222,7 @@ class _Data(NamedTuple):
 
     Attributes:
         obs, action: ``[units, ...]``, with memory ``[T, units, ...]``, as everything here.
-        state, carry: stored memory, and where it goes on (`brayx.algorithms.forward`); None without memory.
+        state, carry: stored memory, and steps that continue it (`brayx.algorithms.forward`); None without memory.
         log_prob: at acting time.
         mask: 1 for steps to learn from.
         advantage, target, value: ``[units]``; with reward heads, targets and old values are ``[units, K]``.

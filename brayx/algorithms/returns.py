@@ -8,7 +8,7 @@ arguments that decide about ends are made by `discounts`:
     lambda_t = lam * (1 - (terminated or truncated))     the trace stops where the trajectory was cut
 
 So ``lambda_t = 0`` with ``discount_t > 0`` is a truncation: bootstrap, and look no further. A step that only holds the
-observation to bootstrap from (mask 0 in a learner batch) needs no care of its own: the transition before it was cut,
+observation to bootstrap from (mask 0 in a learner batch) needs no special case: the transition before it was cut,
 and what is computed for it is masked. The end of a column cuts like a truncation.
 
 In games by turns `discounts` takes ``own_turn_t``: into a state where others move the trace does not decay
@@ -123,7 +123,7 @@ def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
     Args:
         r_t: rewards ``[T, ...]``.
         discount_t: ``[T, ...]``.
-        lambda_t: ``[T, ...]``; 0 cuts after that transition, anything else goes on.
+        lambda_t: ``[T, ...]``; 0 cuts after that transition, anything else continues.
         n: at least 1.
 
     Raises:

@@ -264,7 +264,7 @@ class SAC(Algorithm):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; a temperature that the options give stays, one that is found goes on."""
+        """Restores a `state_dict`; a temperature is restored only if it is learned, not an option."""
         self._slow.load_state_dict(state["slow"])
         if self.config.alpha is None and torch.isfinite(state["log_alpha"]):  # from one of 0 none is found
             with torch.no_grad():

@@ -93,7 +93,7 @@ class Cluster:
             if self.ingress is not None:
                 check_ports(self.ports or {"actor.port": (self.host, self.port)})
             for name, value in self.environment().items():
-                os.environ.setdefault(name, value)  # what the user has set stays
+                os.environ.setdefault(name, value)  # the user's own value stays
         with contextlib.ExitStack() as after:
             if not self.address:
                 after.enter_context(temporary_files())
@@ -144,7 +144,7 @@ class Cluster:
         self._end()
 
     def environment(self) -> dict[str, str]:
-        """What Ray and Serve read from the environment when they start; ``docker/serve.sh`` sets the same for Serve."""
+        """Environment of Ray and Serve; ``docker/serve.sh`` sets the same for Serve."""
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",

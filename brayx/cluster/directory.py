@@ -289,7 +289,7 @@ class Directory:
             self._check_recovered()
         if session in self._snapshots:
             if not taker:
-                raise Overloaded(f"session {session!r} is between two replicas; try again", layer="directory")
+                raise Overloaded(f"session {session!r} is moving to another replica; try again", layer="directory")
             snapshot, size = self._snapshots[session]
             self._take(session, taker)
             self._snapshots[session] = (replace(snapshot, exact=False), size)  # its taker goes on from it

@@ -1,6 +1,6 @@
-"""A model of a training as it acts: on torch at once, on the engine that the job asks for when that is ready.
+"""The acting copy of a training's model: with torch at first, with the configured engine once that is ready.
 
-An export takes seconds, and no tick waits for it. Knows nothing of learning, sessions or agents.
+An export takes seconds; ticks do not wait for it. Knows nothing of learning, sessions or agents.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from brayx.types import Weights
 logger = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 4
-"""At least so many versions stay ready, for a forward that asks for a slightly older one."""
+"""Minimum number of versions kept ready, for forwards with a slightly older one."""
 
 
 class ActingModel:
-    """A `LocalModel` of a module that is learned, or of weights that stay. `load` is for the learner's thread.
+    """A `LocalModel` of a module in training, or of fixed weights. `load` is for the learner's thread.
 
     Args:
-        config: of the model component.
-        module, example_args: what its ``build_model`` gave; copied.
-        sink: where batches are counted.
-        version, weights: policy version and weights to start with; None: the module's own.
-        engine: makes the configured engine with weights that stay; None: the module is learned.
+        config: options of the model component.
+        module, example_args: results of its ``build_model``; copied.
+        sink: records batches.
+        version, weights: initial policy version and weights; None: the module's own.
+        engine: makes the configured engine with fixed weights; None: the module is in training.
 
     Attributes:
-        model: what acts, on one event loop.
+        model: the acting model, for one event loop.
 
     Raises:
         ConfigError: the engine takes no new weights, and the module is learned.
@@ -76,7 +76,7 @@ class ActingModel:
         self._lock = threading.Lock()
 
     def load(self, version: int, weights: Weights) -> None:
-        """Makes ``weights`` what the next batch uses, see `LocalModel.load`."""
+        """Uses ``weights`` from the next batch on, see `LocalModel.load`."""
         with self._lock:
             self.model.load(version, weights)
             self._newest = (version, weights)
@@ -85,10 +85,10 @@ class ActingModel:
         """Builds the configured engine in a thread, and swaps it in with the newest weights; torch stays if that fails.
 
         Args:
-            say: gets a line that names the engine from then on, or says why torch stays.
+            say: gets a line that names the new engine, or says why torch stays.
 
         Returns:
-            The thread; None where torch on the CPU is what the job asks for.
+            The thread; None if the job's engine is torch on the CPU.
         """
         if self._config.engine == "torch" and self._config.device == "cpu" and not self._config.compile:
             return None
@@ -104,12 +104,12 @@ class ActingModel:
                 version, weights = self._newest
                 self.model.swap(engine, version, engine.initial if weights is None else weights)
         except BrayxError as error:
-            say(f"the model goes on acting on torch, since engine {name} could not be built: {error.message}")
+            say(f"the model keeps acting with torch, since engine {name} could not be built: {error.message}")
         except Exception as error:
             logger.exception("engine %s could not be built", name)
-            say(f"the model goes on acting on torch: engine {name}: {type(error).__name__}: {first_line(error)}")
+            say(f"the model keeps acting with torch: engine {name}: {type(error).__name__}: {first_line(error)}")
         else:
-            say(f"the model acts on engine {name} from policy version {version} on; until now it was torch")
+            say(f"the model acts with engine {name} from policy version {version} on, no longer with torch")
 
     def _learned_engine(self) -> Engine:
         return engine_of(self._config, self._module, self._example)

@@ -1,4 +1,4 @@
-"""A replay buffer between the event loop that fills it and the learner's thread that empties it.
+"""A replay buffer between the event loop that pushes and the learner's thread that pops.
 
 `ReplayBuffer` is the logic; this file adds the lock, and makes sure that a push never waits for it. Knows nothing of
 the threads on either side.
@@ -30,12 +30,12 @@ class LocalBuffer:
     does not wait at all.
 
     Args:
-        config: sizes, and how to sample.
-        layout: what fragments must look like.
+        config: sizes and sampling.
+        layout: shapes and dtypes of fragments.
         sink: counts ``env_steps``, ``fragments_pushed``, ``fragments_dropped``, ``replay_dropped``, ``replay_batches``
             and ``replay_reused``.
         learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
-        changed: called when there may be a batch, or the end, that was not there before.
+        changed: called when a batch may have become ready, or the stream may have ended.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class LocalBuffer:
 
     @property
     def importance(self) -> Importance:
-        """How far the learner corrects for prioritised sampling."""
+        """Importance correction of prioritised sampling."""
         return self._config.importance
 
     @property
     def over(self) -> bool:
-        """No batch comes any more."""
+        """Whether the stream has ended."""
         return self._stopped or (self._ended and self._buffer.exhausted and not self._pushed)
 
     def push(self, *replays: Fragment | Columns) -> None:
-        """Takes fragments and columns in; when there is no room, the oldest are dropped and counted.
+        """Adds fragments and columns; when there is no room, the oldest are dropped and counted.
 
-        Never waits: if another thread holds the buffer, that thread takes them in when it is done.
+        Never waits: if another thread holds the buffer, that thread adds them when it is done.
         """
         self._pushed.extend(replays)
         lost = 0
@@ -86,11 +86,11 @@ class LocalBuffer:
         self._take_in()
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Stores what there is room for within ``timeout_s``; returns the rest. Drops nothing.
+        """Stores as many as find room within ``timeout_s``; returns the rest. Drops none.
 
         Raises:
             BadFragment: one was refused, and counted; those before it were stored.
-            ReplayError: the buffer takes no more.
+            ReplayError: the stream has ended.
         """
         left, deadline = list(replays), time.monotonic() + timeout_s
         while left:
@@ -121,7 +121,7 @@ class LocalBuffer:
             return self._buffer.has_room
 
     def pop(self) -> Batch | None:
-        """The next batch, with the Unix time since when it could have been given as `READY_KEY`; None: wait."""
+        """The next batch, with the Unix time at which it became ready as `READY_KEY`; None: there is none yet."""
         with self._turn():
             if self._stopped:
                 return None
@@ -133,7 +133,7 @@ class LocalBuffer:
         return None if batch is None else {**batch, READY_KEY: since}
 
     def published(self, version: int) -> None:
-        """The policy has this version now: the buffer drops what is too old and refuses what claims to be newer."""
+        """Sets the newest policy version: the buffer drops data that is too old, and refuses data of newer versions."""
         with self._turn():
             self._buffer.published(version)
 
@@ -143,7 +143,7 @@ class LocalBuffer:
             self._buffer.update_priorities(index, priorities)
 
     def end(self, *, drain: bool = False) -> None:
-        """Ends the stream: at once, or with ``drain`` after what waits, the unfinished batch included."""
+        """Ends the stream: at once, or with ``drain`` after the waiting data, the incomplete batch included."""
         with self._turn():
             if drain and not self._ended:
                 self._buffer.flush()
@@ -154,7 +154,7 @@ class LocalBuffer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Holds the buffer, then takes in what was pushed meanwhile."""
+        """Holds the buffer, then adds what was pushed meanwhile."""
         try:
             with self._lock:
                 try:
@@ -165,13 +165,13 @@ class LocalBuffer:
             self._take_in()
 
     def _removed(self) -> None:
-        """Wakes those who wait for room."""
+        """Wakes calls that wait for room."""
         with self._made_room:
             self._removals += 1
             self._made_room.notify_all()
 
     def _take_in(self) -> None:
-        """Packs what was pushed, unless another thread holds the buffer: that thread does so when it lets go."""
+        """Packs pushed data, unless another thread holds the buffer: that thread does so when it releases it."""
         while self._pushed and self._lock.acquire(blocking=False):
             try:
                 count = 0
@@ -186,7 +186,7 @@ class LocalBuffer:
                 self.changed()
 
     def _pack(self, replay: Fragment | Columns) -> int:
-        """Packs one; gives 1 if it was taken, else 0."""
+        """Packs one; returns 1 if it was accepted, else 0."""
         if self._ended:
             self._buffer.dropped_elsewhere("ended", transitions(replay))
             return 0
@@ -211,7 +211,7 @@ class LocalBuffer:
         self._count("replay_batches", len(self._buffer))
 
     def _look(self) -> None:
-        """Notes since when a batch is ready, and counts what was dropped."""
+        """Notes when a batch became ready, and counts dropped data."""
         if self._buffer.exhausted:
             self._ready_since = math.nan
         elif math.isnan(self._ready_since):
@@ -222,7 +222,7 @@ class LocalBuffer:
             self._counted = self._buffer.dropped.copy()
 
     def _count(self, name: str, value: float, label: str = "") -> None:
-        """Records a sample; of a buffer for evaluation only drops, since the rest would look like the learner's."""
+        """Records a sample. A buffer for evaluation records drops only, since the rest would count as the learner's."""
         if self._learned:
             self._sink.add(name, value, label=label)
         elif name == "replay_dropped":

@@ -33,7 +33,7 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
     if algorithm.imitates == "nothing":
         fits = [each.name for each in OURS if each.imitates != "nothing"]
         raise ConfigError(
-            f"algorithm {algorithm.name!r} imitates nothing, and there are demonstrations; these do: {', '.join(fits)}",
+            f"algorithm {algorithm.name!r} does not imitate, but there are demonstrations; these do: {', '.join(fits)}",
             key="algorithm",
             fits=fits,
         )
@@ -50,20 +50,20 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
 
 
 class Demonstrations:
-    """Recorded episodes, packed into columns once, in one block of memory that batches are views of: who keeps many
+    """Recorded episodes, packed into columns once, in one block of memory that batches are views of: keeping many
     keeps no more than that.
 
-    What a human or another agent played knows nothing of the memory of the policy that is to imitate it. Where episodes
+    Recordings of a human or another agent have no memory of the imitating policy. Where episodes
     have no state beside their steps, that of each begins as acting begins it, and goes on as the policy makes it: such
     an episode is not cut where a column has room for it. A longer one is, and its pieces begin as episodes do.
 
     Args:
         data: a file of a kind that `brayx.replay.files` reads, a pattern of several, or a `Dataset`. All of it is kept
             in memory; of its extras only what a recurrent model's memory held before each step, ``state/...``.
-        layout: what its episodes must be like.
+        layout: layout of its episodes.
         batch_size: columns of a batch, or as many as there are.
         unroll_length: transitions of a column.
-        seed: of what is drawn.
+        seed: seed of the draws.
         initial: what a recurrent model's memory holds where an episode begins, by path, ``state/...``.
 
     Attributes:
@@ -71,7 +71,7 @@ class Demonstrations:
         rounds: batches needed to cover all columns.
 
     Raises:
-        ConfigError: there is no such file, or what it holds does not fit.
+        ConfigError: there is no such file, or its data does not fit.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The gRPC door of the local host: a server of ``grpc.aio`` on the host's own event loop, before the host's sessions.
+"""The gRPC door of the local host: a ``grpc.aio`` server on the host's event loop.
 
-Imported only where a job opens that door. Knows nothing of sessions.
+Imported only if a job opens that door. Knows nothing of sessions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server
 
 _MORE_BYTES = 64 * 1024
-"""Of a message, beside its body."""
+"""Allowance for the other fields of a message than its body."""
 
 
 class _Door(GrpcDoor):
-    """The door's methods before a service that is not one itself."""
+    """The door's methods for a service that is not a `GrpcDoor` itself."""
 
     def __init__(self, service: Service, config: ActorConfig) -> None:
         self.max_body_bytes, self.idle_timeout_s = config.max_body_bytes, config.idle_timeout_s
@@ -46,8 +46,8 @@ class GrpcListener:
 
     Args:
         service: answers the requests.
-        config: the actor component's options. The server itself refuses only what is twice as large as the door
-            allows: what it refuses gets an error that is not one of `brayx.errors`.
+        config: the actor component's options. The server's own limit is twice the door's, because its refusals are not
+            `brayx.errors`.
     """
 
     def __init__(self, service: Service, config: ActorConfig) -> None:
@@ -55,7 +55,7 @@ class GrpcListener:
             options=[
                 ("grpc.max_receive_message_length", 2 * config.max_body_bytes + _MORE_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # else two hosts would share a port, and each game reach either
+                ("grpc.so_reuseport", 0),  # otherwise two hosts could share a port
             ],
             maximum_concurrent_rpcs=config.max_connections,
         )
@@ -76,5 +76,5 @@ class GrpcListener:
         return bound
 
     async def close(self) -> None:
-        """Cuts off the calls under way; those of sessions have had their last reply by then."""
+        """Cancels running calls; those of sessions have had their last reply by then."""
         await self._server.stop(None)

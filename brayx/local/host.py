@@ -1,4 +1,4 @@
-"""One actor's sessions and doors on an event loop in a thread of its own; any other thread starts and ends them.
+"""One actor's sessions and doors on an event loop in a separate thread; other threads start and end them.
 
 The process owns every session, so there is no session directory. Knows nothing of agents, models or learning.
 """
@@ -38,9 +38,9 @@ class LocalHost:
 
     Args:
         config: the actor component's options.
-        runtime: what is behind the sessions; called on the loop.
-        name: of the actor.
-        keys: that requests are signed with; None: every client is let in.
+        runtime: makes the parts that sessions use; called on the loop.
+        name: name of the actor.
+        keys: keys that requests are signed with; None: every client may connect.
         on_hold: called before a debugger's prompt, see `brayx.local.debugger.Breakpoints`.
 
     Attributes:
@@ -102,7 +102,7 @@ class LocalHost:
             raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
+        """Refuses new sessions and waits until the running ones have ended; False: not within ``timeout_s``."""
         assert self._service is not None
         table, until = self._service.table, time.monotonic() + timeout_s
         table.is_shut = True
@@ -113,15 +113,15 @@ class LocalHost:
         return True
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends every session, the doors and the loop; what is late after ``timeout_s`` is left. May be called again."""
+        """Ends every session, the doors and the loop; abandons what takes longer than ``timeout_s``. Idempotent."""
         self._breakpoints.__exit__()
         if not self._thread.is_alive():
             return
         try:
-            # What hands over and what closes have the time twice, in turn.
+            # Handing over and closing each have the whole time.
             self.run(self._shut(timeout_s), 2 * timeout_s + _LOOP_END_S)
         except DeadlineExceeded as error:
-            logger.warning("the doors did not end in order: %s", error)
+            logger.warning("the doors did not close cleanly: %s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_LOOP_END_S)
 
@@ -164,7 +164,7 @@ class LocalHost:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, where that is installed, as Serve's replicas have it."""
+    """An uvloop if that is installed, as in Serve's replicas."""
     try:
         import uvloop
     except ImportError:

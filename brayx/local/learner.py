@@ -1,4 +1,4 @@
-"""The learner in a thread of this process: the same loop as everywhere; its weights act at once.
+"""The learner in a thread of this process, with the shared training loop; its weights act at once.
 
 Knows nothing of doors, gamecores or MLflow.
 """
@@ -24,18 +24,18 @@ from brayx.types import Weights
 
 
 class LocalLearner:
-    """A learner at work in the background, from `start` on.
+    """A learner in a background thread, from `start` on.
 
     Args:
         config: options.
-        module, forward_args: the model, fresh; from now on only the learner's thread may use it.
+        module, forward_args: a new model; only the learner's thread may use it.
         followers: get each published version with its weights, in the learner's thread.
-        batches: the stream to learn from. Its end ends the learner, and the learner's end ends it.
+        batches: the stream to learn from. The learner ends with it, and ends it.
         numbers, keeper, about, hooks, normaliser: as of `brayx.trainer.loop.learn`.
-        eval_batches: what is measured and not learned from, by buffer.
+        eval_batches: batches to evaluate, by buffer.
 
     Attributes:
-        ready: set when the first weights act, and when it has ended.
+        ready: set when the first weights act, or the learner has ended.
 
     Raises:
         ConfigError: there is no GPU for it.
@@ -73,7 +73,7 @@ class LocalLearner:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for its end; whether it has come."""
+        """Waits for its end; False: not within ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -83,21 +83,21 @@ class LocalLearner:
         return self._thread.is_alive()
 
     def state(self) -> str:
-        """How far it is, in a few words for the display."""
+        """Its state, in a few words for the display."""
         if not self.running:
             return "has ended"
         return f"has published weights, version {self._version}" if self._published else "has published no weights yet"
 
     def stop(self) -> None:
-        """Ends its streams: it saves a last checkpoint and is done. Does not wait."""
+        """Ends its streams, so that it saves a last checkpoint and ends. Does not wait."""
         for batches in (self._batches, *self._eval_batches.values()):
             batches.end()
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
-        """The summary once it is done; None if that takes longer than ``timeout_s``.
+        """The summary once it has ended; None if that takes longer than ``timeout_s``.
 
         Raises:
-            BrayxError: what the learner failed with; `StartupError` for what is not ours, with its cause chained.
+            BrayxError: the learner's error; `StartupError` for other exceptions, with the cause chained.
         """
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -112,7 +112,7 @@ class LocalLearner:
         """As `brayx.trainer.loop.Publisher.publish`."""
         check_finite(weights)
         version = self._version + 1
-        self._batches.published(version)  # first: what is acted with must not be newer than the buffers know
+        self._batches.published(version)  # first: acting must not use a version that the buffers do not know
         for follow in self._followers:
             follow(version, weights)
         self._version, self._published = version, True
@@ -145,6 +145,6 @@ class LocalLearner:
             self.ready.set()
 
     def _publisher(self, newest: int) -> LocalLearner:
-        """As `learn` has it: versions go on from ``newest``."""
+        """The publisher for `learn`; versions continue from ``newest``."""
         self._version = newest
         return self

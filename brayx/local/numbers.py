@@ -1,6 +1,6 @@
 """The metrics of a training in one process: every thread records here, and the newest numbers can be read at any time.
 
-Knows nothing of MLflow: a callback takes what was gathered.
+Knows nothing of MLflow: a callback takes the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LocalNumbers(Recorder):
     """The recorder of a process that trains, with the trial's `Books`; the learner's `Numbers`.
 
     Args:
-        totals: sums to go on from, those of an interrupted trial.
+        totals: initial sums, from an interrupted trial.
         x_axis: as of `Books`.
     """
 
@@ -39,7 +39,7 @@ class LocalNumbers(Recorder):
         return self.snapshot()
 
     def snapshot(self) -> dict[str, float]:
-        """The trial's numbers as of now."""
+        """The trial's current numbers."""
         with self._booking:
             self.drain()
             now = time.monotonic()

@@ -1,6 +1,6 @@
 """A rollout on the local host: one thread steps the environments and feeds a replay buffer of this process.
 
-Environments that fail are made anew, as often as the rollout allows. Knows nothing of learning.
+Environments that fail are replaced, as often as the rollout allows. Knows nothing of learning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trials of a search in processes of this machine: each worker process trains one trial after another.
 
-At each look a trial waits for its verdict: go on, stop, or go on as a copy of another trial. Knows nothing of what a
-trial trains, nor of Ray.
+At each comparison a trial waits for its verdict: continue, stop, or become a copy of another trial. Knows nothing of
+what a trial trains, nor of Ray.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from brayx.trainer.competition import Asha, Competition, Listener, Look, Options
 
 _TRIES = 2
 _END_S = 5.0
-"""How long worker processes may take to end."""
+"""Time for worker processes to end."""
 _LOOK_S = 0.5
 _QUARTER = 0.25
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Verdict: go on as a copy of trial ``origin``."""
+    """Verdict: become a copy of trial ``origin``."""
 
     origin: int
 
 
 Verdict = Copy | bool
-"""Of a look: a copy, go on (True), or stop (False)."""
+"""Verdict of a comparison: a copy, continue (True), or stop (False)."""
 
 
 class Halving:
@@ -69,7 +69,7 @@ class Halving:
         return bool(look.score >= cutoff)
 
     def leave(self, number: int) -> None:
-        """A trial has ended; its scores stay."""
+        """Called when a trial has ended; its scores stay."""
 
 
 class Exploiting:
@@ -89,7 +89,7 @@ class Exploiting:
         return True
 
     def leave(self, number: int) -> None:
-        """A trial has ended: it is not compared with any more, and not copied."""
+        """Called when a trial has ended: others are no longer compared with it, nor copy it."""
         self._scores.pop(number, None)
 
 
@@ -99,11 +99,11 @@ def run_trials(
     """Runs all trials to their ends.
 
     Args:
-        work: trains one.
-        drawn: options of each, by number.
-        competition: how they compete. A population runs side by side, other trials as many at once as there are CPUs.
-        listener: hears of each look and end.
-        deadline_s: for all of them together; then those that still run are ended.
+        work: trains a trial.
+        drawn: options of each trial, by number.
+        competition: the rule of comparison. A population runs at once, other trials as many at once as there are CPUs.
+        listener: is called at each comparison and end.
+        deadline_s: for all trials together; then running ones are ended.
     """
     cpus = len(os.sched_getaffinity(0))
     at_once = len(drawn) if isinstance(competition, Population) else max(1, min(len(drawn), cpus))
@@ -126,7 +126,7 @@ def run_trials(
 
 
 class _Search:
-    """What the threads share, each of which has a worker process."""
+    """Shared state of the threads, each of which has a worker process."""
 
     def __init__(
         self,
@@ -151,10 +151,10 @@ class _Search:
         self._ended = False
         self._processes: set[_Process] = set()
         self.failure: BaseException | None = None
-        """What the listener raised: it ends the search."""
+        """Exception of the listener, which ends the search."""
 
     def run_worker(self) -> None:
-        """Runs waiting trials, one after another, in one process for as long as that lives."""
+        """Runs waiting trials one after another, in one process while that lives."""
         process: _Process | None = None
         try:
             while True:
@@ -207,7 +207,7 @@ class _Search:
         return process
 
     def _run(self, process: _Process, number: int) -> str | None:
-        """Runs a trial to its end; gives its error."""
+        """Runs a trial to its end; returns its error."""
         begun = self._kept.get(number)
         try:
             process.send((self._work, number, self._options[number], begun))
@@ -222,7 +222,7 @@ class _Search:
             return f"its process ended with {process.code()}"
 
     def _look(self, number: int, look: Look, checkpoint: Path) -> tuple[str, Options, Path | None]:
-        """Keeps the checkpoint, tells the listener, and gives the verdict with what a copy begins with."""
+        """Keeps the checkpoint, calls the listener, and returns the verdict with a copy's initial state."""
         with self._lock:
             former, kept = self._kept.get(number), self._new_folder(number)
             shutil.copytree(checkpoint, kept)
@@ -230,7 +230,7 @@ class _Search:
             if former is not None:
                 shutil.rmtree(former, ignore_errors=True)
             self._listener.on_look(number, look, kept)
-            if look.over:  # nobody goes on as a copy of a trial that is done
+            if look.over:  # a finished trial is not copied
                 self._judge.leave(number)
                 return "go on", {}, None
             verdict = self._judge.judge(number, look)
@@ -267,24 +267,24 @@ class _Process:
         return self._process.poll() is None
 
     def code(self) -> int | None:
-        """Its exit code, waited for a moment."""
+        """Its exit code, after a short wait."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(1.0)
         return None
 
     def send(self, message: Any) -> None:
-        """Sends one."""
+        """Sends a message."""
         assert self._process.stdin is not None
         pickle.dump(message, self._process.stdin)
         self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """Waits for one: as long as the process trains. Its end ends the wait."""
+        """Waits for a message, or for the end of the process."""
         assert self._process.stdout is not None
         return pickle.load(self._process.stdout)
 
     def leave(self) -> None:
-        """Lets it end by itself, since nothing more comes; kills it where that takes too long."""
+        """Closes its input, so that it ends; kills it if that takes too long."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -300,14 +300,14 @@ class _Process:
 
 
 class _Stopped(BaseException):
-    """Leaves a trial's training at a look; no handler of errors takes it for one."""
+    """Leaves a trial's training at a comparison; not an `Exception`, so that error handlers do not catch it."""
 
     def __init__(self, options: Options, begun: Path | None) -> None:
         self.options, self.begun = options, begun
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """The worker process: trains what comes in, until nothing more does."""
+    """The worker process: trains trials until its input ends."""
 
     def send(*message: Any) -> None:
         pickle.dump(message, answers)
@@ -343,9 +343,9 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     """Serves on standard input and output, and ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever searches ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the search ends it
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a training prints must not get between the answers
+    os.dup2(2, 1)  # a training's output must not mix with the answers
     parent = os.getppid()
 
     def watch() -> None:

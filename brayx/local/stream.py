@@ -1,4 +1,4 @@
-"""The learner's batches from the buffers of its process: shared out by weight, waited for, and ended.
+"""The learner's batches from the buffers of its process, mixed by weight.
 
 Knows nothing of what fills the buffers.
 """
@@ -15,15 +15,15 @@ from brayx.replay.mix import Mix
 from brayx.replay.packing import Batch
 
 _LOOK_S = 0.5
-"""A wait looks again this often."""
+"""Interval at which a wait checks its condition."""
 
 
 class Batches:
-    """An iterator of learner batches until all its buffers are over.
+    """An iterator of learner batches until all its buffers have ended.
 
     Args:
-        buffers: that they come from.
-        weights: how much of each, in proportion.
+        buffers: the sources of batches.
+        weights: share of each buffer, in proportion.
     """
 
     def __init__(self, buffers: Mapping[str, LocalBuffer], weights: Mapping[str, float]) -> None:
@@ -58,11 +58,11 @@ class Batches:
         raise StopIteration
 
     def skip(self, batches: int) -> None:
-        """Counts the batches of an interrupted training, so that importance weights go on from there."""
+        """Counts the batches of an interrupted training, so that importance weights continue from there."""
         self._given = batches
 
     def published(self, version: int) -> None:
-        """Passes the newest policy version on to the buffers."""
+        """Passes the newest policy version to the buffers."""
         for buffer in self._buffers.values():
             buffer.published(version)
 

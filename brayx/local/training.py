@@ -21,7 +21,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Training(BaseModel):
-    """Options of a training, beside those of its algorithm. `of` replaces None by the algorithm's defaults."""
+    """Options of a training besides those of its algorithm. `of` replaces None by the algorithm's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -89,7 +89,7 @@ class Training(BaseModel):
     evaluation_steps: _Count = MAX_STEPS
     """Limit of such an episode: a longer one is cut, and counts with its return so far (`Evaluation.cut`)."""
     checkpoint_interval: _Count | None = None
-    """Updates between two checkpoints, beside the checkpoints that are due by time."""
+    """Updates between two checkpoints, in addition to checkpoints by time."""
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:
         """These options, with the algorithm's default for each of its options that is None."""
@@ -106,7 +106,7 @@ class Training(BaseModel):
 
 
 class Settled(Training):
-    """Options of a training with all defaults of its algorithm filled in, as `Training.of` gives them."""
+    """Options of a training with all defaults of its algorithm, as of `Training.of`."""
 
     sampler: Literal["fifo", "uniform", "prioritised"]
     unroll_length: int

@@ -1,4 +1,4 @@
-"""Which of a model's versions a session gets, and what came of it. Pure; knows no Ray, MLflow or sessions.
+"""Arms: the version of a model that a session gets, and results by version. Pure; knows no Ray, MLflow or sessions.
 
 A model that is served by an alias has one arm, or two with a canary. An arm is an alias, and the version it points to.
 """
@@ -19,16 +19,16 @@ RESULTS = {
     "arm_errors": "errors",
     "arm_return": "episode_return",
 }
-"""brayx's metrics of arms, and how the books name them; the last is a mean over games."""
+"""brayx's metrics of arms, and their names in MLflow; the last is a mean over games."""
 
 
 class Arm(NamedTuple):
-    """What a session acts with.
+    """The model version of a session, by an alias.
 
     Attributes:
         model: the component's name.
-        alias: whose version it is.
-        version: in the registry; 0: as built.
+        alias: the alias.
+        version: the alias's version in the registry; 0: the model as built.
     """
 
     model: str
@@ -37,7 +37,7 @@ class Arm(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Of metrics."""
+        """Label in metrics."""
         return f"{self.model}/{self.alias}/{self.version}"
 
 
@@ -46,11 +46,11 @@ class Followed:
     """A model that is served by an alias.
 
     Attributes:
-        name: in the registry.
-        alias: what most sessions get.
-        canary: alias of what a share of them gets; empty: none does.
-        share: how many of them, from 0 to 1.
-        every_s: how often it is looked where the aliases point.
+        name: name in the registry.
+        alias: alias for most sessions.
+        canary: alias for a share of the sessions; empty: none.
+        share: that share, from 0 to 1.
+        every_s: interval at which aliases are read.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Followed:
     every_s: float = 10.0
 
     def choose(self, session: str, at: Mapping[str, int]) -> str:
-        """The alias that a session gets, the same each time it is asked: by its id alone.
+        """The alias of a session, a function of its id.
 
         Args:
             session: its id.
@@ -74,10 +74,10 @@ class Followed:
 
 @dataclass
 class Results:
-    """What came of the sessions of one arm.
+    """Results of the sessions of one arm.
 
     Attributes:
-        totals: sums by name, as in the books; ``games``, and ``returns`` of all of them, too.
+        totals: sums by name, as in MLflow; also ``games``, and the sum of their ``returns``.
     """
 
     totals: dict[str, float] = field(default_factory=dict)
@@ -91,12 +91,12 @@ class Results:
             self._sum(RESULTS[metric], total)
 
     def join(self, other: Results) -> None:
-        """Adds another's."""
+        """Adds the results of another."""
         for name, value in other.totals.items():
             self._sum(name, value)
 
     def numbers(self) -> dict[str, float]:
-        """As the books have them."""
+        """Numbers as MLflow has them."""
         games = self.totals.get("games", 0.0)
         mean = {"episode_return": self.totals["returns"] / games} if games else {}
         counts = dict.fromkeys(("sessions", "ticks", "refusals", "errors", "games"), 0.0)
@@ -104,7 +104,7 @@ class Results:
 
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> Results:
-        """From what the books had."""
+        """Results from MLflow's numbers."""
         totals = {name: value for name, value in numbers.items() if name != "episode_return"}
         totals["returns"] = numbers.get("episode_return", 0.0) * numbers.get("games", 0.0)
         return cls(totals)
@@ -114,7 +114,7 @@ class Results:
 
 
 def results_of(part: tuple[Part, Mapping[str, Metric]]) -> dict[Arm, Results]:
-    """The results in what a recorder drained, by arm."""
+    """Results by arm, from a recorder's drained metrics."""
     found: dict[Arm, Results] = {}
     for (metric, label), cell in part[0].items():
         if metric in RESULTS and label.count("/") >= 2:

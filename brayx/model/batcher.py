@@ -1,23 +1,22 @@
 """Collects concurrent requests into one call: bounded, with deadlines, fair to callers when there are too many.
 
-Knows nothing of models, engines or Ray: it hands a list of rows to a function and gives each caller its own result.
-There is one call at a time, which is what lets rows gather while it runs; more only where the work is elsewhere and
-asked to be shared (``max_calls``). A call goes one of three ways:
+Knows nothing of models, engines or Ray: it calls a function with a list of rows and gives each caller its result.
+One call runs at a time, so that rows gather meanwhile; ``max_calls`` allows more for work in another process. A call
+runs in one of three ways:
 
-- ``run`` is a coroutine function (the work is elsewhere): it is awaited;
+- ``run`` is a coroutine function (for work in another process): it is awaited;
 - calls of that batch size take less than ``inline_below_s``, in the median: on the event loop itself, because the hop
   to a thread and back costs more (60-150 us on 2 cores) than such a call blocks the loop;
-- otherwise: in the batcher's own thread, so that the loop goes on answering.
+- otherwise: in the batcher's own thread, so that the loop stays responsive.
 
-With ``max_wait_s`` 0 a batch is what is there when the engine is free: rows of one iteration of the event loop share
-a call, and so do rows that came during the call before. All methods must be called on one event loop.
+With ``max_wait_s`` 0 a batch has the rows that wait when the engine is free: rows of one iteration of the event loop
+share a call, and so do rows that arrived during the previous call. All methods must be called on one event loop.
 
-Rows may carry a *key* (a policy version, say): a call has rows of one key only. What fits into one call is taken in
-order of arrival. When more waits than that, or keys differ, keys take turns, and within a key callers do, a row each:
-who submits a thousand rows does not hold up another's one. Nor does it keep others out: where the queue is full and a
-row comes of a caller that has fewer there than another, the newest row of whoever has most gives way to it (this is
-longest queue drop: Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for supporting TCP with per-flow
-queueing", 1998).
+Rows may have a *key*, such as a policy version: a call has rows of one key only. Rows that fit into one call are taken
+in order of arrival. If there are more rows, or several keys, keys take turns, and within a key callers, a row each: a
+caller with a thousand rows does not delay another's single row. Nor does it fill the queue: if the queue is full, a row
+of a caller with fewer rows replaces the newest row of the caller with the most (longest queue drop: Suter, Lakshman,
+Stiliadis and Choudhury, "Design considerations for supporting TCP with per-flow queueing", 1998).
 """
 
 from __future__ import annotations
@@ -80,17 +79,17 @@ class Batcher(Generic[Row, Result]):
         run: takes a non-empty list of rows, and their key as a second argument if they have one; returns as many
             results in the same order. Or a coroutine function that does so. An exception it raises goes to every
             caller of that batch and to no other.
-        max_batch_size: rows of one call at most; negative: every call has exactly so many, padded as with ``buckets``.
-        max_wait_s: how long the first row of an incomplete batch waits for company while the engine is free.
+        max_batch_size: maximum rows of one call; negative: exactly that many, padded as with ``buckets``.
+        max_wait_s: how long the first row of an incomplete batch waits for more rows while the engine is free.
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
         inline_below_s: median duration under which a call runs on the event loop; 0 for never.
         buckets: sizes that batches are padded up to; empty for no padding.
-        max_calls: calls under way at once at most, where ``run`` is a coroutine function.
-        count: how much work the rows of a call are, where one may stand for several.
-        pad: brings the rows of a call, a list of its own, up to a size; by default it repeats the last.
-        on_batch: told of each finished call: its rows by ``count``, without padding; seconds it took; seconds its
-            first row waited.
+        max_calls: maximum concurrent calls, if ``run`` is a coroutine function.
+        count: amount of work in the rows of a call, if a row may contain several observations.
+        pad: pads the rows of a call in place up to a size; by default it repeats the last.
+        on_batch: called after each call with its rows by ``count``, without padding; its seconds; and the seconds that
+            its first row waited.
     """
 
     def __init__(
@@ -127,11 +126,11 @@ class Batcher(Generic[Row, Result]):
         self._pad = pad or repeat_last
         self._on_batch = on_batch
         self._waiting: deque[_Request[Row]] = deque()
-        # What is left of earlier arrivals when they did not make one call: by key, then by caller, each in turn.
+        # Earlier arrivals that did not fit into one call: by key, then by caller, each in turn.
         self._lanes: OrderedDict[Hashable, OrderedDict[Hashable, deque[_Request[Row]]]] = OrderedDict()
         self._in_lanes = 0
-        self._held: dict[Hashable, int] = {}  # rows that wait, of each named caller
-        self._abandoned = False  # some of those that wait may have been given up
+        self._held: dict[Hashable, int] = {}  # waiting rows of each named caller
+        self._abandoned = False  # some waiting rows may have been abandoned
         self._calls: dict[asyncio.Task[None], list[_Request[Row]]] = {}
         self._max_calls = max_calls
         self._busy = False
@@ -145,7 +144,7 @@ class Batcher(Generic[Row, Result]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Rows that wait for a call."""
+        """Number of waiting rows."""
         return len(self._waiting) + self._in_lanes
 
     async def submit(
@@ -160,14 +159,14 @@ class Batcher(Generic[Row, Result]):
         """The result of one row.
 
         Args:
-            row: goes to ``run`` as it is; do not change it until the result is there.
-            deadline_s: instead of the batcher's own.
+            row: passed to ``run`` unchanged; do not change it before the result.
+            deadline_s: replaces the batcher's own.
             key: only rows of equal keys share a call.
-            caller: whose turn the row takes; None: it is a caller of its own.
-            whole: no other row has that key: this one is a call by itself, and waits for no company.
+            caller: the row's caller; None: a separate caller for this row.
+            whole: no other row has that key: this row is a whole call, and does not wait for others.
 
         Raises:
-            QueueFull: ``max_queue`` rows wait already; or they came to be so many, and this caller had most of them.
+            QueueFull: ``max_queue`` rows wait already; or the queue filled up, and this caller had the most rows.
             DeadlineExceeded: no result in time.
             ModelError: the batcher is closed.
         """
@@ -184,7 +183,7 @@ class Batcher(Generic[Row, Result]):
     ) -> list[Result]:
         """The results of several rows, which may end up in different batches; fails if one of them does.
 
-        Without ``caller`` the rows of this one call are one caller's.
+        Without ``caller`` the rows of this call have a common caller.
         """
         if self._max_queue - len(self) < len(rows):
             self._drop_abandoned()
@@ -196,7 +195,7 @@ class Batcher(Generic[Row, Result]):
             results: list[Result] = await asyncio.gather(*futures)
             return results
         finally:
-            for future in futures:  # if one fails, nobody waits for the others
+            for future in futures:  # if one fails, the others are not needed
                 if future.cancel() or future.cancelled():  # by the caller's own end, which cancels all of them
                     self.abandon()
 
@@ -230,8 +229,8 @@ class Batcher(Generic[Row, Result]):
         caller: Hashable = None,
         whole: bool = False,
     ) -> asyncio.Future[Any]:
-        """As `submit`, without a coroutine of its own around the result: a forward passes here thousands of times a
-        second. What `submit` raises at once is raised here, the rest by the future. Who is cancelled calls `abandon`.
+        """As `submit`, but returns a future, which saves a coroutine thousands of times a second. Immediate errors of
+        `submit` are raised here, others by the future. A caller that is cancelled calls `abandon`.
         """
         if self._closed:
             raise ModelError("the batcher is closed")
@@ -257,7 +256,7 @@ class Batcher(Generic[Row, Result]):
         return future
 
     def abandon(self) -> None:
-        """A caller waits no longer for what it enqueued: that takes no room from the next row on that needs some."""
+        """Marks that a caller no longer waits for its rows, so that the next row that needs room takes theirs."""
         self._abandoned = True
 
     def _queue_full(self, more: int = 1) -> QueueFull:
@@ -266,7 +265,7 @@ class Batcher(Generic[Row, Result]):
         return QueueFull(f"{room}{len(self)} forwards wait already, max_queue is {most}", max_queue=most)
 
     def _make_room(self, caller: Hashable) -> None:
-        """For one more row of ``caller`` in a full queue; raises `QueueFull` if nobody has to give way."""
+        """Makes room for a row of ``caller`` in a full queue, or raises `QueueFull`."""
         self._drop_abandoned()
         if len(self) < self._max_queue:
             return
@@ -278,7 +277,7 @@ class Batcher(Generic[Row, Result]):
             future.set_exception(self._queue_full())
 
     def _remove_newest(self, caller: Hashable) -> _Request[Row]:
-        """Of a caller's rows that wait."""
+        """Removes the newest waiting row of a caller."""
         self._let_go(caller)
         for back, request in enumerate(reversed(self._waiting), 1):
             if request.caller == caller:
@@ -295,16 +294,16 @@ class Batcher(Generic[Row, Result]):
         return request
 
     def _requests(self) -> Iterator[_Request[Row]]:
-        """All that wait."""
+        """All waiting requests."""
         for callers in self._lanes.values():
             for lane in callers.values():
                 yield from lane
         yield from self._waiting
 
     def _drop_abandoned(self) -> None:
-        """Rows whose callers were cancelled or ran out of time take no room.
+        """Removes rows whose callers were cancelled or missed their deadline.
 
-        Only where there may be some: a storm of rows that are refused would look at the whole queue for each.
+        Only if there may be some: otherwise every refused row of an overload would scan the whole queue.
         """
         if not self._abandoned:
             return
@@ -323,7 +322,7 @@ class Batcher(Generic[Row, Result]):
         self._held = dict(Counter(request.caller for request in requests if request.caller is not None))
 
     def _schedule(self) -> None:
-        """Plans the next call; there are rows and no call runs."""
+        """Schedules the next call; rows wait and no call runs."""
         assert self._loop is not None
         if self._max_wait_s and len(self) < self._max_batch_size:
             waiting = list(self._requests())
@@ -334,7 +333,7 @@ class Batcher(Generic[Row, Result]):
         self._flush_handle = self._loop.call_soon(self._flush)
 
     def _take(self) -> list[_Request[Row]]:
-        """The rows of the next call, all of one key; empty when nobody waits any more."""
+        """The rows of the next call, all of one key; empty if no caller waits any more."""
         if not self._lanes and len(self._waiting) <= self._max_batch_size:
             batch = [request for request in self._waiting if not request.future.done()]
             key = batch[0].key if batch else None
@@ -349,7 +348,7 @@ class Batcher(Generic[Row, Result]):
         return []
 
     def _into_lanes(self) -> None:
-        """Sorts what has come since the last time; each row once, so that a full queue costs no more a row."""
+        """Sorts new arrivals by key and caller; each row once, so that a row's cost does not depend on the queue."""
         for request in self._waiting:
             callers = self._lanes.setdefault(request.key, OrderedDict())
             lane = callers.setdefault(request if request.caller is None else request.caller, deque())
@@ -358,7 +357,7 @@ class Batcher(Generic[Row, Result]):
         self._waiting.clear()
 
     def _of_next_key(self) -> list[_Request[Row]]:
-        """A row of each caller in turn, of the key whose turn it is; empty if all of those were abandoned."""
+        """Rows of the next key, one of each caller in turn; empty if all of them were abandoned."""
         key, callers = self._lanes.popitem(last=False)
         batch: list[_Request[Row]] = []
         while callers and len(batch) < self._max_batch_size:

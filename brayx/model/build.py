@@ -1,6 +1,6 @@
-"""A model component's own ``build_model``: called and checked, for acting and for learning alike.
+"""Calls and checks a model component's ``build_model``, for acting and for learning.
 
-Knows nothing of what the model must give to be learned from; the trainer looks at that.
+Knows nothing of an algorithm's requirements; the trainer checks those.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from brayx.types import Weights
 
 _exporting = threading.Lock()
-"""Of torch's exporter a process has one: a second export beside the first breaks both."""
+"""Lock of torch's exporter, which is not thread-safe: concurrent exports break each other."""
 
 
 def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
     """The torch module and its example arguments.
 
     Args:
-        folder: where ``module`` is looked up first.
+        folder: searched first for ``module``.
         module: import path of the user's module that has ``build_model(name, config)``.
-        name: of the model component.
+        name: name of the model component.
         config: the whole job as plain dicts.
 
     Raises:
-        ConfigError: it is not there, or returns something else.
+        ConfigError: it does not exist, or returns something else.
         ModelError: it raised.
     """
     from torch import nn  # here, so that importing this file does not load torch
@@ -63,9 +63,9 @@ def build_model(folder: str, module: str, name: str, config: Mapping[str, Any]) 
 
 
 def acting_model(folder: str, module: str, name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """As `build_model`, for who acts on what games observe: normalises that where the job's rollouts did for learning.
+    """As `build_model`, for acting on raw observations: normalises them if the job's rollouts do.
 
-    By moments that come with a version's weights; without any, observations stay as they are.
+    The moments come with a version's weights; without moments, observations are unchanged.
     """
     built, example = build_model(folder, module, name, config)
     parts = [part for part in config.values() if isinstance(part, Mapping) and part.get("kind") == "rollout"]
@@ -84,13 +84,13 @@ def engine_of(
     weights: Weights | None = None,
     checkpoint: str | Path | None = None,
 ) -> Engine:
-    """The engine that a model component's options ask for.
+    """The engine of a model component's options.
 
     Args:
-        config: its options.
-        module, example_args: what `build_model` gave.
-        weights: to begin with, instead of the module's own; a frozen engine keeps them.
-        checkpoint: folder that those are from; a frozen engine is calibrated on, and compared over, what it recorded.
+        config: the options.
+        module, example_args: results of `build_model`.
+        weights: initial weights, instead of the module's own; a frozen engine keeps them.
+        checkpoint: folder of these weights; its recorded samples calibrate and verify a frozen engine.
 
     Raises:
         ConfigError, BadWeights, ModelError, EngineMismatch: as `build_engine`.
@@ -112,13 +112,13 @@ def engine_of(
 
 
 def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:
-    """Input leaves ``[N, ...]`` that a checkpoint recorded; None when it has none, or not what the model takes.
+    """Input leaves ``[N, ...]`` that a checkpoint recorded; None if it has none, or the model takes others.
 
-    Where observations were normalised for learning, they are given as a game does. A recurrent model's states are those
-    that its checkpoint comes to over them.
+    Normalised observations are converted back to raw ones. A recurrent model's states are those that the checkpoint
+    computes from them.
 
     Raises:
-        BadWeights: they cannot be read, or the checkpoint's weights are not of this module.
+        BadWeights: they cannot be read, or the checkpoint's weights do not fit this module.
     """
     from brayx.engines.export import with_states
     from brayx.engines.normalised import observed

@@ -1,7 +1,7 @@
-"""Checkpoints of a model that is found by its name: published weights written to MLflow now and then, in a thread.
+"""Checkpoints of a named model: a thread writes published weights to MLflow at an interval.
 
-A folder of one is what acting needs: ``weights.npz``, and ``meta.json`` with policy version and step. Knows nothing of
-Ray; a write that fails is logged, and the next one that is due is tried.
+A checkpoint folder has ``weights.npz``, and ``meta.json`` with policy version and step. Knows nothing of Ray; a failed
+write is logged, and the next one tries again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CheckpointInterval = int | timedelta | None
 
 
 def checked_interval(interval: Any) -> CheckpointInterval:
-    """An interval as it was given, NumPy's integers as Python's.
+    """Checks an interval; converts NumPy's integers to Python's.
 
     Raises:
         ConfigError: it is neither steps from 1, nor time above 0, nor None.
@@ -57,11 +57,11 @@ def checked_interval(interval: Any) -> CheckpointInterval:
 
 
 class Checkpoints:
-    """Writes weights when that is due; one at a time, and those that come meanwhile are not due.
+    """Writes weights at an interval, one set at a time; weights offered meanwhile are not due.
 
     Args:
-        trial: where they go; None: nowhere.
-        interval: steps or time since the last one; the first that is offered is always due.
+        trial: gets the checkpoints; None: none are written.
+        interval: steps or time since the last one; the first set of weights is always due.
     """
 
     def __init__(self, trial: Trial | None, interval: CheckpointInterval) -> None:
@@ -72,7 +72,7 @@ class Checkpoints:
         self._last: tuple[int, float] | None = None
 
     def offer(self, weights: Weights, version: int, step: int) -> bool:
-        """Begins to write ``weights``, which are not changed meanwhile, if that is due; whether it did."""
+        """Starts to write ``weights`` if that is due; returns whether it did. Do not change them meanwhile."""
         if self._trial is None or (self._writing is not None and not self._writing.done()):
             return False
         now = time.monotonic()
@@ -90,7 +90,7 @@ class Checkpoints:
         return True
 
     def close(self) -> None:
-        """Waits for one that is being written."""
+        """Waits for a running write."""
         self._executor.shutdown(wait=True)
 
     @staticmethod
@@ -110,10 +110,10 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def checkpoint_folder(checkpoint: str, uri: str) -> Iterator[Path]:
-    """The folder that ``checkpoint`` is, or of what it names in the registry of ``uri``, to read in a ``with`` block.
+    """A checkpoint's folder: ``checkpoint`` itself, or the files of a registered version, for a ``with`` block.
 
     Raises:
-        TrackingError: the reference names nothing, or its files cannot be had.
+        TrackingError: the reference names no version, or its files cannot be read.
     """
     if checkpoint.startswith("models:/"):
         with files_of(checkpoint, uri) as folder:
@@ -128,13 +128,13 @@ def starting_weights(
     """Policy version, step and weights to start with: the trial's newest checkpoint, else ``checkpoint``, else ``own``.
 
     Args:
-        own: the module's.
-        trial: where this model's checkpoints are.
-        checkpoint: folder, or ``models:/name@alias``; its version and step are of another lineage and do not count.
+        own: the module's weights.
+        trial: the trial with this model's checkpoints.
+        checkpoint: folder, or ``models:/name@alias``; its version and step belong to another lineage and are ignored.
         uri: tracking URI of such a reference.
 
     Raises:
-        BadWeights: a checkpoint cannot be read; or there is nothing to start with.
+        BadWeights: a checkpoint cannot be read; or there are no weights at all.
         TrackingError: the reference names nothing.
     """
     folder = trial.latest_checkpoint() if trial is not None else None

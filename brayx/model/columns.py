@@ -1,4 +1,4 @@
-"""Many observations as columns: input leaves ``[N, ...]``, checked before they meet others. NumPy only."""
+"""Many observations as columns: input leaves ``[N, ...]``, checked before they enter a batch. NumPy only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from brayx.types import NestedArray
 
 
 def check_columns(expected: Sequence[LeafSpec], columns: Sequence[np.ndarray]) -> int:
-    """How many observations ``columns`` hold.
+    """Number of observations in ``columns``.
 
     Raises:
         ShapeMismatch: they are not leaves ``[N, ...]`` of the expected shapes and dtypes, with one N of at least 1.

@@ -1,4 +1,4 @@
-"""Options of the ``model`` component. Knows nothing of what they configure."""
+"""Options of the ``model`` component."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 
 class CanaryConfig(BaseModel):
-    """A share of the sessions that is served by another version."""
+    """A share of the sessions that another version serves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     alias: Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")] = "candidate"
-    """Alias in the registry of the version that they get; as long as it has none, nobody does."""
+    """Alias of their version in the registry; while it is not set, no session gets it."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Of the sessions, chosen by their ids."""
+    """Share of the sessions, chosen by their ids."""
 
 
 class ModelConfig(BaseModel):
@@ -25,21 +25,21 @@ class ModelConfig(BaseModel):
 
     kind: Literal["model"] = "model"
     module: str
-    """Import path of a module with ``build_model(name, config)``, looked up beside the YAML file first; ``config`` is
-    the whole job as plain dicts."""
+    """Import path of a module with ``build_model(name, config)``, searched in the YAML file's folder first;
+    ``config`` is the whole job as plain dicts."""
     engine: Literal["onnx", "onnx-frozen", "int8", "tensorrt", "torch"] = "onnx"
     """Executor that acts; learning is always torch. ``onnx-frozen`` and ``int8`` take no new weights, so they are for
-    serving alone; ``tensorrt`` needs its extra and a GPU."""
+    serving only; ``tensorrt`` needs its extra and a GPU."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the torch engine acts."""
+    """Device of the torch engine."""
     compile: bool = False
     """The torch engine runs through ``torch.compile``, which takes seconds to minutes at the start."""
     placement: Literal["local", "remote"] = "local"
     """``local``: in every actor replica; ``remote``: in a model deployment that all replicas call."""
     max_batch_size: Annotated[int, Field(ge=-65536, le=65536)] = 64
-    """Observations in one engine call at most; negative: exactly so many, padded."""
+    """Maximum observations in one engine call; negative: exactly that many, padded."""
     max_wait_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """How long an incomplete batch waits for company; 0 takes what is there when the engine is free."""
+    """Time that an incomplete batch waits for more rows; 0: none, once the engine is free."""
     max_queue: Annotated[int, Field(ge=1)] = 1024
     """Forwards that may wait in one process; more are refused."""
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
@@ -60,10 +60,10 @@ class ModelConfig(BaseModel):
     """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""
 
     follow_s: Annotated[float, Field(gt=0, le=3600)] | None = 10.0
-    """When it is served by an alias: how often it is looked whether that has moved; null: never. Sessions keep the
-    version that they began with."""
+    """If it is served by an alias: interval at which the alias is read; null: never. Sessions keep the version that
+    they began with."""
     canary: CanaryConfig | None = None
-    """When it is served by an alias: a share of the sessions gets another one's version; needs ``follow_s``."""
+    """If it is served by an alias: another alias's version serves a share of the sessions; needs ``follow_s``."""
 
     @field_validator("canary")
     @classmethod

@@ -1,6 +1,6 @@
 """A model by the URL of its gRPC door, for processes outside the Ray cluster: a game's server, another service.
 
-Needs neither Ray nor torch. Forwards of this process that come together are one call.
+Needs neither Ray nor torch. Concurrent forwards of this process are one call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _AGAIN_S = 0.05
 
 
 class DialledModel(Elsewhere):
-    """A model behind a gRPC door; see `Model` for what it promises. `connect` makes one; use it on one event loop.
+    """A `Model` behind a gRPC door. `connect` makes one; use it on one event loop.
 
-    A call that breaks, or whose replica dies, is made again while its deadline lasts: a forward has no side effects.
+    A broken call, or one whose replica dies, is repeated until its deadline: a forward has no side effects.
     """
 
     def __init__(self, endpoint: Endpoint, *, max_batch_size: int, max_queue: int, deadline_s: float, max_calls: int):
@@ -56,18 +56,18 @@ class DialledModel(Elsewhere):
         deadline_s: float = 10.0,
         max_calls: int = 4,
     ) -> DialledModel:
-        """The model at ``url``, once it has told its signature.
+        """Connects to the model at ``url`` and reads its signature.
 
         Args:
-            url: ``grpc://host:port/application``; the path names the Serve application, where there are several.
-            max_batch_size: observations in one call at most.
+            url: ``grpc://host:port/application``; the path names the Serve application, if there are several.
+            max_batch_size: maximum observations in one call.
             max_queue: forwards that may wait here; more are refused.
-            deadline_s: of this, and of each forward.
-            max_calls: calls under way at once at most.
+            deadline_s: deadline of this call, and of each forward.
+            max_calls: maximum concurrent calls.
 
         Raises:
-            ConfigError: the URL is none of gRPC.
-            ConnectFailed, ConnectionLost, TransportError: nothing answers there, or what answers is no model.
+            ConfigError: the URL is not a gRPC one.
+            ConnectFailed, ConnectionLost, TransportError: there is no server, or it is not a model.
             DeadlineExceeded: no answer in time.
         """
         endpoint = Endpoint.parse(url)
@@ -77,22 +77,22 @@ class DialledModel(Elsewhere):
             endpoint, max_batch_size=max_batch_size, max_queue=max_queue, deadline_s=deadline_s, max_calls=max_calls
         )
         try:
-            told: pb.Signature = await model._ask(model._stub.Describe, pb.DescribeRequest(), "signature")
-            model._spec = encoding.spec_of(_leaves(told.inputs), _leaves(told.outputs))
+            signature: pb.Signature = await model._ask(model._stub.Describe, pb.DescribeRequest(), "signature")
+            model._spec = encoding.spec_of(_leaves(signature.inputs), _leaves(signature.outputs))
         except BaseException:
             await model.close()
             raise
-        model._version = told.policy_version
+        model._version = signature.policy_version
         return model
 
     @property
     def spec(self) -> ModelSpec:
-        """Signature of the model, as it can be told over the wire: lists and named tuples are tuples, keys are text."""
+        """Signature of the model as sent over the wire: lists and named tuples are tuples, keys are strings."""
         return self._spec
 
     @property
     def version(self) -> int:
-        """Policy version that the service last told of without having been asked for one."""
+        """Policy version of the service's newest reply to a forward without a version."""
         return self._version
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
@@ -102,7 +102,7 @@ class DialledModel(Elsewhere):
     async def forward_batch(
         self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None
     ) -> tuple[NestedArray, np.ndarray]:
-        """The outputs for several observations, in a call of their own.
+        """The outputs for several observations, in a separate call.
 
         Args:
             *args: the model's arguments, every leaf ``[N, ...]``.
@@ -141,7 +141,7 @@ class DialledModel(Elsewhere):
         return leaves, versions
 
     async def _ask(self, method: Any, request: Any, what: str, deadline_s: float | None = None) -> Any:
-        """What the service answers; asks again for as long as the deadline lasts where it may be asked again."""
+        """Calls the service; repeats a broken call until the deadline."""
         loop = asyncio.get_running_loop()
         deadline_s = sooner(self._deadline_s, deadline_s)
         until = loop.time() + deadline_s
@@ -149,20 +149,20 @@ class DialledModel(Elsewhere):
             try:
                 return await method(request, timeout=max(until - loop.time(), 0.001), metadata=self._metadata)
             except grpc.RpcError as error:
-                told = failure(self._endpoint, what, deadline_s, error)
-            if not _again(told) or loop.time() + _AGAIN_S >= until:
-                raise told
+                typed = failure(self._endpoint, what, deadline_s, error)
+            if not _again(typed) or loop.time() + _AGAIN_S >= until:
+                raise typed
             await asyncio.sleep(_AGAIN_S)
 
 
-def _leaves(told: Any) -> list[LeafSpec]:
+def _leaves(described: Any) -> list[LeafSpec]:
     try:
-        return [LeafSpec(leaf.path, tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in told]
+        return [LeafSpec(leaf.path, tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in described]
     except TypeError as error:
         raise ModelError(f"the model has a dtype that is not known here: {error}") from None
 
 
 def _again(error: BrayxError) -> bool:
-    """Whether another try may do: the connection broke, or Serve says that a replica died, without a word of ours."""
+    """Whether to try again: the connection broke, or Serve reports a dead replica."""
     lost = isinstance(error, TransportError) and error.details.get("grpc_status") == "INTERNAL"
     return isinstance(error, ConnectionLost) or lost

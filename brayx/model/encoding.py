@@ -1,4 +1,4 @@
-"""Nested arrays on the wire of a model deployment: JSON for people, safetensors for speed. No pickles; NumPy only.
+"""Nested arrays on the wire of a model deployment: JSON or, faster, safetensors. No pickles; NumPy only.
 
 The binary form is that of the safetensors project (https://github.com/huggingface/safetensors), which many languages
 read: eight bytes with the length of a JSON header, the header, the arrays. Arrays are named by their paths in the
@@ -46,13 +46,13 @@ def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = 
     """Arrays by name, in the safetensors format.
 
     Raises:
-        ModelError: a dtype it does not have.
+        ModelError: a dtype that the format does not have.
     """
     return b"".join(_parts(arrays, metadata))
 
 
 def pack_into(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes what `pack` gives, without a second copy in memory; errors as there."""
+    """As `pack`, into a file, without a second copy in memory."""
     file.writelines(_parts(arrays, None))
 
 
@@ -63,7 +63,7 @@ def _parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None)
     for name, array in arrays.items():
         little = array.dtype.newbyteorder("<")
         if little not in _NAMES:
-            raise ModelError(f"{name!r} is {array.dtype}, which the binary form does not have")
+            raise ModelError(f"{name!r} is {array.dtype}, which safetensors cannot carry")
         data = np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data
         header[name] = {
             "dtype": _NAMES[little],
@@ -72,13 +72,13 @@ def _parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None)
         }
         parts.append(data)
         offset += len(data)
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
-    return [struct.pack("<Q", len(told)), told, *parts]
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return [struct.pack("<Q", len(encoded)), encoded, *parts]
 
 
 def unpack(body: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What `pack` packed: read-only views of ``body`` by name, and the metadata.
+    """The inverse of `pack`: read-only views of ``body`` by name, and the metadata.
 
     Raises:
         BadBody: it is not in that format; says where.
@@ -110,7 +110,7 @@ def unpack(body: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, st
             raise BadBody(f"safetensors: {name!r} of shape {shape} does not fill bytes {begin} to {end}")
         try:
             arrays[name] = np.frombuffer(data[begin:end], dtype).reshape(shape)
-        except ValueError as error:  # more axes, or longer ones, than NumPy has
+        except ValueError as error:  # more axes, or longer ones, than NumPy supports
             raise BadBody(f"safetensors: {name!r}: {error}") from None
     return arrays, metadata
 
@@ -119,7 +119,7 @@ def columns_of(spec: ModelSpec, arrays: Mapping[str, np.ndarray]) -> list[np.nda
     """The input leaves in the order of the signature.
 
     Raises:
-        BadBody: one is missing, or there is one that the model does not take.
+        BadBody: one is missing or unknown.
     """
     wanted = [leaf.path for leaf in spec.inputs]
     if set(wanted) != set(arrays):
@@ -133,10 +133,10 @@ def outputs_of(spec: ModelSpec, leaves: Sequence[np.ndarray]) -> dict[str, np.nd
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object.
+    """Parses a JSON object.
 
     Raises:
-        BadBody: it is none.
+        BadBody: it is not one.
     """
     try:
         parsed = json.loads(body)
@@ -151,32 +151,32 @@ def dump(document: Mapping[str, Any]) -> bytes:
     """A JSON object whose values may be nested arrays.
 
     Raises:
-        ModelError: NaN or infinity, which JSON does not have.
+        ModelError: the values hold NaN or infinity, which JSON does not have.
     """
     try:
         return json.dumps(_plain(document), allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        raise ModelError("the outputs hold NaN or infinity, which JSON cannot carry; the binary form can") from None
+        raise ModelError("the outputs hold NaN or infinity, which JSON cannot carry; safetensors can") from None
 
 
 def describe(spec: ModelSpec, version: int) -> dict[str, Any]:
-    """What a model deployment says of itself."""
+    """The description of a model deployment: its signature and policy version."""
 
-    def told(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
+    def described(leaves: Sequence[LeafSpec]) -> list[dict[str, Any]]:
         return [{"path": leaf.path, "shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves]
 
-    return {"inputs": told(spec.inputs), "outputs": told(spec.outputs), "policy_version": version}
+    return {"inputs": described(spec.inputs), "outputs": described(spec.outputs), "policy_version": version}
 
 
 def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpec:
-    """A signature from its leaves alone: what a client has that knows the model by what it says of itself.
+    """A signature from its leaves alone, for a client that has the model's description.
 
-    Parts of a path that count from 0 are a tuple's, others a dictionary's, by text. The leaves are in that nesting's
-    order, which need not be the model's own: an ordered dictionary has another, and so has one by numbers.
+    Parts of a path that count from 0 make a tuple, others a dictionary with string keys. The leaves are in the order of
+    that nesting, which may differ from the model's, for instance for an ordered dictionary.
     """
 
     def tree(leaves: Sequence[LeafSpec]) -> dict[str, Any]:
-        """Where each leaf is, by its index."""
+        """A nest with each leaf's index."""
         root: dict[str, Any] = {}
         for index, leaf in enumerate(leaves):
             *above, last = leaf.path.split("/")

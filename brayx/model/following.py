@@ -44,23 +44,23 @@ async def initial_version(
     Args:
         source: of aliases and weights.
         model: component name.
-        alias: that it is served by.
+        alias: alias that it is served by.
         at: where aliases point; None: the registry cannot be read.
-        version: that the application was deployed with; None: as built.
+        version: version that the application was deployed with; None: as built.
 
     Returns:
-        None: keep the deployed version. The alias names it, or names none, or its version cannot be fetched, which is
-        logged.
+        None: keep the deployed version, because the alias points to it or is not set, or its version cannot be fetched,
+        which is logged.
     """
     now = version if at is None else at.get(model, {}).get(alias, version)
     if at is None:
-        _log.warning("model %r starts as it was deployed: the registry does not say where %r points", model, alias)
+        _log.warning("model %r starts with its deployed version: the registry does not resolve alias %r", model, alias)
     if now is None or now == version:
         return None
     try:
         return now, await source.weights(model, now)
     except BrayxError as error:
-        _log.warning("model %r starts as it was deployed, not with version %d: %s", model, now, error)
+        _log.warning("model %r starts with its deployed version, not with version %d: %s", model, now, error)
         return None
 
 
@@ -70,7 +70,7 @@ class AliasFollower:
     Args:
         source: of aliases and weights.
         followed: by component name.
-        models: of the same names; a `LocalModel` gets new weights from here, other models follow by themselves.
+        models: models by the same names; a `LocalModel` gets new weights from here, other models follow on their own.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class AliasFollower:
         return self._task is not None and not self._task.done()
 
     async def start(self, at: Aliases | None = None) -> None:
-        """Moves to where aliases point, as far as those versions can be fetched, and follows in a task."""
+        """Makes the aliases' versions ready, as far as they can be fetched, and follows the aliases in a task."""
         if at is not None:
             try:
                 await self.move(at)
             except BrayxError as error:
-                _log.warning("not where the registry's aliases point yet: %s", error)
+                _log.warning("cannot follow the registry's aliases yet: %s", error)
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     async def stop(self) -> None:
@@ -123,7 +123,7 @@ class AliasFollower:
 
         Raises:
             VersionUnknown: the registry does not have it.
-            Overloaded, DeadlineExceeded, ModelError: it cannot be made ready.
+            Overloaded, DeadlineExceeded, ModelError: it cannot be loaded.
         """
         return await self._models[model].pin(arm.version)
 
@@ -171,6 +171,6 @@ class AliasFollower:
             except Exception as error:  # any error: an exception here would end following without notice
                 if not failing:
                     why = f"{type(error).__name__}: {first_line(error)}"
-                    _log.warning("the registry's aliases are not followed for now: %s", why)
+                    _log.warning("cannot follow the registry's aliases for now: %s", why)
                 failing = True
                 await asyncio.sleep(_RETRY_S)

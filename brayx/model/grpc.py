@@ -20,15 +20,15 @@ class ModelDoor:
     """The gRPC service ``brayx.model.v1.Model``.
 
     Attributes:
-        model: what acts.
+        model: the model.
         max_body_bytes: limit on a request's arrays. The server's own limit on a message must be higher, since what it
-            refuses is told without an error of ours.
+            refuses gets no brayx error.
     """
 
     model: LocalModel
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
-    # Serve finds out by the name of the parameter `grpc_context` that a method wants the call's context.
+    # Serve passes the call's context to a method with a parameter named `grpc_context`.
 
     async def Describe(self, request: pb.DescribeRequest, grpc_context: Any) -> pb.Signature:
         """The model's signature."""

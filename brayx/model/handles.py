@@ -1,7 +1,7 @@
-"""Small handles around a model: one for each of many callers that share it, one at a pinned version.
+"""Handles of a model: for one of several callers that share it, and at a pinned version.
 
-Knows nothing of where the model runs; whoever makes them has ``_forward(args, version, caller, deadline_s)``. That of
-models that run elsewhere, behind whatever carries batches to them, is `Elsewhere`'s.
+Knows nothing of where the model runs: the model has ``_forward(args, version, caller, deadline_s)``. `Elsewhere` has
+it for models in other processes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def sooner(own_s: float, asked_s: float | None) -> float:
-    """Seconds until a forward fails: the model's own deadline, or what was asked for if that is sooner."""
+    """Seconds until a forward fails: the model's own deadline or the call's, the shorter one."""
     return own_s if asked_s is None or own_s < asked_s else asked_s
 
 
 class Forwarder(Protocol):
-    """What forwards for a caller."""
+    """Runs forwards for a caller."""
 
     async def _forward(
         self, args: tuple[NestedArray, ...], version: int | None, caller: Hashable, deadline_s: float | None = None
@@ -76,11 +76,11 @@ class Caller:
         return self._model.pinned(version)
 
     async def close(self) -> None:
-        """The model is not this one's to close."""
+        """Does nothing: the model has other callers."""
 
 
 class PinnedVersion:
-    """A version to ask a model for that runs elsewhere; see `brayx.model.local.PinnedModel`."""
+    """A pinned version of a model in another process; see `brayx.model.local.PinnedModel`."""
 
     __slots__ = ("_model", "_version")
 
@@ -97,7 +97,7 @@ class PinnedVersion:
 
 
 class Elsewhere:
-    """What handles of a model that runs elsewhere share: a batcher, whose results are rows and the version of each."""
+    """Base of handles of a model in another process: a batcher, whose results are rows with their versions."""
 
     _spec: ModelSpec
     _version: int

@@ -1,9 +1,9 @@
-"""A model over HTTP: a request's bytes to an answer's. Knows nothing of servers, Serve, or where weights come from.
+"""A model over HTTP, from a request's bytes to its reply. Knows nothing of servers, Serve, or where weights come from.
 
-``GET`` tells the signature. ``POST`` with JSON is ``{"args": [...], "batch": false, "version": null, "deadline_s":
+``GET`` returns the signature. ``POST`` with JSON is ``{"args": [...], "batch": false, "version": null, "deadline_s":
 null}`` and gives ``{"outputs": ..., "policy_version": 7}``. ``POST`` with ``application/x-safetensors`` takes inputs by
-their paths, each ``[N, ...]``, with the metadata ``version`` and ``deadline_s`` if they are asked for, and gives the
-outputs so, with the int64 array ``policy_version`` ``[N]`` beside them. Errors are the JSON documents of every door.
+their paths, each ``[N, ...]``, with the optional metadata ``version`` and ``deadline_s``, and returns the
+outputs likewise, with the int64 array ``policy_version`` ``[N]``. Errors are the JSON documents of every door.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from brayx.types import NestedArray
 DEFAULT_MAX_BODY_BYTES = 64 * 2**20
 
 VERSIONS = "policy_version"
-"""Name of the array beside the outputs."""
+"""Name of the array with the policy versions."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type, body."""
@@ -33,7 +33,7 @@ Answer = tuple[int, str, bytes]
 async def answer(
     model: LocalModel, method: str, content_type: str, body: bytes, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 ) -> Answer:
-    """Answers one request; whatever goes wrong is an answer too."""
+    """Answers one request; errors become replies."""
     try:
         if len(body) > max_body_bytes:
             raise too_large(max_body_bytes)
@@ -53,20 +53,20 @@ async def answer(
 
 
 def too_large(max_body_bytes: int) -> BodyTooLarge:
-    """The error of a body that is not read to its end."""
+    """The error for a body above the limit."""
     return BodyTooLarge(f"body of more than {max_body_bytes} bytes", max_body_bytes=max_body_bytes)
 
 
 async def _json(model: LocalModel, body: bytes) -> bytes:
-    asked = encoding.parse(body)
-    unknown = set(asked) - {"args", "batch", "version", "deadline_s"}
-    args, batch, version = asked.get("args"), asked.get("batch", False), asked.get("version")
+    document = encoding.parse(body)
+    unknown = set(document) - {"args", "batch", "version", "deadline_s"}
+    args, batch, version = document.get("args"), document.get("batch", False), document.get("version")
     if unknown or not isinstance(args, list) or not isinstance(batch, bool) or not _is_version(version):
         raise BadBody(
             "expected {'args': [...], 'batch': true or false, 'version': integer or null, 'deadline_s': number or null}"
-            f", got keys {sorted(asked)}: args {type(args).__name__}, batch {batch!r:.40}, version {version!r:.40}"
+            f", got keys {sorted(document)}: args {type(args).__name__}, batch {batch!r:.40}, version {version!r:.40}"
         )
-    deadline_s = _deadline(asked.get("deadline_s"))
+    deadline_s = _deadline(document.get("deadline_s"))
     arguments = _as_nested(model.spec, args)
     if not batch:
         outputs, made_by = await model.forward(*arguments, version=version, deadline_s=deadline_s)
@@ -80,13 +80,13 @@ async def _json(model: LocalModel, body: bytes) -> bytes:
 async def forward_packed(
     model: LocalModel, body: bytes, version: int | None = None, deadline_s: float | None = None
 ) -> bytes:
-    """Inputs as safetensors to outputs as safetensors, with ``policy_version`` beside them.
+    """Runs a forward from safetensors to safetensors; the reply includes ``policy_version``.
 
     Args:
-        model: what acts.
+        model: the model.
         body: every input by its path, ``[N, ...]``.
-        version: policy version to act with; None: what the metadata ``version`` says, else the newest.
-        deadline_s: seconds until it fails; None: what the metadata ``deadline_s`` says, else the model's own.
+        version: policy version to act with; None: the metadata's ``version``, else the newest.
+        deadline_s: seconds until it fails; None: the metadata's ``deadline_s``, else the model's own.
 
     Raises:
         BadBody: it is not in that format, or has other arrays.
@@ -107,12 +107,12 @@ async def forward_packed(
 
 
 def _deadline(value: Any) -> float | None:
-    """Seconds, of a number or its digits; `BadBody` if they are none."""
+    """Seconds from a number or its digits; raises `BadBody` for anything else."""
     if value is None:
         return None
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):  # the last of an integer: JSON's have any number of digits
+    except (TypeError, ValueError, OverflowError):  # OverflowError: JSON integers have any number of digits
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise BadBody(f"deadline_s is {value!r:.40}, expected a number of seconds above 0")
@@ -124,7 +124,7 @@ def _is_version(value: Any) -> bool:
 
 
 def _as_nested(spec: ModelSpec, args: list[NestedArray]) -> tuple[NestedArray, ...]:
-    """JSON has no tuples: lists become such where the model takes them. What does not fit is left for the check."""
+    """Converts lists to tuples where the model takes these, since JSON has none. Misfits are left to the check."""
 
     def shaped(tree: Any, value: Any) -> Any:
         if tree.is_leaf():

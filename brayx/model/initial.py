@@ -18,7 +18,7 @@ from brayx.types import Weights
 _log = logging.getLogger(__name__)
 
 _ORIGINS_KEPT = 32
-"""The nearest: MLflow's tags have at most 8000 characters."""
+"""Number of origins kept, the nearest: MLflow's tags have at most 8000 characters."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class InitialWeights:
 
     Attributes:
         weights: by `state_dict` name.
-        version: policy version of the model's own checkpoint that they are from; 0: they are from none.
-        step: of that checkpoint.
+        version: policy version of the model's own checkpoint; 0: they are not from one.
+        step: step of that checkpoint.
         lineage: the models that they come from, the nearest first.
     """
 
@@ -45,20 +45,20 @@ class InitialWeights:
 
         Args:
             own: the module's weights.
-            trial: the model's; a lineage that begins is written to it. What another model has left in a trial of that
-                name is none of this one's, so a clone's is not resumed.
+            trial: the model's trial; a new lineage is written to it. A clone does not resume an earlier model's
+                checkpoints in a trial of that name.
             checkpoint: a folder, or ``models:/name@alias`` in the registry of ``uri``.
             uri: tracking URI.
-            lineage: of a clone.
+            lineage: lineage of a clone.
 
         Raises:
-            BadWeights, ModelError: what is there cannot be read.
-            TrackingError: MLflow failed, or the reference names nothing.
+            BadWeights, ModelError: a checkpoint cannot be read.
+            TrackingError: MLflow failed, or the reference names no version.
         """
         resumed = trial is not None and trial.resumed and bool(trial.checkpoints())
         if checkpoint is not None and checkpoint.startswith("models:/") and not resumed:
             entry = find(checkpoint, uri)
-            checkpoint = f"models:/{entry.name}/{entry.version}"  # whatever the alias points to meanwhile
+            checkpoint = f"models:/{entry.name}/{entry.version}"  # the alias may move meanwhile
             lineage = lineage or _origins(entry)
         version, step, weights = starting_weights(own, trial if resumed else None, checkpoint, uri)
         if trial is not None and resumed:
@@ -78,10 +78,10 @@ def abandon_trial(trial: Trial | None) -> None:
         else:
             trial.delete()
     except TrackingError as error:
-        _log.warning("trial %r goes on in MLflow without a model: %s", trial.name, error)
+        _log.warning("trial %r stays running in MLflow without a model: %s", trial.name, error)
 
 
 def _origins(entry: PoolEntry) -> tuple[Origin, ...]:
-    """A registered version, and what that started from."""
+    """A registered version, and its ancestors."""
     first = Origin(f"models:/{entry.name}", entry.version, int(entry.tags.get(STEP_TAG, 0)))
     return (first, *origins_in(entry.tags.get("lineage", "")))

@@ -1,6 +1,6 @@
-"""A model in this process: an engine, weight sets by version, a batcher. Also what every model handle promises.
+"""A model in this process: an engine, weight sets by version, a batcher. Also the protocol of model handles.
 
-Knows nothing of Ray: weights come through `LocalModel.load` and ``fetch``, whoever is behind them.
+Knows nothing of Ray: weights come through `LocalModel.load` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _MAX_FETCHES = 16
 _WHOLE_FROM = 0.5
-"""Share of a full batch from which columns are a call of their own: there is little left to join them with."""
+"""Share of a full batch from which columns are a separate call, since little room is left to join others."""
 _ONE: NestedArray = (0,)
 _LONE = optree.tree_structure(_ONE)
-"""Of arguments that are one array."""
+"""Tree structure of arguments that are one array."""
 
 
 class Model(Protocol):
@@ -46,12 +46,12 @@ class Model(Protocol):
         """The model's outputs for one observation.
 
         Args:
-            *args: the model's arguments without batch axis; not to be changed until the result is there.
+            *args: the model's arguments without batch axis; do not change them before the result.
             version: policy version to act with; None: the newest when the batch begins.
-            deadline_s: a result is there within so many seconds, or it fails; at most the model's own deadline.
+            deadline_s: seconds until the forward fails; at most the model's own deadline.
 
         Raises:
-            ShapeMismatch: the arguments do not fit; nobody else's batch is touched.
+            ShapeMismatch: the arguments do not fit; other callers' rows are not affected.
             VersionUnknown: that version is not kept; names the nearest.
             QueueFull: too many forwards wait.
             DeadlineExceeded: no result in time.
@@ -59,11 +59,11 @@ class Model(Protocol):
         """
 
     def pinned(self, version: int | None = None) -> PinnedModel:
-        """A handle whose forwards all use one version: ``version``, or the one that acts now.
+        """A handle whose forwards all use one version: ``version``, or the current one.
 
         Raises:
             VersionUnknown: a model in this process does not have it ready; names the nearest.
-            Overloaded: as many versions as may be are kept by handles already.
+            Overloaded: handles keep the maximum number of versions already.
         """
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class Model(Protocol):
 
 
 class PinnedModel(Protocol):
-    """A model at one policy version, for as long as this is held; drop it to let go."""
+    """A model at one policy version, which stays ready while this handle exists."""
 
     @property
     def version(self) -> int:
@@ -82,7 +82,7 @@ class PinnedModel(Protocol):
 
 
 class _Columns:
-    """Observations that are a call of their own; as a batcher's key and row, which share no call with others."""
+    """Observations that make a whole call; both the batcher's key and row, so that no other row joins them."""
 
     __slots__ = ("leaves", "weights")
 
@@ -91,7 +91,7 @@ class _Columns:
         self.weights = weights
 
     def padded(self, size: int) -> _Columns:
-        """With the last observation again and again."""
+        """Padded with copies of the last observation."""
         rows = np.minimum(np.arange(size), len(self.leaves[0]) - 1)
         return _Columns([leaf[rows] for leaf in self.leaves], self.weights)
 
@@ -99,11 +99,11 @@ class _Columns:
 def batching(
     config: ModelConfig, sink: Recorder, size: str = "forward_batch_size", what: str = "forward"
 ) -> dict[str, Any]:
-    """A model component's options of its batcher, as keyword arguments, and the metrics that each batch goes to.
+    """The batcher's keyword arguments from a model component's options, with a recorder of each batch.
 
     Args:
-        config: of the component.
-        sink: where batches are counted.
+        config: options of the component.
+        sink: records batches.
         size: metric of a batch's rows.
         what: ``WHAT_seconds`` and ``WHAT_wait_seconds`` are metrics of a batch's time, and of its first row's wait.
     """
@@ -127,13 +127,13 @@ class LocalModel:
     """A model whose engine runs in this process. Use it on one event loop; only `load` may come from elsewhere.
 
     Args:
-        engine: built and verified.
-        weights: to start with; the module's own if absent.
-        version: policy version of those.
+        engine: a verified engine.
+        weights: initial weights; the module's own if absent.
+        version: their policy version.
         max_versions: versions kept ready, the newest included.
-        max_pinned: versions that pins alone keep alive at most.
+        max_pinned: maximum versions kept by pins alone.
         versions: weight sets shared with another model of this engine, instead of the four above.
-        fetch: asked for the weights of a version that is not ready; raises `VersionUnknown` if it has none.
+        fetch: fetches the weights of a version that is not ready; raises `VersionUnknown` if there is none.
         max_batch_size, max_wait_s, max_queue, deadline_s, buckets, on_batch: as in `Batcher`.
     """
 
@@ -179,7 +179,7 @@ class LocalModel:
         )
         self._max_batch_size = abs(max_batch_size)
         self._max_rows = self._max_batch_size * max_queue
-        # What is padded costs a whole call, however much of it is there: it is worth more company.
+        # A padded call has the full cost for any number of rows, so it is worth waiting for more.
         padded = max_batch_size < 0 or bool(buckets)
         self._whole_from = min(max(2.0, (1.0 if padded else _WHOLE_FROM) * self._max_batch_size), max_queue + 1)
 
@@ -194,26 +194,26 @@ class LocalModel:
         return self._versions.newest.version
 
     def load(self, version: int, weights: Weights) -> None:
-        """Makes ``weights`` what the next batch uses; a batch that runs ends with those it began with.
+        """Uses ``weights`` from the next batch on; a running batch keeps its own.
 
-        May be called from any thread, by one at a time: forwards go on with the old ones until the new are ready.
+        May be called from any thread, one at a time; forwards use the old weights until the new ones are ready.
 
         Raises:
-            BadWeights: they do not fit the model; the weights in use stay.
+            BadWeights: they do not fit the model; the current weights stay.
         """
         self._versions.load(version, weights)
 
     def swap(self, engine: Engine, version: int, weights: Weights) -> None:
         """As `load`, with another engine of the same module, which the next batch runs on.
 
-        Handles that hold a version go on with the engine that they have it on. Not beside a `load`.
+        Pinned versions stay on their engine. Do not call it concurrently with `load`.
 
         Raises:
-            ModelError: the engine takes or gives something else.
+            ModelError: the engine's inputs or outputs differ.
             BadWeights: as `load`.
         """
         if (engine.spec.inputs, engine.spec.outputs) != (self._spec.inputs, self._spec.outputs):
-            raise ModelError("an engine of another model cannot take this one's place")
+            raise ModelError("cannot replace the engine by one of another model")
         self._versions.swap(engine, version, weights)
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
@@ -223,7 +223,7 @@ class LocalModel:
     async def forward_columns(
         self, columns: Sequence[np.ndarray], *, version: int | None = None, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Forwards of several observations, which are one caller's.
+        """Forwards of several observations, as one caller.
 
         Args:
             columns: checked input leaves ``[N, ...]`` in the order of the spec.
@@ -234,8 +234,8 @@ class LocalModel:
             differ, since rows end up in several batches.
 
         Raises:
-            BodyTooLarge: more observations than ``max_queue`` whole batches have.
-            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`, and nothing comes of the rest.
+            BodyTooLarge: more observations than ``max_queue`` full batches.
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: as `Model.forward`; all observations fail.
         """
         count = len(columns[0])
         if count > self._max_rows:
@@ -251,7 +251,7 @@ class LocalModel:
             results = await self._batcher.submit_many(rows, left_s, key=key)
             outputs = [np.stack(column) for column in zip(*(leaves for leaves, _ in results), strict=True)]
             return outputs, np.array([made_by for _, made_by in results], np.int64)
-        # One block after the other: whoever else waits has a turn between two, and a place in the queue beside one.
+        # One block after the other, so that other callers have a turn between two, and room in the queue.
         size = self._max_batch_size
         parts = [
             await self._block([leaf[at : at + size] for leaf in columns], key, until) for at in range(0, count, size)
@@ -266,17 +266,17 @@ class LocalModel:
         return _Pinned(self, self._versions.pin(version))
 
     def as_caller(self) -> Model:
-        """The model for one of many that share it: who asks for much is refused first, and waits for the others."""
+        """A handle for one of several callers: a caller with many rows does not delay the others."""
         return Caller(self)
 
     async def pin(self, version: int) -> PinnedModel:
         """As `pinned`, of a version that is fetched if it is not ready.
 
         Raises:
-            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be fetched.
             Overloaded: as `pinned`.
         """
-        weights = await self._ready(version, self._until(None))  # held, so that it is still there
+        weights = await self._ready(version, self._until(None))  # held, so that it stays ready
         return _Pinned(self, self._versions.pin(weights.version))
 
     async def close(self) -> None:
@@ -293,14 +293,14 @@ class LocalModel:
         deadline_s: float | None = None,
         weights: WeightSet | None = None,
     ) -> Forward:
-        """One caller's forward; with ``weights``, which somebody holds, or those of ``version``, or the newest."""
+        """One caller's forward with ``weights``, which the caller holds, or those of ``version``, or the newest."""
         if version is not None:
             until = self._until(deadline_s)
             weights = await self._ready(version, until)
             deadline_s = until - asyncio.get_running_loop().time()
         lone = self._lone_input
         if lone is not None and len(args) == 1 and _fits(args[0], lone):
-            row = [args[0]]  # as most models are asked; what `flatten_inputs` does for any costs twice as much
+            row = [args[0]]  # the common case; `flatten_inputs` costs twice as much
         else:
             row = self._spec.flatten_inputs(args)
         future = self._batcher.enqueue(row, sooner(self._deadline_s, deadline_s), weights, caller)
@@ -314,21 +314,21 @@ class LocalModel:
     async def _block(
         self, columns: Sequence[np.ndarray], weights: WeightSet | None, until: float
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """As `forward_columns`, of no more than a batch, as one call."""
+        """As `forward_columns`, for at most one batch, in one call."""
         count, left_s = len(columns[0]), until - asyncio.get_running_loop().time()
         if left_s <= 0:
-            raise DeadlineExceeded("a batch of forwards was not done in time")
+            raise DeadlineExceeded("a batch of forwards missed its deadline")
         block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], weights)
         result: tuple[list[np.ndarray], int] = await self._batcher.submit(block, left_s, key=block, whole=True)  # type: ignore[arg-type]
         leaves, made_by = result
         return [leaf[:count] for leaf in leaves], np.full(count, made_by, np.int64)
 
     def _until(self, deadline_s: float | None) -> float:
-        """When a forward that begins now fails, by the loop's clock."""
+        """The deadline of a forward that begins now, by the loop's clock."""
         return asyncio.get_running_loop().time() + sooner(self._deadline_s, deadline_s)
 
     async def _ready(self, version: int, until: float) -> WeightSet:
-        """The weight set of a version, fetched if need be; however many ask for one, it is fetched once."""
+        """The weight set of a version, fetched if necessary; concurrent requests share one fetch."""
         try:
             return self._versions.get(version)
         except VersionUnknown:
@@ -377,12 +377,12 @@ class LocalModel:
 
 
 def _count(rows: list[Any]) -> int:
-    """Observations of a call."""
+    """Number of observations in a call."""
     return len(rows[0].leaves[0]) if type(rows[0]) is _Columns else len(rows)
 
 
 def _pad(rows: list[Any], size: int) -> None:
-    """Brings the rows of a call to ``size`` observations."""
+    """Pads the rows of a call to ``size`` observations."""
     if type(rows[0]) is _Columns:
         rows[0] = rows[0].padded(size)
     else:
@@ -390,7 +390,7 @@ def _pad(rows: list[Any], size: int) -> None:
 
 
 def _fits(leaf: NestedArray, spec: LeafSpec) -> bool:
-    """Whether it is what the engine takes as it is."""
+    """Whether the engine takes the leaf without conversion."""
     fits: bool = (
         type(leaf) is np.ndarray and leaf.dtype == spec.dtype and leaf.shape == spec.shape and leaf.flags.c_contiguous
     )
@@ -409,7 +409,7 @@ def _rows(leaf: np.ndarray) -> list[np.ndarray]:
 
 
 class _Pinned:
-    """A weight set held by who pinned it."""
+    """A weight set held by a pin."""
 
     __slots__ = ("_model", "_weights")
 

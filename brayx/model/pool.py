@@ -1,4 +1,4 @@
-"""Serving from the model registry: where aliases point, the weights of registered versions, results by arm.
+"""Serving from the model registry: versions of aliases, weights of registered versions, results by arm.
 
 Asyncio and MLflow; knows nothing of what serves the models. A registered version never changes, so the version that a
 session started with can be fetched again at any time.
@@ -34,7 +34,7 @@ Aliases = dict[str, dict[str, int]]
 
 
 class AliasSource(Protocol):
-    """Where an `AliasFollower` reads: the `Pool` itself, or a client of one in another process."""
+    """The source of an `AliasFollower`: a `Pool`, or a client of one in another process."""
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
         """Waits until the aliases differ from ``than``; None: they do not yet."""
@@ -44,7 +44,7 @@ class AliasSource(Protocol):
 
 
 class Pool:
-    """Reads where the aliases of some models point, reads weights, and logs results by arm to MLflow.
+    """Reads the aliases of some models, reads weights, and logs results by arm to MLflow.
 
     `add`, `write` and `finish` may be called from any thread; the rest belongs to one event loop.
 
@@ -104,7 +104,7 @@ class Pool:
             self._changed = asyncio.Event()
 
     async def newer(self, than: Aliases | None, timeout_s: float) -> Aliases | None:
-        """Where the aliases point, as soon as that is known and differs from ``than``; None: not in time."""
+        """The versions of the aliases, once they are known and differ from ``than``; None: not in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._at is None or self._at == than:
@@ -129,12 +129,12 @@ class Pool:
                 return weights
             except BadWeights as error:
                 self._refused[model, version] = error.message, error.details
-        # A new error for each caller: one that is raised again and again gathers a longer traceback each time.
+        # A new error for each caller: re-raising one exception makes its traceback longer each time.
         message, details = self._refused[model, version]
         raise BadWeights(f"version {version} of model {name!r}: {message}", **details)
 
     def add(self, part: tuple[Part, dict[str, Metric]]) -> None:
-        """Adds what a recorder counted."""
+        """Adds a recorder's metrics."""
         with self._counting:
             for arm, results in results_of(part).items():
                 if arm.model in self._followed:
@@ -160,7 +160,7 @@ class Pool:
                     _log.warning("results of %s are not written for now: %s", arm.label, why)
 
     def finish(self) -> None:
-        """Writes what is left and ends the runs. Blocking."""
+        """Writes remaining results and ends the runs. Blocking."""
         self.write()
         with self._writing:
             for trial in self._trials.values():

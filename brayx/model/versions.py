@@ -1,6 +1,6 @@
 """Weight sets of an engine by policy version: each bound once, the newest in front, a bounded number kept ready.
 
-A session that pins a version holds its weight set itself, so that one may be dropped here and live on there. Knows
+A pin holds a weight set itself, so that it outlives its removal here. Knows
 nothing of batching, of Ray, or of where weights come from. May be used from any thread: binding, which takes long,
 happens outside the lock.
 """
@@ -20,7 +20,7 @@ from brayx.types import Weights
 
 
 class WeightSet:
-    """One version's weights, ready to run on an engine; compared by identity, freed when nobody holds it."""
+    """One version's weights, ready to run on an engine; compared by identity, freed with its last reference."""
 
     __slots__ = ("__weakref__", "bound", "engine", "version")
 
@@ -35,10 +35,10 @@ class Versions:
 
     Args:
         engine: binds them.
-        weights: of the first version; the module's own if absent.
+        weights: weights of the first version; the module's own if absent.
         version: number of the first version.
-        keep: weight sets kept ready at most, the newest included; which were not asked for longest go first.
-        max_pinned: versions that pins alone keep alive at most.
+        keep: maximum weight sets kept ready, the newest included; the least recently used are removed first.
+        max_pinned: maximum versions kept by pins alone.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Versions:
         self._max_pinned = max_pinned
         self._lock = threading.Lock()
         self.newest = self._made(version, engine.initial if weights is None else weights)
-        """What a forward without a version uses; replaced as a whole, so that nobody sees a half."""
+        """Weight set of forwards without a version; replaced as a whole, so that readers see a consistent one."""
         self._others: OrderedDict[int, WeightSet] = OrderedDict()
         self._alive: WeakValueDictionary[int, WeightSet] = WeakValueDictionary({version: self.newest})
 
     def known(self) -> list[int]:
-        """Versions that can be had without fetching them, in order."""
+        """Versions available without a fetch, in order."""
         with self._lock:
             return sorted(self._alive)
 
     def load(self, version: int, weights: Weights) -> None:
-        """Makes ``weights`` the newest; the one before is kept as any other. By one thread at a time.
+        """Makes ``weights`` the newest; the previous version stays like any other. One thread at a time.
 
         Raises:
             BadWeights: they do not fit the model; nothing changes.
@@ -75,7 +75,7 @@ class Versions:
                 self._keep_ready(before)
 
     def swap(self, engine: Engine, version: int, weights: Weights) -> None:
-        """As `load`, on another engine, as every version from now on; those that are ready stay on theirs."""
+        """As `load`, on another engine, which all later versions use; those that are ready stay on theirs."""
         before, self._engine = self._engine, engine
         try:
             self.load(version, weights)
@@ -84,7 +84,7 @@ class Versions:
             raise
 
     def add(self, version: int, weights: Weights) -> WeightSet:
-        """Keeps a version ready that is not the newest, and gives it; one that is there already stays.
+        """Keeps a version ready that is not the newest, and returns it; a version that is ready already stays.
 
         Raises:
             BadWeights: they do not fit the model.
@@ -100,7 +100,7 @@ class Versions:
         """The weight set of ``version``.
 
         Raises:
-            VersionUnknown: it is not here; names the nearest.
+            VersionUnknown: it is not ready; names the nearest.
         """
         with self._lock:
             found = self._alive.get(version)
@@ -111,10 +111,10 @@ class Versions:
             return found
 
     def pin(self, version: int | None = None) -> WeightSet:
-        """As `get`, of the newest by default, for somebody who will hold it.
+        """As `get`, by default of the newest; the caller holds the result.
 
         Raises:
-            VersionUnknown: it is not here; names the nearest.
+            VersionUnknown: it is not ready; names the nearest.
             Overloaded: pins keep ``max_pinned`` versions alive already.
         """
         found = self.newest if version is None else self.get(version)
@@ -122,7 +122,7 @@ class Versions:
             pinned = len(self._alive) - len(self._others) - 1
             if pinned >= self._max_pinned:
                 raise Overloaded(
-                    f"{pinned} policy versions are kept by those who pinned them (max_pinned)", max_pinned=pinned
+                    f"{pinned} policy versions are pinned, and max_pinned allows no more", max_pinned=pinned
                 )
         return found
 
@@ -138,9 +138,9 @@ class Versions:
 
 
 def version_unknown(version: int, known: Iterable[int]) -> VersionUnknown:
-    """The error of a version that is not among ``known``."""
+    """The error for a version that is not among ``known``."""
     there = list(known)
     if not there:
-        return VersionUnknown(f"there is no policy version {version}, nor any other", version=version, known=[])
-    told, details = nearest_version(version, there)
-    return VersionUnknown(f"there is no policy version {version}, {told}", version=version, **details)
+        return VersionUnknown(f"there is no policy version {version} and no other", version=version, known=[])
+    hint, details = nearest_version(version, there)
+    return VersionUnknown(f"there is no policy version {version}, {hint}", version=version, **details)

@@ -1,14 +1,14 @@
-"""Steps a vector environment with a policy and gives what came of it as replay's `Columns`.
+"""Steps a vector environment with a policy and returns the transitions as replay's `Columns`.
 
-One column an environment and run of ``T`` steps. What happens at each step is only what must: environment, policy,
-drawing an action; log-probabilities, episodes, normalisation are worked out for the whole run after it. A run is
-written time-major, so that a step is one block of it that the engine takes as it is, and turned round once. How
+Each environment gives one column per run of ``T`` steps. A step runs only the environment, the policy and the draw of
+an action; log-probabilities, episodes and normalisation are computed for the whole run afterwards. A run is stored
+time-major, so that a step is one block for the engine, and transposed once. How
 Gymnasium's autoreset modes become columns:
 
     NEXT_STEP            the step that only resets is the column's bootstrap step: mask 0, obs is the episode's last one
-    SAME_STEP, DISABLED  the last observation comes beside the columns, with nothing to hold it. An episode that
-                         terminated needs none. One that was truncated would be bootstrapped from it, so its last
-                         transition is left out: the step becomes the bootstrap step, and the one before is truncated
+    SAME_STEP, DISABLED  columns have no place for the last observation. An episode that terminated needs none. One that
+                         was truncated would be bootstrapped from it, so its last transition is left out: the step
+                         becomes the bootstrap step, and the previous one is truncated
 
 Knows nothing of learning, of Ray, nor of where weights come from.
 """
@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 _MAX_EPISODES = 65_536
 """Finished episodes kept for `Collector.episodes`."""
 _WARM_UP = 1_000
-"""Observations before which the normaliser looks at every step, not only at every run."""
+"""Number of observations up to which the normaliser is updated at every step, not only at every run."""
 
 
 class Episode(NamedTuple):
-    """A finished episode: its undiscounted return, in the environment's own rewards, its number of steps, and where.
+    """A finished episode: its undiscounted return in the environment's own rewards, its length, and its environment.
     The return is NaN if a reward was NaN or infinite, as float32."""
 
     ret: float
@@ -56,7 +56,7 @@ class Episode(NamedTuple):
 
 
 def record_episodes(sink: Recorder, episodes: Collection[Episode]) -> None:
-    """Records returns and lengths, of those episodes whose return is a number: a mean is one, then."""
+    """Records returns and lengths of episodes; those with a return of NaN are left out of the means."""
     whole = [episode for episode in episodes if not math.isnan(episode.ret)]
     if whole:
         sink.add_all("episode_return", [episode.ret for episode in whole])
@@ -64,7 +64,7 @@ def record_episodes(sink: Recorder, episodes: Collection[Episode]) -> None:
 
 
 def seed_after(seed: int, env_steps: int) -> int:
-    """The seed of what is collected once ``env_steps`` have been learned from: what was played is not played again."""
+    """The seed after ``env_steps`` were learned from, so that a resumed trial plays other episodes."""
     return int(np.random.SeedSequence([seed, env_steps]).generate_state(1)[0] >> 1) if env_steps else seed
 
 
@@ -76,10 +76,10 @@ class Collector:
         policy: acts.
         unroll_length: steps of a run, ``T``; the attribute may be changed between two runs.
         seed: of environments and actions.
-        scale_actions: of a Box with finite bounds the policy's -1 to 1 are the bounds; else they are its own unit. What
-            is recorded is the policy's action, unclipped.
-        normalise_obs: observations that are acted by and recorded have running mean 0 and deviation 1; a normaliser:
-            are normalised by that, which sees nothing of them.
+        scale_actions: for a Box with finite bounds, the policy's -1 to 1 map to the bounds. The policy's own action is
+            recorded, unclipped.
+        normalise_obs: observations have running mean 0 and deviation 1, for acting and in the record; a normaliser: use
+            it without updating it.
         normalise_reward: recorded rewards are divided by the running deviation of their discounted sums.
         gamma: discount of those sums.
         reward_clip: recorded rewards are clipped to +- this, before they are normalised; None: they are not.
@@ -88,10 +88,10 @@ class Collector:
 
     Attributes:
         env_steps: transitions collected since the start, those left out not counted.
-        obs_normaliser, reward_normaliser: None where not asked for.
+        obs_normaliser, reward_normaliser: None if unused.
 
     Raises:
-        ConfigError: the environments' observations or actions are not the policy's, or its noise does not last.
+        ConfigError: the environments' observations or actions do not fit the policy, or ``sde_steps`` does not.
         EnvironmentFailed: the first reset raised.
     """
 
@@ -142,7 +142,7 @@ class Collector:
             self.obs_normaliser = normalise_obs
 
     def begin_again(self, seed: int) -> None:
-        """Starts every environment anew, as a collector of that ``seed`` does; what normalisers have seen stays."""
+        """Resets every environment, as a new collector of that ``seed`` does; normalisers keep their moments."""
         self._rng = np.random.default_rng([seed, 0xAC7])
         try:
             first, _ = self.envs.reset(seed=seed)
@@ -161,15 +161,15 @@ class Collector:
         """Acts with these weights from the next run on.
 
         Raises:
-            BadWeights: they are not the model's.
+            BadWeights: they do not fit the model.
         """
         self.policy.load(weights, version)
 
     def collect(self) -> Columns:
         """The next run: ``num_envs`` columns of ``unroll_length`` transitions.
 
-        A run that raises is lost, whatever raised. The next one resets every environment with another seed: some may
-        have taken the step in which others raised, so their places in their episodes are unknown.
+        A run that raises is lost. The next one resets every environment with another seed, since some may have taken
+        the step in which others raised.
 
         Raises:
             EnvironmentFailed: an environment raised.
@@ -223,14 +223,14 @@ class Collector:
         ]
 
     def episodes(self) -> list[Episode]:
-        """Episodes that have ended since the last time, in order."""
+        """Episodes that have ended since the last call, in order."""
         found = list(map(Episode._make, self._episodes))
         self._episodes.clear()
         return found
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What the normalisers have seen, as arrays by name; none without one. Environments begin anew. May be asked
-        for while another thread collects."""
+        """The normalisers' moments, as arrays by name; empty without one. Environments are not saved. May be called
+        while another thread collects."""
         state: dict[str, np.ndarray] = {}
         with self._moving:
             if self.obs_normaliser is not None:
@@ -244,10 +244,10 @@ class Collector:
         return {} if self.obs_normaliser is None else self.obs_normaliser.scalings()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what `state_dict` gave.
+        """Restores a `state_dict`.
 
         Raises:
-            ConfigError: it is of other normalisers.
+            ConfigError: it belongs to other normalisers.
         """
         if set(state) != set(self.state_dict()):
             raise ConfigError(f"normalisers: expected {sorted(self.state_dict())}, got {sorted(state)}")
@@ -288,11 +288,11 @@ class Collector:
         self.envs.close()
 
     def _record(self, observed: dict[str, np.ndarray], states: list[np.ndarray], t: int) -> dict[str, np.ndarray]:
-        """Writes what is observed and the state before step ``t``; gives the observation's leaves as they are shown."""
+        """Records the observation and the state before step ``t``; returns the observation's leaves for the policy."""
         shown = self._obs
         normaliser = self.obs_normaliser
         if normaliser is not None:
-            if self._sees and t < self.unroll_length:  # the last one is the next run's first
+            if self._sees and t < self.unroll_length:  # the last observation is the next run's first
                 self._raw.append(shown)
                 if normaliser.count < _WARM_UP:
                     self._look_at_raw(normaliser)
@@ -304,12 +304,12 @@ class Collector:
         return shown
 
     def _noise(self, outputs: Mapping[str, Any]) -> list[actions.Noise]:
-        """Of a whole run, for one step after the other: it is drawn at once."""
+        """Noise for the steps of a whole run, drawn at once."""
         noise = actions.noise(outputs, self._rng, -(-self.unroll_length // self._sde_steps))
         return list(zip(*noise, strict=True)) if isinstance(noise, tuple) else list(noise)
 
     def _look_at_raw(self, normaliser: ObsNormaliser) -> None:
-        """From now on, observations are normalised by what was observed in this run, too."""
+        """Updates the normaliser with the observations of this run."""
         if self._raw:
             with self._moving:
                 for key in self._raw[0]:
@@ -326,7 +326,7 @@ class Collector:
         except Exception as error:
             raise failed("step", error) from error
         if self._ignores_masks and MASK in info:
-            self._ignores_masks = False  # said once
+            self._ignores_masks = False  # warns once
             logger.warning(
                 "info's %s is ignored: expected discrete actions, and masks from the first reset on, of the first "
                 "environment too",
@@ -347,7 +347,7 @@ class Collector:
     def _carried(
         self, after: list[np.ndarray], terminated: np.ndarray, truncated: np.ndarray, resetting: np.ndarray
     ) -> list[np.ndarray]:
-        """The state before the next step: from the start where that begins an episode."""
+        """The state before the next step; the initial state where an episode begins."""
         ends = resetting if self._mode is AutoresetMode.NEXT_STEP else truncated
         ends = ends | terminated
         if not ends.any():
@@ -357,7 +357,7 @@ class Collector:
         return after
 
     def _leaves(self, obs: NestedArray) -> dict[str, np.ndarray]:
-        """What was observed, by a learner batch's names, as the policy takes it.
+        """The leaves of an observation by a learner batch's names, as the policy takes them.
 
         Raises:
             ConfigError: the policy takes something else.
@@ -382,14 +382,14 @@ class Collector:
                     key=key,
                 )
             found[key] = converted
-        if len(found) > len(self._takes):  # only learned from, as the state of a whole game is
+        if len(found) > len(self._takes):  # used for learning only, such as the state of a game
             for key in found.keys() - self._takes.keys():
                 leaf = found[key]
                 found[key] = leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
         return found
 
     def _count_episodes(self, reward: np.ndarray, done: np.ndarray, resetting: np.ndarray) -> None:
-        """Adds up what lies between two ends; a column's last step, in which nothing was done, begins anew as well."""
+        """Sums rewards between episode ends; a column's last step, without an action, also starts a new sum."""
         begins = np.zeros(done.shape, np.bool_)
         begins[:, 1:] = done[:, :-1]
         begins[:, 0] = True
@@ -403,7 +403,7 @@ class Collector:
         first = np.flatnonzero(t == 0)
         returns[first] += self._return
         lengths[first] += self._length
-        last = np.append(first[1:], len(pieces)) - 1  # of each environment: goes on in the next run
+        last = np.append(first[1:], len(pieces)) - 1  # of each environment: continues in the next run
         self._return, self._length = returns[last], lengths[last]
         ended = np.delete(np.arange(len(pieces)), last)
         ended = ended[np.argsort(t[ended + 1], kind="stable")]  # by time, then by environment
@@ -438,18 +438,18 @@ class Collector:
 
 
 def check_noise(sde_steps: int, outputs: Collection[str]) -> None:
-    """Refuses noise that lasts for a policy whose noise does not depend on the state: each step has its own there.
+    """Refuses ``sde_steps`` above 1 for a policy whose noise does not depend on the state.
 
     Args:
         sde_steps: as of `Collector`.
-        outputs: names of what the model gives.
+        outputs: names of the model's outputs.
 
     Raises:
         ConfigError: says what fits.
     """
     if sde_steps > 1 and "sde_std" not in outputs:
         raise ConfigError(
-            f"sde_steps is {sde_steps}, and the model's noise does not depend on the state: expected 1, or a network "
+            f"sde_steps is {sde_steps}, but the model's noise does not depend on the state: expected 1, or a network "
             "whose distribution is sde",
             key="sde_steps",
         )
@@ -461,8 +461,9 @@ def _columns(run: np.ndarray) -> np.ndarray:
 
 
 def _room(outputs: Mapping[str, Any], steps: int) -> tuple[dict[str, Any], list[tuple[np.ndarray, np.ndarray]]]:
-    """Room for the outputs of many steps, ``[T, N, ...]``, by name, and the same beside each output; what only noise is
-    made of has none."""
+    """Arrays for the outputs of many steps, ``[T, N, ...]``, by name, and each output with its array; none for outputs
+    that only noise uses.
+    """
     room: dict[str, Any] = {}
     beside: list[tuple[np.ndarray, np.ndarray]] = []
     for name, output in outputs.items():

@@ -1,4 +1,4 @@
-"""Makes vector environments of Gymnasium's and ale_py's: all in one call, whatever steps them underneath.
+"""Makes vector environments from Gymnasium ids, ale_py's Atari games and factories.
 
 An Atari id becomes ale_py's own vector environment, which steps and preprocesses in threads; an id with a
 ``vector_entry_point`` its own; any other one is stepped in a row (``sync``) or in processes (``async``). Knows nothing
@@ -19,14 +19,14 @@ from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line,
 
 Vectorization: TypeAlias = Literal["auto", "sync", "async", "native"]
 EnvSource: TypeAlias = str | Callable[[], Any]
-"""A Gymnasium id, or what makes one environment, or a vector environment, each time it is called."""
+"""A Gymnasium id, or a factory of an environment or a vector environment."""
 
 _ATARI_OPTIONS = {
     "frameskip": 4,
     "maxpool": True,
     "stack_num": 4,
     "noop_max": 30,
-    "reward_clipping": False,  # a game's return is its score; what is learned from may be clipped later
+    "reward_clipping": False,  # a return is the game's score; rewards for learning may be clipped later
 }
 
 
@@ -41,7 +41,7 @@ def make_envs(
 
     Args:
         env: id, or factory; a factory of a vector environment makes them all at once.
-        num_envs: how many.
+        num_envs: number of environments.
         vectorization: ``native``: the id's ``vector_entry_point``, or ale_py's for an Atari id. ``auto``: native where
             there is one, else ``sync``.
         options: passed on to the environment; a native Atari environment has ale_py's: ``frameskip``, ``num_threads``
@@ -68,8 +68,8 @@ def failed(what: str, error: Exception) -> BrayxError:
     """The typed error for an environment's exception in its method ``what``; a typed one stays as it is."""
     if isinstance(error, BrayxError):
         return error
-    told = f"the environment raised {type(error).__name__} in {what}: {first_line(error)} ({raised_at(error)})"
-    return EnvironmentFailed(told)
+    message = f"the environment raised {type(error).__name__} in {what}: {first_line(error)} ({raised_at(error)})"
+    return EnvironmentFailed(message)
 
 
 def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: Mapping[str, Any] | None) -> VectorEnv:
@@ -111,7 +111,7 @@ def is_atari(env: EnvSource) -> bool:
 
 
 def autoreset_mode(envs: VectorEnv) -> AutoresetMode:
-    """How ``envs`` go on after an episode; Gymnasium's default where it does not say."""
+    """The autoreset mode of ``envs``; Gymnasium's default if they do not declare one."""
     return AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
 
 
@@ -119,11 +119,13 @@ def _from_factory(
     env: Callable[[], Any], num_envs: int, vectorization: Vectorization, options: dict[str, Any]
 ) -> VectorEnv:
     if options:
-        raise ConfigError("options are for an environment's id: a factory has its own", options=sorted(options))
+        raise ConfigError("options need an environment's id: a factory sets its own", options=sorted(options))
     first = env()
     if isinstance(first, VectorEnv):
         if first.num_envs != num_envs:
-            raise ConfigError(f"the factory's vector environment has {first.num_envs}, asked for are {num_envs}")
+            raise ConfigError(
+                f"the factory's vector environment has {first.num_envs} environments, expected {num_envs}"
+            )
         return first
     if vectorization == "async":
         first.close()
@@ -132,10 +134,10 @@ def _from_factory(
 
 
 def check_env(env: str) -> None:
-    """Makes sure that there is an environment of an id, without making it.
+    """Checks that an environment's id is registered, without making it.
 
     Raises:
-        ConfigError: there is none; names the nearest id that there is.
+        ConfigError: it is not; names the nearest id.
     """
     _spec(env)
 
@@ -163,7 +165,7 @@ def _spec(env: str) -> Any:
 
 
 def _register_atari() -> bool:
-    """Whether ale_py is there; its ids are, then."""
+    """Registers ale_py's ids; returns whether ale_py is installed."""
     try:
         import ale_py
     except ImportError:
@@ -173,19 +175,19 @@ def _register_atari() -> bool:
 
 
 def _nearest(env: str) -> str:
-    """The registered id that looks most like ``env``: by name, then the version asked for, then the newest."""
-    asked, _, version = env.partition("-v")
+    """The registered id most similar to ``env``: by name, then with the same version, then the newest."""
+    wanted, _, version = env.partition("-v")
 
     def alike(known: str) -> tuple[float, bool, int]:
         name, _, number = known.partition("-v")
-        ratio = difflib.SequenceMatcher(None, asked.lower(), name.lower()).ratio()
+        ratio = difflib.SequenceMatcher(None, wanted.lower(), name.lower()).ratio()
         return ratio, number == version, int(number) if number.isdecimal() else 0
 
     return max(gymnasium.registry, key=alike)
 
 
 def _atari_game(spec: Any) -> str | None:
-    """The game of an Atari id that is seen as pixels; None for any other."""
+    """The game of an Atari id with pixels as observations; None for any other id."""
     if not str(spec.entry_point).startswith("ale_py") or spec.kwargs.get("obs_type", "rgb") == "ram":
         return None
     game: str | None = spec.kwargs.get("game")

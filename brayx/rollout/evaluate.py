@@ -1,4 +1,4 @@
-"""Plays whole episodes with a policy and gives their returns. Knows nothing of learning."""
+"""Plays whole episodes with a policy and returns their scores. Knows nothing of learning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return; NaN if one is, as it has a reward that is no finite number."""
+        """Mean return; NaN if an episode's return is NaN."""
         return float(np.mean([episode.ret for episode in self.episodes]))
 
     @property
@@ -56,21 +56,21 @@ def evaluate(
     max_steps: int = MAX_STEPS,
     stop: threading.Event | None = None,
 ) -> Evaluation:
-    """Plays ``episodes`` whole episodes, equally many in each environment: short ones do not count more often.
+    """Plays ``episodes`` whole episodes, the same number in each environment, so that short ones do not count more.
 
     Args:
         envs: left open.
         policy: acts, with the weights it has.
-        episodes: how many; the first of each environment are taken until there are so many.
+        episodes: number of episodes; the first ones of each environment count.
         seed: of environments and actions.
         greedy: the most likely action instead of a drawn one.
         scale_actions: as the policy was trained.
-        normaliser: of observations, as trained; stays as it is.
+        normaliser: the trained normaliser of observations; not updated.
         max_steps: limit of an episode. A longer one is cut, and its environment plays no other, since it may never end.
         stop: once set, the evaluation ends with the episodes that have ended so far, which may be none.
 
     Raises:
-        ConfigError: the policy is of other environments.
+        ConfigError: the policy does not fit the environments.
         EnvironmentFailed: an environment raised.
     """
     each = -(-episodes // envs.num_envs)
@@ -107,7 +107,7 @@ def evaluate(
     left = sum(env in cut and turn == len(played[env]) - 1 for env, turn in order)
     if left:
         logger.warning(
-            "%d of %d episodes had not ended after %d steps: they count as far as they came",
+            "%d of %d episodes had not ended after %d steps: they count with their return so far",
             left,
             len(order),
             max_steps,

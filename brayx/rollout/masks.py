@@ -1,7 +1,7 @@
 """Puts action masks from an environment's ``info`` into its observation. Knows nothing of networks.
 
 The observation becomes ``{"obs": the environment's own, "action_mask": ...}``. A dict gets ``action_mask`` as one more
-leaf; if it holds a game's state beside an agent's observation, the mask goes into the agent's observation. So acting,
+leaf; if it has a game's state and an agent's observation, the mask goes into the agent's observation. So acting,
 learning and evaluation use the same mask, and it is recorded with the observation.
 """
 
@@ -24,7 +24,7 @@ from brayx.rollout.envs import failed
 
 
 class InfoMasks(VectorWrapper):
-    """Puts ``info["action_mask"]`` beside the observation, int8 ``[N, A]``: 1 for an action that is allowed.
+    """Adds ``info["action_mask"]`` to the observation, int8 ``[N, A]``: 1 for an allowed action.
 
     ``A`` is the number of actions; the masks of several heads are concatenated. An environment without a mask at a step
     allows every action there.

@@ -21,14 +21,13 @@ _EPSILON = 1e-8
 
 
 class Moments:
-    """Count, mean and sum of squared deviations of what has been seen, in float64.
+    """Count, mean and sum of squared deviations of samples, in float64.
 
     Args:
-        shape: of one sample.
+        shape: shape of one sample.
 
     Attributes:
-        skipped: samples that held NaN or infinity and were left out: one of them in the sums would make everything NaN
-            that is ever normalised by them.
+        skipped: samples left out because they held NaN or infinity, which would make the sums NaN for ever.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -39,7 +38,7 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:
-        """Of the population, ``[*shape]``; 1 before the second sample."""
+        """Population deviation, ``[*shape]``; 1 before the second sample."""
         if self.count < 2:
             return np.ones_like(self.mean)
         deviation: np.ndarray = np.sqrt(self.m2 / self.count + _EPSILON)
@@ -61,13 +60,15 @@ class Moments:
         self.merge(part)
 
     def merge(self, other: Moments) -> None:
-        """Adds what ``other`` has seen.
+        """Adds the samples of ``other``.
 
         Raises:
-            ConfigError: it has seen something of another shape.
+            ConfigError: its shape differs.
         """
         if other.mean.shape != self.mean.shape:
-            raise ConfigError(f"moments of shape {list(self.mean.shape)} cannot take in {list(other.mean.shape)}")
+            raise ConfigError(
+                f"moments of shape {list(self.mean.shape)} cannot be merged with {list(other.mean.shape)}"
+            )
         if other.count == 0:
             return
         total = self.count + other.count
@@ -82,7 +83,7 @@ class Moments:
 
     @staticmethod
     def from_state(state: Mapping[str, np.ndarray]) -> Moments:
-        """What `state_dict` gave."""
+        """Restores a `state_dict`."""
         mean, m2 = (np.array(state[key], np.float64) for key in ("mean", "m2"))
         made = Moments(mean.shape)
         made.count, made.mean, made.m2 = int(state["count"]), mean, m2
@@ -90,20 +91,20 @@ class Moments:
 
 
 def scaling_of(moments: Moments, clip: float = OBS_CLIP) -> Scaling:
-    """How a leaf is normalised that has these moments."""
+    """The normalisation of a leaf with these moments."""
     return Scaling(moments.mean.astype(np.float32), (1 / moments.std).astype(np.float32), clip)
 
 
 class Shared:
-    """Moments that several processes gather together: what is used, and what the others do not know of yet.
+    """Moments shared by several processes.
 
-    Each process hands `drain` to whoever merges, and takes the merged moments in with `adopt`.
+    Each process sends `drain` to be merged, and gets the merged moments by `adopt`.
 
     Args:
-        shape: of one sample.
+        shape: shape of one sample.
 
     Attributes:
-        total: of what was adopted and added.
+        total: moments of everything adopted and added.
         skipped: samples that this process left out, see `Moments`.
     """
 
@@ -121,28 +122,28 @@ class Shared:
         self._fresh.merge(part)
 
     def drain(self) -> Moments:
-        """What was added since the last time."""
+        """Moments added since the last call."""
         fresh, self._fresh = self._fresh, Moments(self.total.mean.shape)
         return fresh
 
     def adopt(self, merged: Moments) -> None:
-        """Goes on from everybody's moments and what is not in them yet."""
+        """Sets the merged moments, plus local samples that they do not include yet."""
         total = Moments.from_state(merged.state_dict())
         total.merge(self._fresh)
         self.total = total
 
     def load(self, moments: Moments) -> None:
-        """Goes on from ``moments`` alone, as after a restart."""
+        """Restores ``moments``, as after a restart."""
         self.total, self._fresh = Moments.from_state(moments.state_dict()), Moments(moments.mean.shape)
 
 
 class ObsNormaliser:
-    """Observations with mean 0 and deviation 1, leaf by leaf; leaves that are not floats stay as they are.
+    """Normalises observations to mean 0 and deviation 1, leaf by leaf; leaves that are not floats are unchanged.
 
     Args:
         shapes: of the leaves of one observation, by path.
         dtypes: of the same.
-        clip: largest magnitude that comes out.
+        clip: largest magnitude of the result.
     """
 
     def __init__(
@@ -155,20 +156,20 @@ class ObsNormaliser:
 
     @property
     def count(self) -> int:
-        """Observations seen."""
+        """Number of observations added."""
         return max((leaf.total.count for leaf in self.leaves.values()), default=0)
 
     def add(self, path: str, samples: np.ndarray) -> None:
-        """Sees a leaf ``[N, ...]``; it is normalised by that from the next `refresh` on."""
+        """Adds a leaf ``[N, ...]`` to the moments, which `refresh` applies."""
         if path in self.leaves:
             self.leaves[path].add(samples)
 
     def refresh(self) -> None:
-        """Normalises by all that was seen."""
+        """Applies the current moments."""
         self._used = {path: scaling_of(leaf.total, self.clip) for path, leaf in self.leaves.items()}
 
     def scalings(self) -> dict[str, Scaling]:
-        """How leaves are normalised now, by path."""
+        """The current normalisation of leaves, by path."""
         return self._used
 
     def __call__(self, path: str, leaf: np.ndarray) -> np.ndarray:
@@ -188,10 +189,10 @@ class ObsNormaliser:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what `state_dict` gave.
+        """Restores a `state_dict`.
 
         Raises:
-            ConfigError: it is of other observations.
+            ConfigError: it belongs to other observations.
         """
         if set(state) != set(self.state_dict()):
             raise ConfigError(f"normaliser: expected {sorted(self.state_dict())}, got {sorted(state)}")
@@ -201,12 +202,12 @@ class ObsNormaliser:
 
 
 class RewardNormaliser:
-    """Rewards over the deviation of their discounted sums; not centred, so that their signs stay.
+    """Divides rewards by the deviation of their discounted sums; not centred, so that signs stay.
 
     Args:
-        num_envs: of the environments, each of which has a sum.
+        num_envs: number of environments, each with a sum.
         gamma: discount of the sums.
-        clip: largest magnitude that comes out.
+        clip: largest magnitude of the result.
     """
 
     def __init__(self, num_envs: int, gamma: float, clip: float = 10.0) -> None:
@@ -216,16 +217,16 @@ class RewardNormaliser:
         self._sums = np.zeros(num_envs)
 
     def begin_again(self) -> None:
-        """The environments begin anew, and the sums with them; what was seen stays."""
+        """Resets the sums after a reset of the environments; the moments stay."""
         self._sums[:] = 0.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Sees and normalises the rewards of a run; those that are not finite are not seen, and stay as they are.
+        """Adds and normalises the rewards of a run; rewards that are not finite are not added, and stay unchanged.
 
         Args:
             reward: ``[N, T]``.
             done: ``[N, T]`` bool, an episode ended with that step.
-            mask: ``[N, T]``, 0 where nothing was done.
+            mask: ``[N, T]``, 0 for steps without an action.
 
         Returns:
             ``[N, T]`` float32.
@@ -240,15 +241,15 @@ class RewardNormaliser:
         sums[~finite] = np.nan
         self.moments.add(sums[mask > 0])
         scaled: np.ndarray = reward / self.moments.total.std
-        # What has no bound is not clipped to one: it is to be refused where it is learned from.
+        # Infinite rewards are not clipped: the buffer must refuse them.
         return np.where(finite, np.clip(scaled, -self._clip, self._clip), reward).astype(np.float32)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The moments; sums begin anew with the environments."""
+        """The moments; sums are not saved, like the environments."""
         return self.moments.total.state_dict()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self.moments.load(Moments.from_state(state))
 
 

@@ -1,6 +1,6 @@
 """PettingZoo's parallel games as a Gymnasium vector environment: each agent of each game is a row.
 
-Rows of one game stand side by side and share its rewards' and ends' timing. With ``state``, an observation is
+Rows of one game are adjacent, and their episodes end together. With ``state``, an observation is
 ``{"obs": an agent's own, "state": the game's}``, for algorithms whose value sees the whole game. Knows nothing of
 policies.
 """
@@ -21,16 +21,16 @@ from brayx.nets.encoders import MASK
 
 
 class AgentsAsRows(VectorEnv):
-    """Steps games one after the other; a game that has ended begins anew at the next step, whatever is done there.
+    """Steps games one after the other; a game that has ended is reset at the next step, which ignores actions.
 
     Args:
-        make: makes a game, a PettingZoo `ParallelEnv` whose agents are alike and stay until the game ends.
-        games: how many.
-        state: observations have the game's state beside the agent's own observation.
-        ids: the state ends with whose row it is, one-hot, as a value must know where the agents' rewards differ.
+        make: makes a game, a PettingZoo `ParallelEnv` whose agents have the same spaces and stay until the game ends.
+        games: number of games.
+        state: observations also have the game's state.
+        ids: append the row's agent, one-hot, to the state; a value needs it if the agents' rewards differ.
 
     Raises:
-        ConfigError: the agents' spaces differ, or the game has no state, or none that ``ids`` could be put behind.
+        ConfigError: the agents' spaces differ, the game has no state, or ``ids`` cannot be appended to it.
     """
 
     def __init__(self, make: Callable[[], Any], games: int = 1, *, state: bool = False, ids: bool = False) -> None:
@@ -46,25 +46,25 @@ class AgentsAsRows(VectorEnv):
         for agent, (observed, acted) in spaces.items():
             if (observed, acted) != (own, self.single_action_space):
                 raise ConfigError(
-                    f"agents are rows only where they are alike: {self.agents[0]!r} observes {own} and acts in "
+                    f"agents as rows need the same spaces: {self.agents[0]!r} observes {own} and acts in "
                     f"{self.single_action_space}, {agent!r} {observed} and {acted}"
                 )
         self.single_observation_space = own
         if state:
             space = getattr(first, "state_space", None)
             if not isinstance(space, gymnasium.Space):
-                raise ConfigError(f"{first} has no state_space, and its agents' value is to see the game's state")
+                raise ConfigError(f"{first} has no state_space, which state=True needs")
             if ids:
                 space = self._with_ids(space)
             self.single_observation_space = gymnasium.spaces.Dict({OWN: own, STATE: space})
         elif ids:
-            raise ConfigError("ids are part of the state: expected state=True beside them", key="ids")
+            raise ConfigError("ids are part of the state: expected state=True", key="ids")
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._ended = [False] * games
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins every game anew, each with a seed of its own."""
+        """Resets every game, each with its own seed."""
         rows, infos = [], []
         for index, game in enumerate(self._games):
             found, info = game.reset(seed=None if seed is None else int(seed) + index, options=options)
@@ -77,7 +77,7 @@ class AgentsAsRows(VectorEnv):
         """One step of every game.
 
         Raises:
-            ConfigError: an agent has left a game that goes on.
+            ConfigError: an agent has left a running game.
         """
         size = len(self.agents)
         rows: list[Any] = []
@@ -100,7 +100,7 @@ class AgentsAsRows(VectorEnv):
             over = (terminated | truncated)[index * size : (index + 1) * size]
             if over.any() and not over.all():
                 gone = [agent for agent, left in zip(self.agents, over, strict=True) if left]
-                raise ConfigError(f"{gone} left a game that goes on, and agents that are rows must end together")
+                raise ConfigError(f"{gone} left a running game, but agents as rows must end together")
             self._ended[index] = bool(over.all())
             rows += self._rows(game, found)
         return self._joined(rows), reward, terminated, truncated, _masks(infos)
@@ -111,9 +111,9 @@ class AgentsAsRows(VectorEnv):
             game.close()
 
     def _with_ids(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """The space of a state that ends with whose row it is."""
+        """The space of a state with the row's agent appended."""
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
-            raise ConfigError(f"ids go behind a state that is a row of numbers, and this one is {space}", key="ids")
+            raise ConfigError(f"ids are appended to a flat state, but this one is {space}", key="ids")
         self._ids = np.eye(len(self.agents), dtype=space.dtype)
         low, high = np.append(space.low, self._ids[0] * 0), np.append(space.high, self._ids[0] * 0 + 1)
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)

@@ -1,6 +1,6 @@
-"""What acts in a rollout: an engine with the newest weights bound, and what a recurrent model carries along.
+"""The policy of a rollout: an engine with the newest weights bound, and the state of a recurrent model.
 
-Only what acting needs is computed: a value's tower is left out of the graph. Knows nothing of environments.
+The graph has only the outputs that acting needs, without the value's tower. Knows nothing of environments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = "acting."
 
 
 class _Acting(nn.Module):
-    """The module without the outputs that nobody acts by."""
+    """The module with only the outputs that acting needs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -38,20 +38,20 @@ class Policy:
     """Runs a model on batches of observations, with one set of weights at a time.
 
     Args:
-        module: takes ``forward_args``, gives the outputs that `brayx.actions` draws from; copied.
-        forward_args: example arguments, batch axis of at least 1; a memory's argument is carried from step to step.
-        engine: ``onnx`` or, for what cannot be exported, ``torch``.
+        module: takes ``forward_args``, returns outputs that `brayx.actions` draws from; copied.
+        forward_args: example arguments, batch axis of at least 1; a memory's state is kept from step to step.
+        engine: ``onnx``, or ``torch`` for a module that cannot be exported.
         threads: of one run, with ``onnx``.
 
     Attributes:
         version: of the weights; 0: the module's own.
         obs_keys: a learner batch's names of an observation's leaves, in the order in which `step` takes them.
         obs_leaves: their shapes and dtypes.
-        output_names: of all that the module gives.
+        output_names: names of all outputs of the module.
         state_keys: a learner batch's names of the state's leaves; none for a model without one.
 
     Raises:
-        ModelError: the module does not give a mapping of outputs, or cannot be exported.
+        ModelError: the module does not return a mapping of outputs, or cannot be exported.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Policy:
         """Acts with these weights from the next step on.
 
         Raises:
-            BadWeights: they are not the module's.
+            BadWeights: they do not fit the module.
         """
-        # Who steps environments normalises by moments that are newer than a version's.
+        # The collector normalises with newer moments than a version's.
         own = learned(weights)
         self._bound = self._engine.bind({self._prefix + name: array for name, array in own.items()})
         self._seated = -1
@@ -99,11 +99,11 @@ class Policy:
     def step(self, obs: Sequence[np.ndarray], state: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Outputs by name, ``[N, ...]``, and the state after the step.
 
-        Outputs are the same arrays at every step, which the next one overwrites, until ``N`` or the weights change.
+        The output arrays are reused: the next step overwrites them, until ``N`` or the weights change.
 
         Args:
             obs: leaves ``[N, ...]`` in the order of `obs_keys`, as `obs_leaves` says.
-            state: leaves as `initial_state` or the last step gave them.
+            state: leaves from `initial_state` or the last step.
 
         Raises:
             ModelError: the engine failed.
@@ -117,7 +117,7 @@ class Policy:
         return self._outputs, [seat.outputs[index].copy() for index in self._state_outputs]
 
     def _sit_down(self, num: int) -> None:
-        """Makes room for so many observations at once."""
+        """Allocates arrays for ``num`` observations at once."""
         self._seat = self._engine.seat(self._bound, num)
         spec = self._engine.spec
         nested: Any = spec.output_tree.unflatten(self._seat.outputs)
@@ -130,13 +130,13 @@ class Policy:
 def _engine(
     module: nn.Module, forward_args: tuple[NestedArray, ...], kind: ActingEngine, threads: int
 ) -> tuple[Engine, str]:
-    """An engine, and what it has before the names of the module's weights."""
+    """An engine, and its prefix of the module's weight names."""
     from brayx.engines.torch import TorchEngine, describe, frozen_copy
 
     spec = describe(frozen_copy(module), forward_args)
     names = {leaf.path.split("/")[0] for leaf in spec.outputs}
     if not names & {"logits", "mean", "tanh_mean"}:
-        raise ModelError(f"the model gives {sorted(names)}, and no logits, mean or tanh_mean to act by")
+        raise ModelError(f"the model gives {sorted(names)}, expected logits, mean or tanh_mean")
     wrapped, prefix = module, ""
     # Not for a recurrent model: its outputs share most of their computation, and `_Acting` declares no memory.
     if spec.state is None and names & set(_NOT_FOR_ACTING):

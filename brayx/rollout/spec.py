@@ -143,7 +143,7 @@ def counts_that_fit(spec: RolloutSpec) -> list[int]:
 
 
 def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
-    """Makes one environment, acts in it once and closes it, so that what cannot work is told before anything starts.
+    """Makes one environment, acts in it once and closes it, so that errors are reported before anything starts.
 
     Returns:
         The kind of its actions, as `ActionSpec` names it, and a batch of it: columns of one transition.
@@ -164,7 +164,7 @@ def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
 
 @contextlib.contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Adds to an error who it happened to; what an environment raised becomes `EnvironmentFailed`."""
+    """Prefixes errors with ``who``; an environment's exception becomes `EnvironmentFailed`."""
     try:
         yield
     except BrayxError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LINEAGE_TAG = "brayx.lineage"
-"""Of a run: what its weights come from, the nearest first."""
+"""Tag of a run: the origins of its weights, the nearest first."""
 
 _ORIGIN = re.compile(r"([^;]+) version (\d+) step (\d+)(?:; |$)")
 

@@ -28,7 +28,7 @@ STEP_TAG = "brayx.step"
 """Of a version: the step of the checkpoint that it is."""
 
 CONTENT_TAG = "brayx.content"
-"""Of a version: a digest of its weights. A trial that goes on after a kill may save others at the same step."""
+"""Tag of a version: a digest of its weights. A trial resumed after a kill may save others at the same step."""
 
 CHECKPOINT_TAG = "brayx.checkpoint"
 """Of a version: where and when its checkpoint was saved, by which it is known again without its files."""
@@ -68,15 +68,15 @@ def register(
 ) -> PoolEntry:
     """Puts a checkpoint into the pool as a version of ``model_name`` and points ``alias`` at it.
 
-    Registering the same checkpoint again gives the same version and only moves the alias; one that was replaced by
+    Registering the same checkpoint again returns the same version and only moves the alias; one that was replaced by
     another of its step, with other weights, is another version.
 
     Args:
         trial: where the checkpoint is.
-        checkpoint: what to register; its files are copied, so pruning checkpoints never touches the pool.
+        checkpoint: the checkpoint; its files are copied, so that deleting checkpoints never affects the pool.
         model_name: name of the registered model, created if absent.
         alias: moved to this version; None moves none.
-        tags: facts to write on the version, beside its lineage: where the trial started from another model, ``parent``,
+        tags: further tags of the version, besides its lineage: where the trial started from another model, ``parent``,
             ``parent_version`` and ``parent_step`` name that, and ``lineage`` that and all before it, as `lineage_text`.
         onnx: the model as an ONNX file; with it ``mlflow.onnx.load_model("models:/name@alias")`` works too.
         spec: of its inputs and outputs, which MLflow shows as the version's signature.
@@ -181,7 +181,7 @@ def promote(
     """Points an alias at a version: `set_registered_model_alias`, once it is sure that services can take the version.
 
     Args:
-        reference: as of `find`; without ``version`` it names what is promoted.
+        reference: as of `find`; without ``version`` it names the version.
         uri: tracking URI.
         to: the alias.
         version: instead of the reference's, which names the model alone then.
@@ -196,7 +196,7 @@ def promote(
         TrackingError: the registry failed.
     """
     if not re.fullmatch(r"(?![vV]\d+$|latest$)[A-Za-z][\w-]*", to):
-        raise ConfigError(f"alias {to!r} cannot be one: expected letters, digits, _ and -, but not v1 or latest")
+        raise ConfigError(f"alias {to!r} is invalid: expected letters, digits, _ and -, but not v1 or latest")
     if version is not None:
         name = re.match(r"models:/([^/@]+)", reference)
         reference = f"models:/{name[1]}/{version}" if name else reference
@@ -258,7 +258,7 @@ def local_files(entry: PoolEntry, uri: str) -> Path | None:
     root, path = entry.source, ""
     with telling(f"cannot find the files of version {entry.version} of model {entry.name!r} at {entry.source}"):
         if match := re.fullmatch("runs:/([^/]+)/(.+)", root):
-            # Not by the repository of such URIs, which copies what is local, too.
+            # Not by the repository of such URIs, which also copies local files.
             path = match[2]
             root = client_of(uri).get_run(match[1]).info.artifact_uri
         repository = get_artifact_repository(root, tracking_uri=uri)
@@ -286,7 +286,7 @@ def _content(folder: Path) -> str:
 
 
 def _lineage(trial: Trial) -> dict[str, str]:
-    """The tags of a version that tell what its trial started from."""
+    """The tags of a version with the origin of its trial."""
     kept = trial.tags().get(LINEAGE_TAG, "")
     for parent in origins_in(kept)[:1]:
         numbers = {"parent_version": str(parent.version), "parent_step": str(parent.step)}
@@ -318,8 +318,8 @@ def _no_version(reference: str, name: str, number: str | None, there: list[int])
     """The error of a version ``number`` that is not among those ``there``."""
     if number is None or not there:
         return ModelNotFound(f"model {name!r} has no versions; {_ADVICE}", reference=reference, known=there)
-    told, details = nearest_version(int(number), there)
-    return ModelNotFound(f"model {name!r} has no version {int(number)}, {told}", reference=reference, **details)
+    hint, details = nearest_version(int(number), there)
+    return ModelNotFound(f"model {name!r} has no version {int(number)}, {hint}", reference=reference, **details)
 
 
 def _entry(version: ModelVersion) -> PoolEntry:
@@ -327,7 +327,7 @@ def _entry(version: ModelVersion) -> PoolEntry:
 
 
 def _save_for_mlflow(folder: Path, model: bytes | None, spec: ModelSpec | None) -> None:
-    """Writes what MLflow's own tools read of a version: its signature, and the ONNX model where there is one."""
+    """Writes a version's files for MLflow's own tools: its signature, and the ONNX model if there is one."""
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
@@ -340,7 +340,7 @@ def _save_for_mlflow(folder: Path, model: bytes | None, spec: ModelSpec | None) 
         import onnx
         import onnxruntime
 
-        # Named here, because MLflow would otherwise infer them in a process of its own.
+        # Named here, because MLflow would otherwise infer them in another process.
         requirements = [f"onnx=={onnx.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
         parsed = onnx.load_model_from_string(model)
         mlflow.onnx.save_model(

@@ -1,4 +1,4 @@
-"""Where the books are: the MLflow store of a URI, opened, checked, and its failures told in one line.
+"""The MLflow store of a URI: opens and checks it, and reports its failures in one line.
 
 Knows nothing of trials or models.
 """
@@ -42,10 +42,10 @@ def tracking_uri(where: str | os.PathLike[str] | None = None) -> str:
 
 
 def check_writable(uri: str) -> str:
-    """Makes sure, without MLflow, that a store's folder is there and can be written; a server's is not checked.
+    """Checks, without MLflow, that a store's folder exists and is writable; a server is not checked.
 
     Args:
-        uri: as `tracking_uri` gives it.
+        uri: as of `tracking_uri`.
 
     Returns:
         ``uri``.
@@ -71,7 +71,7 @@ def initialise(uri: str) -> str:
     """Creates or opens the store, once, in the process that starts the job: concurrent first use races on migrations.
 
     Args:
-        uri: as `tracking_uri` gives it.
+        uri: as of `tracking_uri`.
 
     Returns:
         ``uri``.
@@ -99,7 +99,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def import_mlflow() -> None:
-    """Imports MLflow, which takes a second, without its telemetry; who can do that beforehand calls this."""
+    """Imports MLflow without its telemetry. It takes a second; call it in advance where possible."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow.tracking  # noqa: F401
 
@@ -116,7 +116,7 @@ def client_of(uri: str) -> MlflowClient:
 
 @contextlib.contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Turns whatever MLflow, its database or its files raise into a `TrackingError` that begins with ``what``."""
+    """Converts exceptions of MLflow, its database or its files to a `TrackingError` that begins with ``what``."""
     try:
         yield
     except BrayxError:

@@ -1,7 +1,7 @@
 """Trials and their checkpoints: a project is an MLflow experiment, a trial a run in it.
 
-Artifacts lie beside the sqlite file in ``mlartifacts/``, so that a plain ``mlflow ui`` in that folder shows
-everything. Knows nothing of what is inside a checkpoint: to this file it is a folder.
+Artifacts are in ``mlartifacts/`` next to the sqlite file, so that a plain ``mlflow ui`` in that folder shows
+everything. Knows nothing of a checkpoint's contents: it is a folder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Trial:
         run_id: MLflow's id of the run.
         project: name of the experiment.
         name: name of the run.
-        resumed: `open` found the run unfinished and goes on with it.
+        resumed: `open` found the run unfinished and continues it.
     """
 
     uri: str
@@ -86,7 +86,7 @@ class Trial:
 
     @staticmethod
     def open(project: str, name: str, uri: str, *, resume: bool = True) -> Trial:
-        """Starts a trial, or goes on with the newest one of that name if that was interrupted.
+        """Starts a trial, or resumes the newest one of that name if it was interrupted.
 
         Args:
             project: name of the experiment, created if absent.
@@ -96,7 +96,7 @@ class Trial:
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
-            TrackingError: the store failed; or a living process of this machine has the trial at work.
+            TrackingError: the store failed; or a running process of this machine has the trial.
         """
         for what, text in (("project", project), ("trial", name)):
             if not _NAME.fullmatch(text):
@@ -173,7 +173,7 @@ class Trial:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Writes options, nested ones with dotted names.
 
-        MLflow's params never change. An option that a resumed trial has otherwise is written beside the first as
+        MLflow's params never change. An option that changes in a resumed trial is written in addition, as
         ``name:2`` (``:3``, ...), so the books show both.
         """
         from mlflow.entities import Param
@@ -219,8 +219,8 @@ class Trial:
     def replace_files(self, folder: str | os.PathLike[str], names: Sequence[str], artifact_path: str) -> None:
         """Makes some files of a folder all that is below ``artifact_path``.
 
-        What was there goes first, and ``names`` are written in their order: whoever comes to the last has them all. A
-        store that deletes nothing has them beside what it had of other names, which is logged.
+        Deletes old files first, and writes ``names`` in order, so that a reader who finds the last one finds all. In a
+        store without deletion old files of other names stay, which is logged.
 
         Args:
             folder: where the files are.
@@ -235,9 +235,7 @@ class Trial:
                 except Exception as error:
                     why = first_line(error)
                 if client_of(self.uri).list_artifacts(self.run_id, artifact_path):
-                    log.warning(
-                        "%s of trial %r is written over what the store has there: %s", artifact_path, self.name, why
-                    )
+                    log.warning("%s of trial %r overwrites what the store has there: %s", artifact_path, self.name, why)
             for name in names:
                 below = PurePosixPath(artifact_path, name).parent.as_posix()
                 client_of(self.uri).log_artifact(self.run_id, os.fspath(Path(folder, name)), below)
@@ -269,7 +267,7 @@ class Trial:
             try:
                 client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", _record(checkpoint))
             except Exception:
-                with contextlib.suppress(Exception):  # nobody would ever delete it: the disk may be full of these soon
+                with contextlib.suppress(Exception):  # no one else deletes it, and the disk may fill up
                     if path not in [checkpoint.artifact_path for checkpoint in self.checkpoints()]:
                         self._delete_artifacts(path)
                 raise
@@ -286,7 +284,7 @@ class Trial:
         return sorted(found, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
 
     def latest_checkpoint(self) -> Path | None:
-        """Local folder of the newest checkpoint whose files are all there; None before the first.
+        """Local folder of the newest complete checkpoint; None before the first.
 
         Raises:
             TrackingError: there are checkpoints, and none can be read; the newest one's reason.
@@ -296,7 +294,7 @@ class Trial:
             try:
                 return self.local(checkpoint)
             except TrackingError as error:
-                log.warning("a checkpoint is passed over: %s", error)
+                log.warning("a checkpoint is skipped: %s", error)
                 newest_error = newest_error or error
         if newest_error is not None:
             raise newest_error
@@ -315,7 +313,7 @@ class Trial:
             if checkpoint.step in keep or (best and checkpoint.step == best.step):
                 continue
             with telling(f"cannot delete a checkpoint of trial {self.name!r}"):
-                # The tag first: a kill between the two leaves files nobody reads, not a checkpoint without files.
+                # The tag first: a kill between the two leaves unused files, not a checkpoint without files.
                 client_of(self.uri).delete_tag(self.run_id, f"{_CHECKPOINT_TAG}{checkpoint.step:012d}")
                 self._delete_artifacts(checkpoint.artifact_path)
 
@@ -327,7 +325,7 @@ class Trial:
         """
         what = f"cannot read checkpoint {checkpoint.step} of trial {self.name!r}"
         with telling(what):
-            # Not by the client, which copies what is local, too: into a temporary folder that nobody removes.
+            # Not by the client, which also copies local files, to a temporary folder that it never removes.
             folder = Path(self._artifacts().download_artifacts(checkpoint.artifact_path))
             there = _count_files(folder)
         if there < checkpoint.files:
@@ -382,7 +380,7 @@ def _owner(pid: int) -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, as its system tells; empty: it has ended; ``?``: it lives and nothing tells."""
+    """Start time of a process from its system; empty: it has ended; ``?``: it runs, but the time is unknown."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
@@ -399,14 +397,14 @@ def _started(pid: int) -> str:
 
 
 def _refuse_if_owned(name: str, run_id: str, owner: str) -> None:
-    """Raises `TrackingError` when another living process of this machine has the run at work."""
+    """Raises `TrackingError` if another running process of this machine has the run."""
     host, _, process = owner.partition(":")
     pid = process.partition(":")[0]
     if not pid.isdigit() or host != socket.gethostname() or int(pid) == os.getpid():
         return
     if _started(int(pid)) and _owner(int(pid)) == owner:
         raise TrackingError(
-            f"trial {name!r} (run {run_id}) is at work in process {pid}: stop that, or name another trial",
+            f"trial {name!r} (run {run_id}) is running in process {pid}: stop that, or name another trial",
             pid=int(pid),
             run_id=run_id,
         )

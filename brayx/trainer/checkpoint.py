@@ -3,7 +3,7 @@
 ``weights.npz`` alone is what acting needs: the module's weights, and how observations are normalised
 (`brayx.engines.scaling`). ``samples.npz`` holds observations that were learned from, for whoever calibrates or checks a
 copy of the model. ``normaliser.npz`` holds the moments that observations and rewards are normalised with, where they
-are. ``trainer.pt`` holds the optimiser, what the algorithm has learned beside it and the state of the random
+are. ``trainer.pt`` holds the optimiser, the algorithm's own state and the state of the random
 generators, as tensors and plain numbers only, so it is read with ``weights_only=True`` and no code in it can run.
 ``meta.json`` holds the counters and whatever the job wants to say of itself. Knows nothing of where folders are kept.
 """
@@ -83,15 +83,15 @@ def save(
         module: whose weights are saved.
         optimizer: whose state is saved.
         counters: how far training has come.
-        about: JSON values for ``meta.json``, beside the counters.
+        about: JSON values for ``meta.json``, in addition to the counters.
         samples: observations by leaf, ``[N, ...]``; none: no such file.
         algorithm: whose own state is saved.
         normaliser: whose moments are saved; None: no such file.
-        observed: leaves of the observation that the module takes; of those acting is told how they are normalised.
+        observed: leaves of the observation that the module takes; their normalisation is saved for acting.
 
     Raises:
         TrackingError: it cannot be written, as on a full disk.
-        BadWeights: a weight is NaN or infinite: nobody could go on from there.
+        BadWeights: a weight is NaN or infinite, so training could not resume from it.
     """
     check_finite(module_weights(module))
     try:
@@ -180,7 +180,7 @@ def restore(
 
     Raises:
         TrackingError: the folder is not a whole checkpoint.
-        BadWeights: its weights do not fit the module; or they, or moments that are asked for, are not there.
+        BadWeights: its weights do not fit the module; or they, or required moments, are missing.
     """
     try:
         weights = learned(load_weights(folder / "weights.npz"))

@@ -41,7 +41,7 @@ Report = Callable[[Look, Path], None]
 
 
 class Work(Protocol):
-    """Trains one trial from start to end. Must pickle: it runs in a process of its own."""
+    """Trains one trial from start to end. Must pickle: it runs in another process."""
 
     def __call__(self, number: int, options: Options, report: Report, begun: Path | None) -> None:
         """Trains.
@@ -50,7 +50,7 @@ class Work(Protocol):
             number: of the trial.
             options: of this trial.
             report: called at each look and once, with ``over``, at the end.
-            begun: folder of a checkpoint to go on from; None: from the start.
+            begun: folder of the checkpoint to start from; None: from scratch.
         """
         ...
 
@@ -93,7 +93,7 @@ class Asha:
 class Population:
     """Population-based training (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846).
 
-    All trials run side by side. At each look a trial of the worst quarter goes on as a copy of one of the best quarter,
+    All trials run at once. At each comparison a trial of the worst quarter becomes a copy of one of the best quarter,
     drawn at random.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""How good the model is on what it does not learn from: losses on evaluation buffers, and what the user measures.
+"""Evaluation during training: losses on evaluation buffers, and the user's own measurements.
 
-Losses are measured by one update of a copy, at learning rate 0, that nobody looks at afterwards: so every algorithm
-can be evaluated as it is, and nothing of it is written twice. Knows nothing of where batches come from.
+Losses come from one update of a discarded copy at learning rate 0, so that no algorithm needs separate code for
+evaluation. Knows nothing of where batches come from.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Evaluation:
 
     Args:
         config: options.
-        module: that learns.
-        prepare: makes a batch ready; it has no hook.
-        streams: of evaluation batches, by buffer. Each is read by a thread, as far as it is looked at.
-        hooks: the user's.
+        module: the module that learns.
+        prepare: prepares a batch, without a hook.
+        streams: evaluation batches, by buffer. A thread reads each, no further than needed.
+        hooks: the user's hooks.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Evaluation:
         self._stack.close()
 
     def due(self, updates: int) -> bool:
-        """Whether there is something to measure after so many updates."""
+        """Whether an evaluation is due after this many updates."""
         asked = bool(self._streams) or self._hooks.evaluate is not None
         return asked and updates % self._config.eval_interval == 0
 
@@ -70,7 +70,7 @@ class Evaluation:
         """Numbers by metric and label: ``eval/NAME``, labelled by buffer when there are several.
 
         Args:
-            algorithm: whose own state is taken, as it is.
+            algorithm: its state is copied.
             progress: as for `Algorithm.update`.
             step: transitions learned from.
 

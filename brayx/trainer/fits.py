@@ -1,6 +1,6 @@
-"""Whether a model gives what an algorithm learns from: run once on its own example, before anything starts.
+"""Checks a model's outputs against what the algorithm needs, before training starts.
 
-Knows nothing of where it will learn.
+It runs the model once on its own example. Knows nothing of hosts.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from brayx.types import NestedArray, flatten
 def built_to_learn(
     config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]
 ) -> tuple[nn.Module, tuple[Any, ...], ModelSpec]:
-    """Module, example arguments and what it gives for them, by the user's ``build_model``.
+    """Module, example arguments and the outputs for them, of the user's ``build_model``.
 
     Args:
-        config: options of the trainer that is to learn it.
+        config: options of the trainer.
         model: name of the component.
         module: import path of ``build_model``.
-        folder: looked in first.
+        folder: searched first.
         job: the whole job as plain dicts.
 
     Raises:
-        ConfigError: names what is wrong with it.
-        ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
+        ConfigError: the module is missing or wrong.
+        ModelError: it raised, lacks an output that the algorithm needs, or fails on its own example.
     """
     built, forward_args = build_model(folder, module, model, dict(job))
     given = check_model(config.algorithm, built, forward_args, name=model)
@@ -51,12 +51,12 @@ def built_to_learn(
 def layout_of(
     config: TrainerConfig, model: str, module: str, folder: str, job: Mapping[str, Any]
 ) -> tuple[Layout, set[str]]:
-    """The layout of what a model observes and does, and the keys of what its memory held, ``state/...``, that batches
-    must have beside; arguments and errors as `built_to_learn`."""
+    """The layout of a model's observations and actions, and the keys of its memory, ``state/...``, that batches must
+    have; arguments and errors as `built_to_learn`."""
     built, forward_args, given = built_to_learn(config, model, module, folder, job)
-    at = state_argument(built)  # what a memory held comes beside the observation
+    at = state_argument(built)  # a stored memory is a separate field of a batch
     hooks = load_hooks(config.hooks, folder) if config.hooks else Hooks()
-    own = hooks.handle is None  # that may make the model's actions of others, and a memory's state of what it is given
+    own = hooks.handle is None  # a hook may convert actions and states
     layout = Layout.of_model(
         tuple(arg for index, arg in enumerate(forward_args) if index != at), actions_of(given) if own else None
     )
@@ -71,31 +71,31 @@ def check_model(
     name: str = "model",
     state: np.ndarray | None = None,
 ) -> ModelSpec:
-    """Refuses a model that an algorithm cannot learn, by what it gives for its example.
+    """Refuses a model that an algorithm cannot learn, by its outputs for its example.
 
     Args:
         algorithm: options.
-        module: left as it is, like the random generators.
+        module: not changed, nor are the random generators.
         forward_args: example arguments, batch axis first.
-        name: of the model, for messages.
-        state: one state of the game, without batch axis, where the algorithm has a value of those; None: not known.
+        name: name of the model, for messages.
+        state: one state of the game, without batch axis, if the algorithm has a value of states; None: not known.
 
     Returns:
-        What the model takes and gives.
+        The model's inputs and outputs.
 
     Raises:
-        ModelError: it fails on its example, or gives something else; names what, and what was expected.
+        ModelError: it fails on its example, or has other outputs; names the output, and what was expected.
     """
     with torch.random.fork_rng(devices=[]):
-        # A copy, as running it may change it; in the mode it learns in, which may give more than acting takes.
+        # A copy, since running may change it; in training mode, which may have more outputs than acting.
         tried = copy.deepcopy(module).cpu()
         given = describe(tried, forward_args)
         shapes = {leaf.path: ["N", *map(str, leaf.shape)] for leaf in given.outputs}
-        told = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
+        shown = {path: f"{path} [{', '.join(shape)}]" for path, shape in shapes.items()}
         try:
-            check_outputs(algorithm, told, recurrent=given.state is not None)
+            check_outputs(algorithm, shown, recurrent=given.state is not None)
         except ConfigError as error:
-            gave = ", ".join(told.values())
+            gave = ", ".join(shown.values())
             raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error
         try:
             check_critic(algorithm, tried, _critic_args(algorithm, given, forward_args, state))
@@ -112,12 +112,12 @@ def check_model(
     for path, shape in shapes.items():
         expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
         if len(shape) != rank:
-            raise ModelError(f"model {name!r} gave {told[path]}, expected {path} {expected}", output=path)
+            raise ModelError(f"model {name!r} gave {shown[path]}, expected {path} {expected}", output=path)
     return given
 
 
 def actions_of(given: ModelSpec) -> ActionSpec:
-    """The actions of a policy that gives this; `check_model` knows it for one."""
+    """The actions of a policy with these outputs, which `check_model` has accepted."""
     shapes = {leaf.path: leaf.shape for leaf in given.outputs}
     sizes = tuple(shape[-1] for path, shape in shapes.items() if path.split("/")[0] == "logits")
     if "logits" in shapes:
@@ -131,7 +131,7 @@ def actions_of(given: ModelSpec) -> ActionSpec:
 
 
 def _observed(module: nn.Module, forward_args: tuple[NestedArray, ...]) -> set[str]:
-    """Keys that a learner batch has of what the model observes."""
+    """Keys of a learner batch for the model's observation."""
     at = state_argument(module)
     return set(Layout.of_model(tuple(arg for index, arg in enumerate(forward_args) if index != at)).obs)
 
@@ -139,7 +139,7 @@ def _observed(module: nn.Module, forward_args: tuple[NestedArray, ...]) -> set[s
 def _critic_args(
     algorithm: AlgorithmConfig, given: ModelSpec, forward_args: tuple[NestedArray, ...], state: np.ndarray | None
 ) -> tuple[Any, ...] | None:
-    """Two examples of what the critic is called with; None: not known."""
+    """Two examples of the critic's arguments; None: not known."""
     found: list[Any] = []
     for argument in algorithm.critic.takes if algorithm.critic is not None else ():
         if argument == "obs":

@@ -1,4 +1,4 @@
-"""The user's own part of training: a module with any of ``handle``, ``loss`` and ``evaluate``, checked beforehand.
+"""Hooks of the user's own in training: a module with any of ``handle``, ``loss`` and ``evaluate``, checked beforehand.
 
     def handle(batch):              # arrays [B, T + 1, ...], perhaps read only: gives the batch to learn from
         return {**batch, "reward": batch["reward"].clip(-1, 1)}
@@ -31,21 +31,20 @@ from brayx.errors import BrayxError, ConfigError, ModelError, first_line
 from brayx.replay.packing import Batch
 
 TAKES = {"handle": ("batch",), "loss": ("outputs", "obs"), "evaluate": ("model", "step")}
-"""What each hook is called with."""
+"""Arguments of each hook."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the user adds; None: nothing.
+    """The user's hooks; None: no such hook.
 
     Attributes:
-        handle: ``(batch)``: a learner batch of NumPy arrays; gives the one to learn from. Called by one thread.
-        loss: ``(outputs, obs)``: what the module gave and what it was given, ``[N, ...]``, of the steps of one
-            gradient, those that a mask leaves out included; of a module with a memory sequences ``[T, N, ...]``, and
-            its state among the arguments. Not of demonstrations beside play, only of those that are learned from
-            alone. Gives ``[]``, which is added to the loss.
-        evaluate: ``(model, step)``: the module, not to be changed, in eval mode and without gradients, and the
-            transitions learned from; gives numbers by name.
+        handle: ``(batch)``: takes a learner batch of NumPy arrays; returns the one to learn from. Called by one thread.
+        loss: ``(outputs, obs)``: takes the module's outputs and arguments, ``[N, ...]``, for the steps of one gradient,
+            masked ones included; for a recurrent module sequences ``[T, N, ...]``, with its state among the arguments.
+            Demonstrations are included only if they are learned from alone. Returns ``[]``, which is added to the loss.
+        evaluate: ``(model, step)``: takes the module, not to be changed, in eval mode and without gradients, and the
+            transitions learned from; returns numbers by name.
         name: for messages.
     """
 
@@ -67,7 +66,7 @@ class Hooks:
             raise ConfigError(f"{self.name}.{hook} is no plain function, expected {shown}", attribute=hook)
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # one of C's: it says when it is called
+        except (TypeError, ValueError):  # a function in C: its call reports errors
             return
         try:
             signature.bind(*takes)
@@ -75,10 +74,10 @@ class Hooks:
             raise ConfigError(f"{self.name}.{hook} takes {signature}, expected {shown}", attribute=hook) from None
 
     def handled(self, batch: Batch) -> Batch:
-        """What `handle` makes of a batch.
+        """Calls `handle` on a batch.
 
         Raises:
-            ModelError: it raised, or gave no batch.
+            ModelError: it raised, or did not return a batch.
         """
         if self.handle is None:
             return batch
@@ -88,10 +87,10 @@ class Hooks:
         return dict(given)
 
     def evaluated(self, module: nn.Module, step: int) -> dict[str, float]:
-        """What `evaluate` says of the module, which is as it was afterwards, like the random generators.
+        """Calls `evaluate`; restores the module and the random generators afterwards.
 
         Raises:
-            ModelError: it raised, or gave no numbers by name.
+            ModelError: it raised, or did not return numbers by name.
         """
         if self.evaluate is None:
             return {}
@@ -123,10 +122,10 @@ def load_hooks(module: str, folder: str = "") -> Hooks:
 
     Args:
         module: import path.
-        folder: looked in first.
+        folder: searched first.
 
     Raises:
-        ConfigError: no such module, it has no hook, or one of them cannot be called as it will be.
+        ConfigError: no such module, it has no hook, or a hook has other arguments.
     """
     loaded = load_module(module, folder)
     found = {hook: getattr(loaded, hook) for hook in TAKES if hasattr(loaded, hook)}
@@ -139,8 +138,8 @@ class WithLoss(nn.Module):
     """A module that remembers its forwards until a gradient is taken, for the hook's term of the loss.
 
     Args:
-        module: perhaps under DDP; whatever else is asked for is asked of it.
-        hooks: with a ``loss``.
+        module: possibly under DDP; other attributes are delegated to it.
+        hooks: hooks with a ``loss``.
     """
 
     def __init__(self, module: nn.Module, hooks: Hooks) -> None:
@@ -148,7 +147,7 @@ class WithLoss(nn.Module):
         self.module = module
         self._hooks = hooks
         self._seen: list[tuple[Any, Any]] = []
-        # Has the module's declaration and signature, since algorithms look there for a memory.
+        # Keeps the module's declaration and signature, by which algorithms detect a memory.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self.is_recurrent = getattr(inner, "is_recurrent", False)
 
@@ -171,7 +170,7 @@ class WithLoss(nn.Module):
         """The term for the forwards since the last call: their mean; None when there were none.
 
         Raises:
-            ModelError: the hook raised, or gave no scalar.
+            ModelError: the hook raised, or did not return a scalar.
         """
         seen, self._seen = self._seen, []
         terms = [self._hooks._call("loss", outputs, obs) for outputs, obs in seen]

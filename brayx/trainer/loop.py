@@ -1,7 +1,7 @@
-"""The learner: takes batches, updates, publishes, records, saves, until it is time to stop. Reads top to bottom.
+"""The learner's loop: takes batches, updates, publishes, records, saves, stops. Reads top to bottom.
 
-`learn` is the same wherever it runs (`launch.py` says where); what it works with is handed to it. It knows nothing of
-Ray, MLflow or games: batches are an iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a `Keeper`.
+Both hosts run `learn`, and pass it everything it works with. It knows nothing of Ray, MLflow or games: batches are an
+iterator, weights go to a `Publisher`, numbers to `Numbers`, folders to a `Keeper`.
 """
 
 from __future__ import annotations
@@ -40,34 +40,33 @@ from brayx.types import NestedArray, Weights
 Reason = Literal["num_steps", "target_return", "stream_ended"]
 
 RETURN_METRIC = "episode_return.last100"
-"""Mean return of the last games, in what `Numbers.newest` gives."""
+"""Name of the mean return of the last games in `Numbers.newest`."""
 GAMES_METRIC = "games"
 WINDOW_METRIC = "games_in_window"
-"""Games that the mean is of, `WINDOW_GAMES` at most. After a resume they are counted anew, as one lucky game is no
-mean of many."""
+"""Name of the number of games in that mean, at most `WINDOW_GAMES`. A resume starts at 0."""
 _LARGE_REWARD = 1e9
-"""Float32 overflows, or soon will, when losses square the returns of such rewards."""
+"""Float32 overflows when losses square the returns of larger rewards."""
 _LAST_RETURNS_S = 3.0
-"""A training that is over before its games' returns have come in waits this long for them."""
+"""Time to wait at the end for the games' last returns."""
 
 
 class Publisher(Protocol):
-    """Where weights go."""
+    """Publishes weights."""
 
     def publish(self, weights: Weights, step: int) -> int:
-        """Makes ``weights`` the newest and gives their version; raises `BadWeights` when they are not finite."""
+        """Makes ``weights`` the newest and returns their version; raises `BadWeights` if they are not finite."""
         ...
 
 
 class Numbers(Protocol):
-    """Where metrics go, and where the games' returns come from."""
+    """Records metrics, and has the games' returns."""
 
     def add(self, name: str, value: float, *, label: str = "", kind: Kind | None = None, weight: float = 1.0) -> None:
         """Records one sample, as `brayx.metrics.Recorder.add`; never waits."""
         ...
 
     def newest(self) -> Mapping[str, float]:
-        """The trial's newest numbers, a moment old at most; never waits."""
+        """The trial's newest numbers, a fraction of a second old; never waits."""
         ...
 
 
@@ -76,14 +75,14 @@ class Summary:
     """How training ended.
 
     Attributes:
-        reason: ``num_steps``, ``target_return``, or ``stream_ended`` (somebody stopped it).
+        reason: ``num_steps``, ``target_return``, or ``stream_ended`` (it was stopped).
         env_steps: transitions learned from.
         updates: learner batches learned from; those that an algorithm only keeps for later do not count.
         policy_version: newest published.
-        seconds: in the loop, those before a resume included.
-        return_mean: of the last games; NaN when too few were finished.
-        return_games: how many those are.
-        resumed: training went on from a checkpoint.
+        seconds: time in the loop, before a resume included.
+        return_mean: mean return of the last games; NaN if too few were finished.
+        return_games: number of these games.
+        resumed: training started from a checkpoint.
     """
 
     reason: Reason
@@ -120,31 +119,31 @@ def learn(
 
     Args:
         config: options.
-        module: fresh; goes on from the newest checkpoint of ``keeper`` if there is one.
-        forward_args: example arguments of the module; the observation in a batch is laid out as they are.
+        module: new; restored from the newest checkpoint of ``keeper`` if there is one.
+        forward_args: example arguments of the module; observations of a batch get the same layout.
         batches: the stream; its end is a request to stop.
-        took: called once for every batch that is taken from the stream: as many more may be sent.
+        took: called once for every batch taken from the stream, so that another may be sent.
         publisher: makes the publisher, given the newest version that the checkpoint knows.
-        numbers: books of the trial.
+        numbers: metrics of the trial.
         keeper: checkpoints of the trial.
         ranks: None: alone. Only rank 0 publishes, records, evaluates and saves.
         about: JSON values for a checkpoint's ``meta.json``.
-        hooks: the user's own part.
-        normaliser: whose moments checkpoints hold, and published weights: who acts outside rollouts needs them.
+        hooks: the user's hooks.
+        normaliser: its moments go into checkpoints, and into published weights for acting outside of rollouts.
         feedback: given a batch's ``index`` and the new priorities of its columns, ``[B]`` each.
-        eval_batches: streams of batches that are measured and not learned from, by buffer.
-        due: asked after each update but the last: whether a checkpoint is saved now, beside those in their turn.
-        progress: asked for each batch: how far training has come before it, 0 to 1, where the stream ends it and not
-            ``num_steps``; None: the share of those that were learned from.
-        resumed: told by a training that goes on from a checkpoint how many learner batches all ranks had learned from,
-            before the first is asked for.
+        eval_batches: streams of batches to evaluate, by buffer.
+        due: called after each update but the last; True saves an extra checkpoint.
+        progress: called before each batch; returns the training's progress, 0 to 1, if the stream ends it and not
+            ``num_steps``. None: the share of ``num_steps`` learned from.
+        resumed: called when training resumes, before its first batch, with the number of learner batches that all
+            ranks had learned from.
 
     Raises:
         Diverged, BadWeights: a loss or a weight is NaN or infinite; the last checkpoint is from before.
-        TrackingError: the last checkpoint could not be saved. One before that is only counted and logged: the next
-            interval tries again.
+        TrackingError: the last checkpoint could not be saved. An earlier failure is counted and logged, and the
+            next interval tries again.
         ConfigError: batches do not have the observation that the module takes.
-        ModelError: a hook failed, or a batch or the module's outputs are not what the algorithm takes.
+        ModelError: a hook failed, or a batch or the module's outputs do not fit the algorithm.
     """
     ranks, hooks = ranks or Alone(), hooks or Hooks()
     paths = list(observed(module, forward_args))
@@ -193,7 +192,7 @@ def learn(
         write,
         counters,
         config.checkpoint_interval_s,
-        {} if about is None else about,  # it may be empty now and fill as training goes on
+        {} if about is None else about,  # not a copy: it may fill during training
         failed=lambda: numbers.add("checkpoints_failed", 1),
         every=config.checkpoint_interval,
     )
@@ -205,7 +204,7 @@ def learn(
     score: Score | None = None
     began = time.monotonic() - counters.seconds
     with (
-        Services(recorder=numbers).use(),  # type: ignore[arg-type]  # hooks need no more of it than `add`
+        Services(recorder=numbers).use(),  # type: ignore[arg-type]  # hooks only use `add`
         Evaluation(config, module, Prepare(forward_args, ranks.device, state_at=at), to_evaluate, hooks) as evaluation,
         Prefetch(batches, prepare, config.prefetch) as stream,
     ):
@@ -214,8 +213,8 @@ def learn(
             asked = time.time()
             ready = next(stream, None)
             if ready is not None:
-                took()  # before the ranks wait for each other: another's batch may only come when this one was taken
-            # A rank whose stream has ended must say so before the others wait for its gradients.
+                took()  # before the ranks wait for each other: another rank's batch may wait for this call
+            # A rank whose stream has ended must announce it before the others wait for its gradients.
             _, over = agree(ranks, 0, ready is None)
             if ready is None or over:
                 reason = "stream_ended"
@@ -234,7 +233,7 @@ def learn(
                 raise ModelError(failure(config.algorithm, error)) from error
             _refuse_divergence(measured, ready, module, counters.updates)
             learned = 0
-            if algorithm.learned:  # else nothing has changed, and nothing of it counts
+            if algorithm.learned:  # otherwise the algorithm only kept the batch
                 counters.updates += 1
                 learned_from = ready.batch
                 learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
@@ -272,7 +271,7 @@ def learn(
                 waiting_since = time.monotonic()
     if publish is not None:
         counters.seconds = time.monotonic() - began
-        if counters.updates != published_at:  # new weights would have who waits for them collect once more
+        if counters.updates != published_at:  # new weights would make waiting workers collect once more
             counters.policy_version = publish.publish(acting(), counters.env_steps)
         deadline = time.monotonic() + _LAST_RETURNS_S
         while reason == "num_steps" and score is None and time.monotonic() < deadline:
@@ -292,10 +291,10 @@ def learn(
 
 
 def record_waiting(numbers: Numbers, ready: Ready, asked: float, came: float, waited_s: float, total_s: float) -> None:
-    """How much of an update's time was spent waiting, and how much of that although the buffer had a batch.
+    """Records the share of an update's time spent waiting, and the share spent although the buffer had a batch.
 
     Weighted by the time, so that the means over many updates are shares of their whole time. ``asked`` and ``came`` are
-    Unix times, as is when the buffer could have given the batch.
+    Unix times, as is the time at which the batch became ready.
     """
     total_s = max(total_s, 1e-9)
     numbers.add("learner_wait_fraction", min(waited_s / total_s, 1.0), weight=total_s)
@@ -306,7 +305,7 @@ def record_waiting(numbers: Numbers, ready: Ready, asked: float, came: float, wa
 
 
 def _refuse_divergence(measured: Mapping[str, float], ready: Ready, module: nn.Module, updates: int) -> None:
-    """Raises `Diverged` when a loss is not finite; says what else is not, since one of that is why."""
+    """Raises `Diverged` if a loss is not finite; names other values that are not, as possible causes."""
     losses = {name: value for name, value in measured.items() if name == "loss" or name.endswith("_loss")}
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if not bad:

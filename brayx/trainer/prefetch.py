@@ -1,7 +1,7 @@
-"""From the stream to tensors: the learner's next batch, made ready by the learner itself or ahead of it by a thread.
+"""From the stream to tensors: prepares the learner's next batch, on demand or ahead in a thread.
 
-`Prepare` turns a batch into tensors on the device, laid out as the module takes them. `Prefetch` iterates over what is
-ready. Knows nothing of learning, nor of where batches come from.
+`Prepare` turns a batch into tensors on the device, in the module's layout. `Prefetch` iterates over prepared batches.
+Knows nothing of learning, nor of where batches come from.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Ready:
     """A batch to learn from.
 
     Attributes:
-        batch: as it came, NumPy; perhaps read only.
-        tensors: the same on the device, with nests under ``obs``.
-        ready_at_s: Unix time since when the buffer could have given it; None: it does not say.
-        prepare_s: that the learner itself spent on making it ready.
-        copied: on a GPU's side stream: when the tensors are there.
+        batch: NumPy arrays, possibly read only.
+        tensors: the same as tensors on the device, with nests under ``obs``.
+        ready_at_s: Unix time at which it became ready in the buffer; None: unknown.
+        prepare_s: seconds that the learner itself spent on preparing it.
+        copied: event of the copy on a GPU's side stream.
     """
 
     batch: Batch
@@ -49,15 +49,15 @@ class Ready:
 
 
 class Prepare:
-    """Makes batches ready.
+    """Prepares batches.
 
     Args:
-        forward_args: example arguments of the module; the observation in a batch is laid out as they are.
-        state_at: which of them is a recurrent module's state, laid out so too; None: there is none.
-        device: where tensors go.
-        handle: what the user wants done to each batch first; gives the batch to learn from.
-        aside: copy to a GPU on a stream of its own, from pinned memory. Whoever takes the batch waits for that with
-            `settle`. On the CPU nothing is copied but what NumPy says is read only.
+        forward_args: example arguments of the module; observations of a batch get the same layout.
+        state_at: index of a recurrent module's state among them; None: there is none.
+        device: device of the tensors.
+        handle: the user's hook, which returns the batch to learn from.
+        aside: copy to a GPU on a separate stream, from pinned memory; `settle` waits for it. On the CPU only read-only
+            arrays are copied.
 
     Raises:
         ConfigError: at a call: the batch does not have the observation that the module takes.
@@ -72,7 +72,7 @@ class Prepare:
         state_at: int | None = None,
     ) -> None:
         observed = tuple(arg for index, arg in enumerate(forward_args) if index != state_at)
-        # A tuple is several arguments, also if there is but one, which may be a tuple itself.
+        # A tuple is several arguments, even if there is only one, which may be a tuple itself.
         self._obs_of = _laid_out("obs", observed[0] if len(observed) == 1 else observed)
         self._one = len(observed) == 1
         self._state_of = None if state_at is None else _laid_out("state", forward_args[state_at])
@@ -81,7 +81,7 @@ class Prepare:
         self._side: Any = torch.cuda.Stream(device) if aside and device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Batch) -> Ready:
-        """The batch as tensors; takes `READY_KEY` out of it."""
+        """The batch as tensors; removes `READY_KEY` from it."""
         ready_at = batch.get(READY_KEY)
         batch = {key: array for key, array in batch.items() if key != READY_KEY}
         if self._handle is not None:
@@ -104,7 +104,7 @@ class Prepare:
 
 
 def settle(ready: Ready) -> Ready:
-    """Makes the current stream wait for the copy on the side one, and own what was copied."""
+    """Makes the current stream wait for the copy on the side stream, and own the copied tensors."""
     if ready.copied is not None:
         current = torch.cuda.current_stream()
         current.wait_event(ready.copied)
@@ -115,13 +115,13 @@ def settle(ready: Ready) -> Ready:
 
 
 class Prefetch:
-    """What is ready, in the order of the stream. Use it in a ``with``, which ends its thread.
+    """An iterator of prepared batches in the order of the stream. A context manager, which ends its thread.
 
     Args:
         batches: the stream.
-        prepare: makes a batch ready.
-        depth: batches taken from the stream ahead of the learner, at most; each ages the data by an update. 0: none,
-            no thread, and each batch is made ready when it is asked for.
+        prepare: prepares a batch.
+        depth: maximum batches taken from the stream in advance; each ages the data by an update. 0: no thread, each
+            batch is prepared on demand.
     """
 
     def __init__(self, batches: Iterator[Batch], prepare: Callable[[Batch], Ready], depth: int = 0) -> None:
@@ -132,7 +132,7 @@ class Prefetch:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         if depth:
-            context = contextvars.copy_context()  # hooks find where to record
+            context = contextvars.copy_context()  # hooks find the recorder in it
             self._thread = threading.Thread(target=context.run, args=(self._work,), name="brayx-prefetch", daemon=True)
             self._thread.start()
 
@@ -140,7 +140,7 @@ class Prefetch:
         return self
 
     def __next__(self) -> Ready:
-        """Waits for the next batch; raises what the stream or making ready raised."""
+        """Waits for the next batch; raises exceptions of the stream or of `Prepare`."""
         if self._thread is None:
             batch = next(self._batches)
             began = time.monotonic()
@@ -155,7 +155,7 @@ class Prefetch:
                     raise StopIteration from None
 
     def poll(self) -> Ready | None:
-        """The next batch if it is there already; needs a depth. None, too, once the stream has ended."""
+        """The next batch if it is ready; needs a depth. None also once the stream has ended."""
         try:
             return self._given(self._ready.get_nowait())
         except (queue.Empty, StopIteration):
@@ -165,7 +165,7 @@ class Prefetch:
         if isinstance(item, Ready):
             self._room.release()
             return settle(item)
-        self._ready.put(item)  # whoever asks again is told again
+        self._ready.put(item)  # later calls get it again
         if item is None:
             raise StopIteration
         raise item
@@ -180,7 +180,7 @@ class Prefetch:
                     break
                 self._ready.put(self._prepare(batch))
             self._ready.put(None)
-        except BaseException as error:  # told where it is asked for
+        except BaseException as error:  # raised in `__next__`
             self._ready.put(error)
         finally:
             if self._stopped.is_set():
@@ -192,20 +192,20 @@ class Prefetch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the thread. One that waits for a batch ends, and closes the stream, when that gives or ends."""
+        """Ends the thread. If it waits for a batch, it ends, and closes the stream, after that batch."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
 
 def close(batches: Iterator[Batch]) -> None:
-    """Closes a stream that is a generator, unless a prefetching thread is in it, which closes it when it comes out."""
+    """Closes a generator, unless a prefetching thread is running it, which then closes it later."""
     with contextlib.suppress(ValueError):  # "generator already executing"
         getattr(batches, "close", lambda: None)()
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """Shares memory, unless the array is read only, as blocks of the object store are."""
+    """A tensor that shares memory, unless the array is read only, like blocks of Ray's object store."""
     return torch.from_numpy(array if array.flags.writeable else np.array(array))
 
 

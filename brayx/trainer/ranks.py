@@ -48,7 +48,7 @@ class Alone:
     def __init__(self, use_gpu: bool = False) -> None:
         if use_gpu:
             if not torch.cuda.is_available():
-                raise ConfigError("trainer.use_gpu is true, and torch finds no GPU here", key="use_gpu")
+                raise ConfigError("trainer.use_gpu is true, but torch finds no GPU here", key="use_gpu")
             self.device = torch.device("cuda")
 
     def wrap(self, module: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
-"""When a checkpoint is saved and what becomes of one that cannot be: the old one stays, and training goes on.
+"""The schedule of checkpoints. If one cannot be saved, the old one stays and training continues.
 
-`checkpoint` says what is in one, a `Keeper` where it goes.
+`checkpoint` has the contents, a `Keeper` the destination.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from brayx.trainer.checkpoint import Counters
 log = logging.getLogger(__name__)
 
 _BETTER_BY = 0.05
-"""A checkpoint out of turn needs a return this share better than the best saved so far,"""
+"""An early checkpoint needs a return this share better than the best saved so far,"""
 _BETTER_AFTER_S = 2.0
 """and this long since the last, because saving holds up learning."""
 _SAMPLES = 256
@@ -30,14 +30,14 @@ _SAMPLES = 256
 
 
 class Score(NamedTuple):
-    """A policy's mean return over its last games, and how many those are."""
+    """A policy's mean return over its last games, and the number of games."""
 
     mean: float
     games: int
 
 
 class Keeper(Protocol):
-    """Where checkpoint folders are kept."""
+    """Keeps checkpoint folders."""
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """Copies ``folder``; drops checkpoints that are neither new nor the best."""
@@ -49,16 +49,16 @@ class Keeper(Protocol):
 
 
 class Saver:
-    """Saves checkpoints in their turn, and better ones out of it.
+    """Saves checkpoints at intervals, and better ones early.
 
     Args:
-        keeper: where they go.
-        write: writes one into an empty folder, given JSON values for its ``meta.json``.
-        counters: how far training has come; the best return is kept there.
+        keeper: keeps them.
+        write: writes one into an empty folder; takes JSON values for its ``meta.json``.
+        counters: the training's counters, with the best return.
         interval_s: seconds between two.
-        every: updates between two, beside that; None: only the seconds count.
+        every: also save after this many updates; None: only the seconds count.
         about: JSON values for ``meta.json``.
-        failed: called for each that could not be saved in its turn.
+        failed: called for each checkpoint that could not be saved.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Saver:
             score: None: too few games have been finished.
 
         Raises:
-            TrackingError, OSError: it cannot be written or kept; those before are as they were.
+            TrackingError, OSError: it cannot be written or kept; earlier ones stay.
         """
         counters, best = self._counters, self._counters.best_return
         if score is not None:
@@ -103,8 +103,9 @@ class Saver:
             raise
 
     def save_in_turn(self, score: Score | None, *, due: bool = False) -> None:
-        """Saves one if it is time, if the return has grown, or if somebody says that it is ``due``; one that fails is
-        counted, and logged once in a row."""
+        """Saves one if it is time, if the return has grown, or if ``due``. A failure is counted,
+        and the first of several in a row is logged.
+        """
         age_s = time.monotonic() - self._saved_at
         best = self._counters.best_return
         better = score is not None and (best is None or score.mean > best + _BETTER_BY * abs(best))
@@ -118,7 +119,7 @@ class Saver:
             self._failed()
             if not self._failing:
                 steps = self._counters.env_steps
-                log.warning("no checkpoint at %d steps, training goes on: %s", steps, error)
+                log.warning("no checkpoint at %d steps, training continues: %s", steps, error)
             self._failing = True
         self._saved_at = time.monotonic()
 

@@ -1,19 +1,19 @@
-// Closed-loop load on a door: a number of sessions, each with one tick under way at a time. Linux only (epoll).
+// Closed-loop load on a door: sessions with one tick in flight each. Linux only (epoll).
 //
 //     g++ -std=c++17 -O2 clients/cpp/load.cpp -o load
 //     ./load --url tcp://127.0.0.1:8101 --sessions 16 --seconds 2
 //
-// What benchmarks/load.py is, at a small part of its cost, because the load and the server share the machine: requests
-// are written once and patched, replies are looked at for their status and length, and for their content where asked.
-// Prints one JSON document; its figures mean what benchmarks/load.py's do. It uses none of the client's headers.
+// The same as benchmarks/load.py at a fraction of its cost, because the load and the server share the machine: requests
+// are written once and patched; replies are checked for status and length, and with --check for content. Prints one
+// JSON document with the figures of benchmarks/load.py. It uses none of the client's headers.
 //
 //   --url        tcp://host:port, http://host:port/prefix (POST /step) or ws://host:port/prefix (bare messages)
-//   --sessions   how many
-//   --connections  how many of them; over tcp alone fewer than sessions, which then share them
-//   --seconds    what is counted, after a warm-up
+//   --sessions   number of sessions
+//   --connections  number of connections; with tcp, sessions may share connections
+//   --seconds    length of the measurement, after a warm-up
 //   --body       echo (256 bytes, and the reply must be as long), cartpole (JSON) or image (64x64x3 bytes); of these
 //                two the reply must not be an error
-//   --check      of an echo: each tick has a body of its own, and the reply must equal it
+//   --check      with echo: each tick has a different body, and the reply must equal it
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -119,7 +119,7 @@ class Load {
         close(epoll_);
     }
 
-    // Plays, and prints what came of it. Whether all went well.
+    // Plays and prints the result; returns whether all went well.
     bool run() {
         connect_all();
         heard_ = Clock::now();
@@ -224,7 +224,7 @@ class Load {
         }
     }
 
-    // Takes every reply that one receive brings, so that the ticks they set off leave in one send.
+    // Handles all replies of one receive, so that the next ticks leave in one send.
     void read(Connection& connection) {
         std::vector<char>& in = connection.in;
         if (connection.to == in.size()) {
@@ -285,7 +285,7 @@ class Load {
 
     void start(Connection& connection, std::size_t index) {
         Session& session = connection.sessions[index];
-        // The time of a frame says which session of the connection it is of, and which of its requests.
+        // The frame's time field has the session of the connection and the number of the request.
         session.number = 0;
         if (plan_.door == Door::websocket) {
             session.tick = frame(2, plan_.body);
@@ -332,7 +332,7 @@ class Load {
         connection.descriptor = -1;
     }
 
-    // What a reply leads to. A session with an error is over: the door has ended it, or nothing more can be trusted.
+    // Handles a reply. An error ends the session: the door has ended it, or its state is unknown.
     void answered(Connection& connection, std::size_t index, std::string_view body, bool good) {
         Session& session = connection.sessions[index];
         if (session.phase == Phase::done) fail("a reply came for a session that is over");
@@ -350,7 +350,7 @@ class Load {
         switch (phase) {
             case Phase::starting:
                 session.phase = Phase::ticking;
-                // Random in one half, and the number of the tick in the other: a reply of another tick shows.
+                // One half random, the other the number of the tick, so that a reply of another tick is detected.
                 if (plan_.check) write_number(&session.tick[session.body_at], seed_ + (++made_ << 32));
                 started();
                 tick(connection, index);
@@ -379,7 +379,7 @@ class Load {
         return !plan_.check || std::memcmp(body.data(), session.tick.data() + session.body_at, body.size()) == 0;
     }
 
-    // Time runs from when all sessions have started, as it does in benchmarks/load.py.
+    // The measurement begins when all sessions have started, as in benchmarks/load.py.
     void started() {
         if (--starting_ > 0) return;
         from_ = now_ + kWarmUp;
@@ -425,7 +425,7 @@ class Load {
         return true;
     }
 
-    // Status and body of an HTTP answer, in `connection.from` passed; false while it is not whole.
+    // Reads status and body of an HTTP reply and advances `connection.from`; false if it is incomplete.
     static bool take_head(Connection& connection, int& status, std::size_t& length) {
         const std::string_view in = waiting(connection);
         const std::size_t end = in.find("\r\n\r\n");

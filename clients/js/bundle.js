@@ -16,8 +16,8 @@ export function arrayOf(leaf, buffer) {
 
 export class Bundle {
   /**
-   * @param {string} folder where bundle.json is.
-   * @param {string} runtime which of its files: "onnx" or "int8".
+   * @param {string} folder the folder of bundle.json.
+   * @param {string} runtime the file to run: "onnx" or "int8".
    */
   static async load(folder, runtime = "onnx") {
     const about = JSON.parse(await readFile(join(folder, "bundle.json"), "utf8"));
@@ -41,7 +41,7 @@ export class Bundle {
   async forward(inputs, rows = 1) {
     const feeds = {};
     for (const leaf of this.about.inputs) {
-      // An input that the graph does not use is not in it.
+      // The session has no inputs that the graph does not use.
       if (this.session.inputNames.includes(leaf.name))
         feeds[leaf.name] = new ort.Tensor(leaf.dtype, inputs[leaf.name], [rows, ...leaf.shape]);
     }

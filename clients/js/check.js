@@ -1,5 +1,5 @@
-// `node check.js FOLDER [RUNTIME]`: runs a bundle's samples, in one batch and row by row, and prints as JSON how far each
-// output is from what torch computed, at worst. For a recurrent model also the first output rows of a session.
+// `node check.js FOLDER [RUNTIME]`: runs a bundle's samples, in one batch and row by row, and prints as JSON the largest
+// error of each output against torch. For a recurrent model also the first output rows of a session.
 import { Bundle } from "./bundle.js";
 
 const [folder, runtime] = process.argv.slice(2);
@@ -29,7 +29,7 @@ for (let row = 0; row < rows; row++) {
   compare(await bundle.forward(Object.fromEntries(one)), row, 1);
 }
 
-// A session of a recurrent model: the first sample's observation again and again, its state carried.
+// A session of a recurrent model: repeats the first sample's observation, and keeps the state.
 const session = [];
 if (bundle.about.state) {
   const first = bundle.about.inputs.map((leaf) => [

@@ -36,7 +36,7 @@ class GymAgent(Agent):
 
     async def on_tick(self, state: State) -> None:
         obs = _field(state, "obs")
-        if state.tick:  # told now: where the episode is cut it would be too late to refuse the tick
+        if state.tick:  # checked now: at the episode's cut it would be too late to refuse the tick
             _reward(state)
         outputs, version = await forward(self.model, obs)
         action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)

@@ -1,4 +1,4 @@
-"""A picture of a game that `gym_agent.GymAgent` played: what it saw, what it did, what it expected."""
+"""A picture of a game of `gym_agent.GymAgent`: its observations, actions and values."""
 
 from __future__ import annotations
 

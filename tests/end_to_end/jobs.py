@@ -1,4 +1,4 @@
-"""Commands of brayx as a user runs them: in processes of their own, in a folder of their own, watched from outside.
+"""Runs brayx's commands as a user does, in their own processes and folders, and watches them from outside.
 
 Everything such a command starts carries a mark in its environment, so that what it left behind can be told from what
 other tests run.
@@ -34,7 +34,7 @@ TEMPLATES = ROOT / "pipelines" / "templates"
 BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
 FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
-"""Overrides of a job, so that it takes no port that somebody else may have."""
+"""Overrides of a job with free ports."""
 NO_RAY = """
 import os, traceback
 with open(os.environ["RAY_IMPORTED"], "a") as imported:
@@ -49,7 +49,7 @@ START_S = 240.0
 
 
 def job_folder(folder: Path, **files: str) -> Path:
-    """The CartPole job in a folder of its own, as a user's game is, with further modules; gives its YAML."""
+    """Copies the CartPole job and further modules to a folder, as for a user's game; returns its YAML."""
     for file in (TEMPLATES / "cartpole.yaml", *TEMPLATES.glob("*.py")):
         shutil.copy(file, folder)
     for name, text in files.items():
@@ -115,21 +115,21 @@ class Command:
 
     @property
     def out(self) -> str:
-        """What it wrote to standard output so far."""
+        """Its standard output so far."""
         return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it wrote to standard error so far."""
+        """Its standard error so far."""
         return self._err.read_text(errors="replace")
 
     @property
     def temporary(self) -> list[str]:
-        """Its temporary files that are there."""
+        """Its existing temporary files."""
         return sorted(str(file.relative_to(self._temporary)) for file in self._temporary.rglob("*"))
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """What it started and is alive, itself included; only those whose command line has all ``words``."""
+        """Its living processes, itself included; only those whose command line has all ``words``."""
         return marked(MARK, self._mark, *words)
 
     def pids(self, *words: str) -> set[int]:
@@ -158,7 +158,7 @@ class Command:
         return lambda: text in self.err or text in self.out
 
     def ended(self, timeout_s: float = START_S) -> int:
-        """Waits for its end by itself; gives the exit code."""
+        """Waits for it to end; returns the exit code."""
         try:
             return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -293,7 +293,7 @@ def written(trial: Trial, metric: str) -> list[tuple[int, float]]:
 
 
 def goes_on(points: Sequence[tuple[int, float]]) -> bool:
-    """Whether neither the steps nor the values of what was `written` ever went back."""
+    """Whether steps and values of `written` metrics never decrease."""
     return all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(points))
 
 
@@ -316,12 +316,12 @@ def numbers_of(trial: Trial) -> dict[str, float]:
         path = download_artifacts(run_id=trial.run_id, artifact_path=NUMBERS_FILE, tracking_uri=trial.uri)
         numbers: dict[str, float] = json.loads(Path(path).read_text())
         return numbers
-    except (MlflowException, OSError, ValueError):  # not there yet, or being written
+    except (MlflowException, OSError, ValueError):  # missing, or being written
         return {}
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port that the test chose or the command took: other ports may be another's by now."""
+    """Whether the ports that the test chose or the command took are free again."""
     return all(c.laddr.port != port or c.status != psutil.CONN_LISTEN for c in psutil.net_connections("tcp"))
 
 

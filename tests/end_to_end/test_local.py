@@ -73,7 +73,7 @@ def the_trial(folder: Path) -> Trial:
 def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folder: Path) -> None:
     with train(folder, 1_000_000) as killed, said_on_failure(killed):
         url = door(killed)
-        killed.until(killed.says("the model acts on engine onnx"), "the engine is built")
+        killed.until(killed.says("the model acts with engine onnx"), "the engine is built")
         killed.until(lambda: "env steps" in killed.err, "it shows progress")
         with urllib.request.urlopen(url, timeout=10) as reply:
             assert b'"mode": "train"' in reply.read()

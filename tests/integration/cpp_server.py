@@ -147,7 +147,7 @@ class Server(Service):
                 return
         if self.moving and request.kind in (StepKind.TICK, StepKind.STOP):
             self.moving -= 1
-            reply(Overloaded("the session is between two replicas; try again", layer=BETWEEN))
+            reply(Overloaded("the session is moving to another replica; try again", layer=BETWEEN))
             return
         self.table.submit(request, reply)
 

@@ -132,7 +132,7 @@ class TestTrial:
         ) as other:
             assert other.stdout is not None
             run_id = other.stdout.readline().strip()
-            with pytest.raises(TrackingError, match=rf"run {run_id}\) is at work in process {other.pid}"):
+            with pytest.raises(TrackingError, match=rf"run {run_id}\) is running in process {other.pid}"):
                 Trial.open("project", "trial", tracking_db)
             assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
             other.kill()
@@ -317,7 +317,7 @@ class TestCheckpoints:
         kept = Path(download_artifacts(run_id=trial.run_id, artifact_path="export/m-1", tracking_uri=tracking_db))
         assert {path.name: path.read_text() for path in kept.iterdir()} == {"model.onnx": "old", "report.json": "new"}
         (told,) = [record.message for record in caplog.records if record.name == "brayx.tracking.trial"]
-        assert told.startswith("export/m-1 of trial 'trial' is written over what the store has there: ")
+        assert told.startswith("export/m-1 of trial 'trial' overwrites what the store has there: ")
         assert told.endswith("not allowed" if refused else "it deletes nothing")
 
 
@@ -419,7 +419,7 @@ class TestRegistry:
         with pytest.raises(ModelNotFound, match="nearest is 'candidate'"):
             promote("models:/cartpole@candidat", trial.uri)
         for bad in ("v1", "latest", "a/b", ""):
-            with pytest.raises(ConfigError, match="cannot be one"):
+            with pytest.raises(ConfigError, match="is invalid"):
                 promote("models:/cartpole@candidate", trial.uri, to=bad)
         assert aliases("cartpole", trial.uri) == {"champion": 1, "candidate": 2, "staging": 1}
         assert aliases("other", trial.uri) == {}

@@ -1,1 +1,1 @@
-"""Doors: the protocols a gamecore can come in by. Each turns bytes into a `StepRequest` and a reply into bytes."""
+"""Doors: the protocols for gamecores. Each parses bytes into a `StepRequest` and writes replies as bytes."""

@@ -27,7 +27,7 @@ class DoorApp:
     """ASGI application over a `Service`.
 
     Args:
-        service: what answers.
+        service: answers the requests.
         max_body_bytes: limit on a request's body or a WebSocket message.
         idle_timeout_s: a WebSocket connection without a session for this long is closed.
     """
@@ -62,7 +62,7 @@ class DoorApp:
 
 
 async def _refuse_opening(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses a WebSocket's opening on any path but `SESSION_PATH`."""
+    """Refuses a WebSocket handshake on any path but `SESSION_PATH`."""
     error = ProtocolError(f"only {SESSION_PATH} is a WebSocket")
 
     async def respond(message: MutableMapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from brayx.actor.service import Service, attaches, leaves_running, told
+from brayx.actor.service import Service, attaches, leaves_running, to_typed
 from brayx.errors import (
     BodyTooLarge,
     BrayxError,
@@ -46,30 +46,30 @@ class GrpcDoor(Service):
 
     Attributes:
         max_body_bytes: limit on a request's body. The server's own limit on a message must be higher, since what it
-            refuses is told without an error of ours.
+            refuses gets no brayx error.
         idle_timeout_s: a stream without a session for this long is ended.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     idle_timeout_s: float = 60.0
 
-    # Serve finds out by the name of the parameter `grpc_context` that a method wants the call's context.
+    # Serve passes the call's context to a method with a parameter named `grpc_context`.
 
     async def Step(self, request: pb.StepRequest, grpc_context: Any) -> pb.StepReply:
         """Answers one request."""
         try:
             try:
-                asked = _read(request, self.max_body_bytes)
+                step = _read(request, self.max_body_bytes)
             except ProtocolError as error:
                 self.refused(error)
                 raise
-            return pb.StepReply(body=await self.step(asked))
+            return pb.StepReply(body=await self.step(step))
         except Exception as error:
-            refuse(grpc_context, told(error))
+            refuse(grpc_context, to_typed(error))
             return pb.StepReply()
 
     async def Play(self, requests: AsyncIterator[pb.StepRequest], grpc_context: Any) -> AsyncIterator[pb.PlayReply]:
-        """Answers the requests of one session; ends without a word when it has moved to another replica."""
+        """Answers the requests of one session; ends without an error when it has moved to another replica."""
         stream = _Stream(self, requests)
         try:
             while (request := await stream.next()) is not None:
@@ -100,7 +100,7 @@ class _Stream:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def next(self) -> pb.StepRequest | None:
-        """The next request; None at the stream's end, with `farewell` set if the client does not know why yet."""
+        """The next request; None at the stream's end, with `farewell` set if the client needs the reason."""
         # The session's owner ends it when idle, and reports that. Wait twice as long, since the owner may be another
         # replica that cannot reach this one.
         timeout_s = self._door.idle_timeout_s * (2 if self._running else 1)
@@ -109,7 +109,7 @@ class _Stream:
         if self._ended.done():
             self._running = False
             reason = self._ended.result()
-            if reason not in ("error", "moved"):  # the reply before this has told it; it is not over
+            if reason not in ("error", "moved"):  # the previous reply had the error, or the session continues
                 self.farewell = SessionLost(f"the session was ended: {reason}", reason=reason)
         elif self._coming.done():
             return self._coming.result()
@@ -129,14 +129,14 @@ class _Stream:
                 self._door.refused(refusal)
                 raise
             if self._running:
-                # Whose stream this is was found out at its first request; another replica wants to know it, too.
+                # The first request checked the credentials of this stream; another replica checks them too.
                 reply = await self._door.step(request._replace(key=self._key), let_in=True)
             else:
                 self._opening = asyncio.create_task(self._door.step(request))
                 reply = await asyncio.shield(self._opening)
         except Exception as failure:
             self._opening = None
-            error = told(failure)
+            error = to_typed(failure)
             self._may_hold = isinstance(error, OutOfSequence)
             if not self._running and attaches(error) and request.kind is not StepKind.START:
                 self._attach(request)
@@ -153,7 +153,7 @@ class _Stream:
         return pb.PlayReply(body=reply)
 
     def _attach(self, request: StepRequest) -> None:
-        """This stream holds the session from now on."""
+        """Makes this stream the session's holder."""
         self._running = self._holder.attached = True
         self._key = request.key
 
@@ -177,7 +177,7 @@ class _Stream:
             self._ended.set_result(reason)
 
     async def abandon(self) -> None:
-        """Leaves nothing behind: a session still running, or just being opened, has lost its client."""
+        """Disconnects the client of a session that still runs or is being opened."""
         if self._coming is not None:
             self._coming.cancel()
         opening = self._opening
@@ -190,10 +190,10 @@ class _Stream:
 
 
 def _read(message: pb.StepRequest, max_body_bytes: int) -> StepRequest:
-    """The request that ``message`` stands for.
+    """Converts ``message`` to a request.
 
     Raises:
-        ProtocolError: it stands for none, or is too large.
+        ProtocolError: it is invalid, or too large.
     """
     kind = _KINDS.get(message.kind)
     if kind is None:

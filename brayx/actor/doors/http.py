@@ -1,11 +1,11 @@
-"""The HTTP door: Bray's ``POST /step``, one request a step. Plain ASGI; knows nothing of sessions."""
+"""The HTTP door: Bray's ``POST /step``, one request per step. Plain ASGI; knows nothing of sessions."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from brayx.actor.service import told
+from brayx.actor.service import to_typed
 from brayx.errors import BodyTooLarge, BrayxError, DeadlineExceeded, HeaderTooLarge, Overloaded, ProtocolError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, STEP_PATH, parse_request
 from brayx.logs import limited
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 logger = limited(__name__)
 
 _STALL_S = 30.0
-"""A body that comes in pieces must be there whole after this long."""
+"""Deadline for the whole of a body that arrives in pieces."""
 
 
 class _ClientGone(Exception):
-    """The client closed the connection before its request was whole."""
+    """The client closed the connection in the middle of its request."""
 
 
 async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ async def step(service: Service, max_body_bytes: int, scope: Scope, receive: Rec
     try:
         reply = await service.step(request)
     except Exception as failure:
-        error = told(failure)
+        error = to_typed(failure)
         await write(send, error.http_status, error.to_wire(), retry_after=isinstance(error, Overloaded))
         return
     await write(send, 200, reply, content_type=b"application/octet-stream")
@@ -68,7 +68,7 @@ def check_headers(scope: Scope) -> None:
 
 
 def headers_too_large(limit: int) -> HeaderTooLarge:
-    """What a request is told whose line and headers have more bytes than ``limit``."""
+    """The error for a request whose line and headers exceed ``limit`` bytes."""
     return HeaderTooLarge(f"request line and headers have more than {limit} bytes", limit=limit)
 
 
@@ -95,12 +95,12 @@ async def _read(receive: Receive, content_length: str, limit: int) -> bytes:
                 if size > limit:
                     raise BodyTooLarge(f"body has more than the {limit} bytes that are allowed", limit=limit)
     except TimeoutError:
-        raise DeadlineExceeded(f"the body was not whole after {_STALL_S:g} s", layer="door") from None
+        raise DeadlineExceeded(f"the body was incomplete after {_STALL_S:g} s", layer="door") from None
     return b"".join(parts)
 
 
 async def refuse(service: Service, send: Send, status: int, error: BrayxError) -> None:
-    """Answers with an error of the door's own, and has it counted."""
+    """Answers with an error of the door itself, and counts it."""
     service.refused(error)
     await write(send, status, error.to_wire())
 
@@ -116,4 +116,4 @@ async def write(
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
     except RuntimeError as error:
-        logger.debug("a client left before it was answered: %s", error)  # uvloop's word for a closed transport
+        logger.debug("a client disconnected before its reply: %s", error)  # uvloop raises this for a closed transport

@@ -1,7 +1,7 @@
 """HTTP/1.1 on the native port: ``POST /step`` without a framework; WebSocket connections are handed over to uvicorn's.
 
 httptools parses. The rules for requests and errors are those of the other HTTP door, from the same functions. A
-connection has one request under way at a time; further ones wait their turn, as HTTP/1.1 requires.
+connection has one request in progress at a time; further ones wait, as HTTP/1.1 requires.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ FORWARDED_PREFIX = "/-/peer"
 for peers have it."""
 _FORWARDED_STEP = FORWARDED_PREFIX.encode() + _STEP
 LEFT_PREFIX = "/-/left"
-"""Path prefix where a replica tells a peer that the connection of one of the peer's sessions is gone; with a body, for
-good."""
+"""Path prefix by which a replica notifies a peer that the connection of one of the peer's sessions is gone; with a
+body, for good."""
 ENDED_PREFIX = "/-/ended"
-"""Path prefix where a replica tells a peer that one of the peer's connections lost its session; the body says why."""
+"""Path prefix by which a replica notifies a peer that one of the peer's connections lost its session; the body is the
+reason."""
 SECRET_HEADER = "peer-secret"
 """Header with the secret by which a replica proves to a peer that it is a replica."""
 PeerHandler = Callable[[StepRequest], Awaitable[None]]
@@ -77,7 +78,7 @@ _NAMES = {name.encode(): name for name in _FIELDS}
 
 
 class WebSockets:
-    """What uvicorn's WebSocket protocol needs to take connections over.
+    """Hands connections over to uvicorn's WebSocket protocol.
 
     Args:
         app: the ASGI application with the session door.
@@ -106,8 +107,8 @@ class WebSockets:
         for connection in list(self._state.connections):
             try:
                 connection.shutdown()
-            except Exception:  # one that is half open keeps no other from its farewell
-                logger.warning("a WebSocket connection did not end in order", exc_info=True)
+            except Exception:  # a half-open connection must not keep the others from closing
+                logger.warning("a WebSocket connection did not close cleanly", exc_info=True)
                 connection.transport.abort()
 
 
@@ -140,7 +141,7 @@ class WebSocket(WebSocketsSansIOProtocol):
                     return event
         wrong = self.conn.handshake_exc
         reason = wrong.__cause__ if isinstance(wrong, InvalidMessage) else wrong
-        message = f"this is not the opening of a WebSocket: {reason}"
+        message = f"this is not a WebSocket handshake: {reason}"
         if isinstance(wrong, SecurityError):
             raise _Refused(HeaderTooLarge(message))
         if isinstance(wrong, InvalidHeaderValue) and wrong.name == "Sec-WebSocket-Version":
@@ -178,7 +179,7 @@ class WebSocket(WebSocketsSansIOProtocol):
         try:
             super().data_received(data)
         except Exception as error:
-            logger.info("a WebSocket connection was given up: %s: %s", type(error).__name__, error)
+            logger.info("a WebSocket connection was dropped: %s: %s", type(error).__name__, error)
             self.transport.abort()
 
     def shutdown(self) -> None:
@@ -188,7 +189,7 @@ class WebSocket(WebSocketsSansIOProtocol):
 
     def send_500_response(self) -> None:
         if not self.handshake_complete:
-            self._refuse(BrayxError("the opening could not be answered"))
+            self._refuse(BrayxError("the reply to a handshake could not be sent"))
 
     def _refuse(self, error: BrayxError) -> None:
         if not self.transport.is_closing():
@@ -364,7 +365,7 @@ class HttpConnection(Connection):
     # What asyncio calls
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came, and answers what is whole."""
+        """Parses received data, and answers complete requests."""
         if self.transport.is_closing():
             return
         if self.stalled_since is None:
@@ -380,7 +381,7 @@ class HttpConnection(Connection):
                 hint = "send no Upgrade header; Java's HttpClient sends one unless its version is HTTP_1_1"
                 self._fail(ProtocolError(f"only {SESSION_PATH} is upgraded, to a WebSocket: {hint}"), 426)
             elif self.in_flight or self._queue:
-                self._fail(ProtocolError("a WebSocket is asked for once all requests before it are answered"), 426)
+                self._fail(ProtocolError("upgrade to a WebSocket only after the replies to all earlier requests"), 426)
             else:
                 self._hand_over(bytes(self._head) + data, len(data) - upgrade.args[0])
             return
@@ -392,15 +393,15 @@ class HttpConnection(Connection):
         if self._whole():
             self._head.clear()
         elif len(self._head) <= self.limits.max_header_bytes:
-            self._head += data  # in case it is the opening of a WebSocket
+            self._head += data  # in case it is a WebSocket handshake
         self._next()
 
     def _whole(self) -> bool:
-        """Whether no request has begun that is not there whole."""
+        """Whether no request is partly received."""
         return self.stalled_since is None
 
     def _next(self) -> None:
-        """Answers what waits, one at a time; an answer that comes before `submit` returns goes on here, no deeper."""
+        """Answers waiting requests one at a time; a loop, so that replies before `submit` returns do not recurse."""
         if self._answering:
             return
         self._answering = True
@@ -541,7 +542,7 @@ def _response(
 
 
 def _not_a_peer() -> Unauthorized:
-    return Unauthorized("this port is for replicas of one application, which know a secret", layer=PEER)
+    return Unauthorized("this port accepts requests of the application's replicas only", layer=PEER)
 
 
 class _Refused(Exception):

@@ -1,7 +1,7 @@
-"""The native port: a replica's own listeners, beside Serve's ingress. HTTP with WebSocket on one port, TCP on another.
+"""The native port: a process's own listeners. HTTP with WebSocket on one port, TCP on another.
 
-Every replica of a node opens the same two numbers with ``SO_REUSEPORT``; the kernel shares connections out, and the
-session directory makes up for where they land. This file owns what all such connections have in common: the listening
+Every replica of a node opens the same two ports with ``SO_REUSEPORT``; the kernel distributes connections, and the
+session directory forwards requests to the owner. This file owns what all such connections have in common: the listening
 sockets, the bound on their number, and the deadlines of connections that are idle or stall. The protocols are
 `brayx.actor.doors.http1` and `brayx.actor.doors.tcp`.
 """
@@ -34,7 +34,7 @@ logger = limited(__name__)
 
 _BACKLOG = 1024
 _GATHERED_BYTES = 64 * 1024
-"""What a connection gathers until the end of the loop's turn; more is sent at once: its client's pace counts then."""
+"""Bytes that a connection buffers until the end of a loop iteration; more is sent at once."""
 _PROBE_TIMEOUT_S = 1.0
 _HOLD_TIMEOUT_S = 1.0
 _HOLD_RETRY_S = 0.02
@@ -42,15 +42,15 @@ _HOLD_RETRY_S = 0.02
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may take of a door.
+    """Limits of one client.
 
     Attributes:
         max_body_bytes: of a request.
         max_header_bytes: of an HTTP request's line and headers together.
-        max_connections: of one listener; further ones are told and closed.
-        max_in_flight: requests of one connection that may be under way; the rest is not read before that.
-        stall_s: a request that has begun to come must be there whole after this long; so must the last replies be
-            gone of a connection that is closed.
+        max_connections: of one listener; further ones get an error and are closed.
+        max_in_flight: requests of one connection in progress; the rest stays unread meanwhile.
+        stall_s: deadline for the whole of a request after its first byte, and for the last replies of a connection that
+            is closed.
         idle_s: a connection without a request for this long is closed.
     """
 
@@ -66,10 +66,10 @@ class Connection(asyncio.Protocol):
     """A client's connection: counted, and closed when it is idle or stalls. The protocols extend it.
 
     Attributes:
-        in_flight: requests under way.
-        waiting_since: since when nothing was under way and no request came; None: it is not waiting.
-        stalled_since: since when a request has been coming in; None: none is.
-        closing_since: since when it has been found to be closing, with replies that are not taken; None: it is not.
+        in_flight: requests in progress.
+        waiting_since: when the connection became idle; None: it is not idle.
+        stalled_since: when the first byte of an incomplete request arrived; None: there is none.
+        closing_since: when it was found closing with unsent replies; None: it is not.
     """
 
     transport: asyncio.Transport
@@ -106,23 +106,23 @@ class Connection(asyncio.Protocol):
         self.regulate()
 
     def regulate(self) -> None:
-        """Reads on only while there is room for what comes, and the client takes its replies."""
+        """Pauses reading while too many requests are in progress or the client does not read its replies."""
         reading = self._writable and self.in_flight < self.limits.max_in_flight
         if reading == self._reading or self.transport.is_closing():
             return
         self._reading = reading
         if reading:
             if self.stalled_since is not None:
-                self.stalled_since = clock.now()  # what was not read did not stall
+                self.stalled_since = clock.now()  # the client did not stall while reading was paused
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
 
     def write(self, data: bytes) -> None:
-        """Sends at the end of this turn of the loop, with what the listener's other connections have to send.
+        """Sends at the end of this loop iteration, together with the listener's other connections.
 
-        A reply sent while requests are still being read would wake the client up for that one alone: on a machine that
-        it shares with the service, that costs more than the tick.
+        A reply sent while requests are still being read wakes the client for that reply alone. On a machine shared with
+        the service, this costs more than the tick.
         """
         unsent = self._unsent
         if not unsent:
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             self.flush()
 
     def flush(self) -> None:
-        """Sends now what there is to send."""
+        """Sends buffered replies now."""
         unsent = self._unsent
         if unsent:
             data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
@@ -150,11 +150,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def refuse(self) -> None:
-        """Tells a client that there is no room for its connection."""
+        """Sends a client the error for too many connections."""
         raise NotImplementedError
 
     def expire(self, what: str) -> None:
-        """Tells a client, if its protocol has a way to, that its time is over, and closes."""
+        """Sends a client the timeout, if its protocol can express it, and closes."""
         self.close()
 
 
@@ -162,7 +162,7 @@ class Listener:
     """One listening socket and its connections.
 
     Args:
-        service: what answers.
+        service: answers the requests.
         make: makes the protocol of a connection.
         limits: of its connections.
     """
@@ -178,7 +178,7 @@ class Listener:
         self.address = ("", 0)
 
     def __len__(self) -> int:
-        """Connections now."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def open(self, host: str, port: int, *, shared: bool = False) -> None:
@@ -221,11 +221,11 @@ class Listener:
         return True
 
     def drop(self, connection: Connection) -> None:
-        """Forgets a connection that is gone, or that another protocol has taken over."""
+        """Removes a connection that is gone, or that another protocol has taken over."""
         self._connections.discard(connection)
 
     def flush_soon(self, connection: Connection) -> None:
-        """Has a connection flushed at the end of this turn of the loop."""
+        """Schedules a connection's flush at the end of this loop iteration."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(connection)
@@ -240,7 +240,7 @@ class Listener:
                 connection.transport.abort()
 
     def shut(self) -> None:
-        """Takes no more connections; those there are go on."""
+        """Accepts no more connections; open ones stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -263,9 +263,9 @@ class Listener:
                 if connection.transport.is_closing():
                     connection.closing_since = connection.closing_since or now
                     if now - connection.closing_since > limits.stall_s:
-                        connection.transport.abort()  # closing waits for a client to read what it never will
+                        connection.transport.abort()  # closing would wait for a client that does not read
                 elif stalled is not None and now - stalled > limits.stall_s and not connection.in_flight:
-                    connection.expire(f"a request was not whole after {limits.stall_s:g} s")
+                    connection.expire(f"a request was incomplete after {limits.stall_s:g} s")
                 elif stalled is None and waiting is not None and now - waiting > limits.idle_s:
                     connection.expire(f"no request for {limits.idle_s:g} s")
 
@@ -274,12 +274,12 @@ class HeldPort:
     """This process's part of a port that the replicas of one application share, on any address of this machine.
 
     ``SO_REUSEPORT`` would let two applications of one user share it, and clients of one would reach the other; TCP
-    framing has no way to ask who is there. So the replicas of the application whose name a file holds lock that file
+    framing cannot identify the server. So the replicas of the application whose name is in a file lock that file
     together, for as long as they listen. The locks end with the processes, whatever ends those.
 
     Args:
         port: its number.
-        application: who may share it.
+        application: name of the application whose replicas may share it.
         folder: where the files are; processes of one user on one machine must mean the same.
 
     Raises:
@@ -287,17 +287,17 @@ class HeldPort:
     """
 
     def __init__(self, port: int, application: str, folder: Path | None = None) -> None:
-        # Not a job's own TMPDIR, where other applications would not look; other users have a folder of their own.
+        # Not a job's own TMPDIR, where other applications would not look; each user has a separate folder.
         shared = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
         folder = folder or Path(shared) / f"brayx-ports-{os.geteuid()}"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StartupError(f"who holds port {port} cannot be told: {error}", port=port) from error
+            raise StartupError(f"cannot find out what holds port {port}: {error}", port=port) from error
         deadline = time.monotonic() + _HOLD_TIMEOUT_S
         try:
-            while not self._take(application):  # others that are looking, too, may hold it for a moment
+            while not self._take(application):  # other processes that check may hold it briefly
                 if time.monotonic() > deadline:
                     raise StartupError(
                         f"native port {port} is taken by the actor {self._holder()!r}: set this actor's native_port "
@@ -310,16 +310,16 @@ class HeldPort:
             raise
 
     def release(self) -> None:
-        """Gives the port up; again does nothing."""
+        """Releases the port; idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _take(self, application: str) -> bool:
-        if self._lock(fcntl.LOCK_EX):  # nobody listens: the name is of one who did
+        if self._lock(fcntl.LOCK_EX):  # no process listens: the name is stale
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, application.encode(), 0)
-        # Going from one lock to the other lets go of it for a moment: the name is looked at in any case.
+        # Changing from one lock to the other releases it briefly, so the name is checked in any case.
         if self._lock(fcntl.LOCK_SH) and self._holder() == application:
             return True
         fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -337,18 +337,18 @@ class HeldPort:
 
 
 def check_shared_port(host: str, port: int, application: str) -> None:
-    """Makes sure that who listens at a shared HTTP port already is a replica of the same application.
+    """Checks that a process that already listens at a shared HTTP port is a replica of the same application.
 
     ``SO_REUSEPORT`` would let two applications share a port, and clients of one would reach the other.
 
     Raises:
-        StartupError: somebody else listens there.
+        StartupError: another program listens there.
     """
     try:
         with socket.create_connection((host, port), _PROBE_TIMEOUT_S):
             pass
     except OSError:
-        return  # nobody does
+        return  # no process listens
     said: Any = None
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/", timeout=_PROBE_TIMEOUT_S) as reply:

@@ -16,14 +16,14 @@ from brayx.actor.service import Service
 from brayx.ports import is_loopback
 
 _LEAST_IDLE_S = 300.0
-"""A connection without a request is kept for so long at least."""
+"""Minimum idle time before a connection is closed."""
 
 
 class NativeDoors:
     """The listeners that a process opens itself.
 
     Args:
-        service: what answers.
+        service: answers the requests.
         app: its ASGI application, for WebSocket connections.
         config: the actor's options.
         application: processes that serve the application of this name share the ports; None: no other process may.
@@ -67,7 +67,7 @@ class NativeDoors:
             self.urls["tcp"] = f"tcp://{await self._listen(listener, config.native_host, config.tcp_port)}"
 
     async def open_http(self, host: str, port: int) -> str:
-        """Opens an HTTP and WebSocket door at an address; gives the one that clients on this machine connect to."""
+        """Opens an HTTP and WebSocket door at an address; returns the address for clients on this machine."""
         return await self._listen(self.http(), host, port)
 
     def http(self, peers: ForPeers | None = None) -> Listener:
@@ -80,7 +80,7 @@ class NativeDoors:
         return shown(host, listener.address[1])
 
     def shut(self) -> None:
-        """Takes no more connections."""
+        """Accepts no more connections."""
         for listener in self._listeners:
             listener.shut()
         for held in self._held:

@@ -1,6 +1,6 @@
 """The TCP door: Bray's framing, many sessions on one connection, replies as they come.
 
-The fastest way in: a tick is one frame read, one frame written, and no task of its own. The bytes are
+The fastest door: a tick is one frame read and one frame written, without a task. The bytes are
 `brayx.gamecore.tcp`; sessions are the `Service`'s. A connection holds no session: one that breaks ends none.
 """
 
@@ -15,7 +15,7 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
 
 _BYTES_OF_ONE = 16 * 1024
-"""A request with a longer body counts as several under way: their number bounds the memory of a connection."""
+"""A longer body counts as several requests in progress, whose number bounds the memory of a connection."""
 
 
 class TcpConnection(Connection):
@@ -27,7 +27,7 @@ class TcpConnection(Connection):
         self._submit = self.service.submit
 
     def data_received(self, data: bytes) -> None:
-        """Takes every request that is whole now."""
+        """Takes every complete request."""
         reader, submit = self._reader, self._submit
         request: StepRequest | ProtocolError | None = None
         try:
@@ -45,7 +45,7 @@ class TcpConnection(Connection):
             self.close()
             return
         if reader.in_frame:
-            if self.stalled_since is None or request is not None:  # one that was whole is no stall
+            if self.stalled_since is None or request is not None:  # a complete request resets the stall
                 self.stalled_since = clock.now()
         else:
             self.stalled_since = None
@@ -67,7 +67,7 @@ class TcpConnection(Connection):
             self.regulate()
 
     def _fail(self, error: BrayxError) -> None:
-        """Tells an error that is of the connection."""
+        """Sends an error of the connection."""
         self.service.refused(error)
         self.write(encode_error(b"", error, ~NO_REQUEST))
 

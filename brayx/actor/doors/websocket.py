@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from brayx.actor.doors.http import check_headers, headers_of
-from brayx.actor.service import attaches, leaves_running, told
+from brayx.actor.service import attaches, leaves_running, to_typed
 from brayx.errors import BodyTooLarge, BrayxError, OutOfSequence, ProtocolError, SessionError
 from brayx.gamecore.protocol import (
     KIND_OF_FRAME,
@@ -48,7 +48,7 @@ _TIMEOUT_STATUS = 408
 async def session(
     service: Service, max_body_bytes: int, idle_timeout_s: float, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serves one WebSocket connection from its opening to its end."""
+    """Serves one WebSocket connection from its handshake to its end."""
     await receive()
     connection = _Connection(service, max_body_bytes, idle_timeout_s, scope, send)
     try:
@@ -117,11 +117,11 @@ class _Connection:
             self._wait_for_start()
 
     async def _begin(self) -> BrayxError | None:
-        """Starts a bare connection's session, before the opening is answered: open means that the session runs."""
+        """Starts a bare connection's session before it accepts the handshake: open means that the session runs."""
         try:
             await self._service.step(self._request(StepKind.START, b"", self._numbers))
         except Exception as failure:
-            return told(failure)
+            return to_typed(failure)
         self._attach()
         return None
 
@@ -169,7 +169,7 @@ class _Connection:
             self._stopping = kind is StepKind.STOP
             reply = await self._service.step(self._request(kind, body, seq), let_in=self._let_in)
         except Exception as failure:
-            error = told(failure)
+            error = to_typed(failure)
             self._stopping = False
             if attaching and kind is not StepKind.START and attaches(error):
                 self._attach()
@@ -180,7 +180,7 @@ class _Connection:
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:
                 self._wait_for_start()
-            elif self._holder.ended:  # while a stop of its own was under way
+            elif self._holder.ended:  # during a stop of its own
                 self._ended_elsewhere(self._holder.ended)
             return
         if kind is StepKind.STOP:
@@ -192,7 +192,7 @@ class _Connection:
         await self._write(Frame.REPLY, reply, text=text)
 
     def _attach(self) -> None:
-        """This connection holds the session from now on."""
+        """Makes this connection the session's holder."""
         self._wait_no_more()
         self._running = self._let_in = self._holder.attached = True
         if self._holder.ended:
@@ -209,10 +209,10 @@ class _Connection:
         try:
             await self._server_send(message)
         except RuntimeError:
-            raise _Closed from None  # uvicorn's word for a client that left while it was let in
+            raise _Closed from None  # uvicorn raises this for a client that left during the handshake
 
     async def _fail(self, error: BrayxError, *, text: bool, over: bool) -> None:
-        """Sends the error's document; ``over`` also closes the connection, which has no session any more."""
+        """Sends the error's document; ``over`` also closes the connection, whose session has ended."""
         await self._write(Frame.ERROR, error.to_wire(), text=text or not self._enveloped)
         if over:
             self._running = False
@@ -220,14 +220,14 @@ class _Connection:
             raise _Closed
 
     def _ended_elsewhere(self, reason: str) -> None:
-        """Closes the connection after it lost its session without a stop of its own: idle, drained, taken over..."""
+        """Closes the connection after its session ended without its stop: idle, drained, taken over..."""
         if self._running and not self._stopping and reason != "error":
             self._running = False
             code = _CLOSE_SERVICE_RESTART if reason == "moved" else close_code(410)
             self._closing = asyncio.create_task(self._close(code, f"session ended: {reason}".encode()))
 
     def _wait_for_start(self) -> None:
-        """A connection without a session holds a place in the service: its time for a start is limited."""
+        """Limits the time until a start, since an idle connection occupies a slot."""
         if self._idle is None:
             self._idle = asyncio.get_running_loop().call_later(self._idle_timeout_s, self._no_start)
 
@@ -278,5 +278,5 @@ def _parse(message: bytes) -> tuple[StepKind, bytes, int | None]:
         seq, body = decode_numbered(body)
     kind = KIND_OF_FRAME.get(frame.value)
     if kind is None:
-        raise ProtocolError(f"kind {frame.value!r} is the service's own, expected S, T, N or P")
+        raise ProtocolError(f"kind {frame.value!r} is sent by the service only, expected S, T, N or P")
     return kind, body, seq

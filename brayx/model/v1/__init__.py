@@ -1,1 +1,1 @@
-"""The gRPC service of `model.proto`. What stands beside it is generated; importing this alone needs no package."""
+"""The gRPC service of `model.proto`. The other modules here are generated; importing this one needs no package."""

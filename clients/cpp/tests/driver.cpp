@@ -1,4 +1,4 @@
-// The client's hands for the tests in Python: does what the lines on its input say, and prints what came of each.
+// Drives the C++ client for the tests in Python: carries out the commands on its input, and prints each result.
 //
 //   driver hmac                    "KEY MESSAGE" in hex            -> the code in hex
 //   driver errors                  an error document in hex        -> "CODE MESSAGE DETAILS TICK", middle two in hex
@@ -39,12 +39,12 @@ std::string hex(std::string_view bytes) {
     return out.empty() ? "-" : out;
 }
 
-std::string told(const brayx::Error& error) {
+std::string shown(const brayx::Error& error) {
     return error.code() + " " + hex(error.what()) + " " + hex(error.details());
 }
 
-std::string told(const brayx::Result& result) {
-    return result ? "ok " + hex(result.body) : "error " + told(*result.error);
+std::string shown(const brayx::Result& result) {
+    return result ? "ok " + hex(result.body) : "error " + shown(*result.error);
 }
 
 brayx::Options options_of(const std::vector<std::string>& words, std::size_t at) {
@@ -63,7 +63,7 @@ brayx::Options options_of(const std::vector<std::string>& words, std::size_t at)
     return options;
 }
 
-// Answers every line of the input; what `answer` throws of brayx's is an answer too.
+// Answers every line of the input; brayx errors that `answer` throws are answers too.
 void each_line(const std::function<std::string(std::istringstream&)>& answer) {
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream words(line);
@@ -71,7 +71,7 @@ void each_line(const std::function<std::string(std::istringstream&)>& answer) {
         try {
             said = answer(words);
         } catch (const brayx::Error& error) {
-            said = "error " + told(error);
+            said = "error " + shown(error);
         }
         std::cout << said << std::endl;
     }
@@ -126,7 +126,7 @@ void async(const std::string& url, std::size_t connections, brayx::Options optio
         const std::string body = unhex(word(words));
         const std::string tag = std::to_string(tags);
         const brayx::Callback done = [&fired, tag](const brayx::Result& result) {
-            fired.push_back(tag + " " + told(result));
+            fired.push_back(tag + " " + shown(result));
         };
         if (kind == "start") client.start(body, done, session);
         if (kind == "tick") client.tick(session, body, done);
@@ -138,7 +138,7 @@ void async(const std::string& url, std::size_t connections, brayx::Options optio
     });
 }
 
-// A session that checks each reply against what it sent, and goes on from its own callbacks.
+// A session that checks each reply against its request, and continues from its own callbacks.
 struct Player {
     brayx::AsyncClient& client;
     std::string name;
@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
             each_line([](std::istringstream& line) {
                 const brayx::Error error = brayx::error_from_wire(unhex(word(line)));
                 const auto tick = error.detail("tick");
-                return told(error) + " " + (tick ? std::to_string(*tick) : "none");
+                return shown(error) + " " + (tick ? std::to_string(*tick) : "none");
             });
         } else if (mode == "sync" && argc > 2) {
             sync(words[2], options_of(words, 3));
@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
             return 2;
         }
     } catch (const brayx::Error& error) {
-        std::cout << "error " << told(error) << std::endl;
+        std::cout << "error " << shown(error) << std::endl;
         return 1;
     }
     return 0;

@@ -14,7 +14,7 @@ class CatchAgent(Agent):
     def __init__(self, name, config, state):
         super().__init__(name, config, state)
         self.greedy = config["mode"] == "serve"
-        self.buffer = config[name]["options"].get("buffer")  # None: plays, but nobody learns from it
+        self.buffer = config[name]["options"].get("buffer")  # None: plays without learning
         self.rng = random.Random(f"{config['seed']}/{state.session}")
         self.total = 0.0
 

@@ -1,4 +1,4 @@
-"""Recorded games of somebody who plays well: what `source` reads. Replace it by your own recordings."""
+"""Recorded games of an expert, which `source` reads. Replace them by your own recordings."""
 
 import random
 from dataclasses import replace
@@ -32,5 +32,5 @@ def record_game(rng):
         steps.append(Step(obs, np.asarray(move + 1), 0.0, 0))
         rewards.append(game.move(move))
     fragment = Fragment.from_steps(steps, rewards, encode(game.see()), terminated=True, truncated=False)
-    # By this extra an algorithm that is given both tells recorded games from its own.
+    # By this extra an algorithm distinguishes recorded games from its own.
     return replace(fragment, extras={"demonstration": np.ones(len(steps), np.bool_)})

@@ -1,4 +1,4 @@
-"""What the model sees of a tick: one and the same code for the agent and for recorded games, or it learns wrong."""
+"""The model's observation of a tick. The agent and recorded games must use the same code, or it learns wrong."""
 
 import numpy as np
 from catch_game import HEIGHT, WIDTH

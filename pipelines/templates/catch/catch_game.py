@@ -1,8 +1,8 @@
-"""The game, a process of its own: a ball falls, a paddle catches it. Ten balls a game, +1 or -1 for each.
+"""The game, in its own process: a ball falls, a paddle catches it. Ten balls a game, +1 or -1 for each.
 
     python catch_game.py http://127.0.0.1:8000 [--seed N] [--games N]
 
-It knows nothing of agents: it sends what it sees and does what it is told. Yours may be written in any language.
+It knows nothing of agents: it sends observations and carries out actions. Yours may be written in any language.
 """
 
 import argparse

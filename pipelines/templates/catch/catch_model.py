@@ -1,4 +1,4 @@
-"""The model, in torch. It learns as it is and acts as ONNX."""
+"""The model, a torch module; actors run it as ONNX."""
 
 import torch
 from catch_features import SIZE

@@ -87,7 +87,7 @@ def test_a_space_that_does_not_fit_is_told_what_would():
         ({"name": "mappo"}, {"gives": {"obs"}}, "needs obs/state"),
         ({"name": "bc"}, {"gives": {"obs"}}, "learn without: ppo, impala, sac"),
         ({"name": "bc"}, {"gives": {"obs"}, "kind": "discrete"}, "learn without: ppo, impala$"),
-        ({"name": "mixed"}, {"gives": {"obs"}}, "nothing marks any"),
+        ({"name": "mixed"}, {"gives": {"obs"}}, "no data is marked as such"),
         ({"reward_heads": [{}]}, {"gives": {"obs"}}, r"expected the extra reward_heads \[T, K\]"),
     ],
 )

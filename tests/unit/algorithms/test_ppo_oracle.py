@@ -328,5 +328,5 @@ def test_a_game_by_turns_is_refused_by_who_would_take_others_moves_for_its_own(a
     config = algorithm_options(algorithm)()
     batch = {**make_batch("categorical"), "obs/state": torch.zeros(4, 10, 2)}
     check_batch(config, batch)
-    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' does not tell other .* do: impala, bc"):
+    with pytest.raises(ConfigError, match=f"turn: algorithm '{algorithm}' cannot distinguish other .* do: impala, bc"):
         check_batch(config, {**batch, "turn": torch.ones(4, 10, dtype=torch.bool)})

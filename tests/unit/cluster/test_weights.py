@@ -82,7 +82,7 @@ async def test_a_store_that_lost_its_memory_asks_one_at_a_time_to_give_it_back()
     assert not any(other.done() for other in others)
     assert store.restore(7, 70, "w70")
     assert await others[1] == (7, 70, "w70")
-    assert not store.restore(7, 70, "other"), "it is there already"
+    assert not store.restore(7, 70, "other"), "it already exists"
     assert not store.restore(6, 60, "older")
     assert store.newest() == (7, 70, "w70")
     assert store.publish(80, "w80", at_least=8) == 8

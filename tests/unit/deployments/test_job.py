@@ -216,7 +216,7 @@ class TestWrong:
             ),
             ("buffers: [buffer]", "buffers: [buffer]\n  weights: [1, 2]", "weights has 2 numbers for 1 buffers"),
             ("buffers: [buffer]", "buffers: [buffer]\n  where: process\n  num_workers: 2", "2 ranks need where: train"),
-            ("buffers: [buffer]", "buffers: [buffer]\n  eval_buffers: [buffer]", "a buffer stands more than once"),
+            ("buffers: [buffer]", "buffers: [buffer]\n  eval_buffers: [buffer]", "a buffer is named more than once"),
             (
                 "buffers: [buffer]",
                 "buffers: [buffer]\n  num_workers: 2\n  algorithm: {name: mixed}",

@@ -68,7 +68,7 @@ async def test_it_acts_before_its_engine_is_built_and_with_the_newest_weights_af
     thread.join(WAIT_S)
     assert engine_of(acting) is OnnxEngine
     assert await value_of(acting) == (15.0, 2)
-    assert re.fullmatch(r"the model acts on engine onnx from policy version [12] on; until now it was torch", *said)
+    assert re.fullmatch(r"the model acts with engine onnx from policy version [12] on, no longer with torch", *said)
     acting.load(3, factor(7.0))
     assert await value_of(acting) == (21.0, 3)
     await acting.model.close()
@@ -78,7 +78,7 @@ async def test_a_model_that_cannot_be_exported_goes_on_acting_on_torch_and_says_
     acting, said = made(ByValue()), []
     acting.build(said.append).join(WAIT_S)
     (line,) = said
-    assert line.startswith("the model goes on acting on torch, since engine onnx could not be built: ")
+    assert line.startswith("the model keeps acting with torch, since engine onnx could not be built: ")
     acting.load(1, factor(2.0))
     assert await value_of(acting) == (-6.0, 1)
     await acting.model.close()

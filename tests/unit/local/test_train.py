@@ -489,7 +489,7 @@ def test_an_option_that_nothing_goes_by_is_refused(algorithm, options, message) 
     ("env", "algorithm", "message"),
     [
         ("CartPole-v1", BCConfig(), "'bc' imitates recorded steps"),
-        ("CartPole-v1", MixedConfig(), "nothing marks any"),
+        ("CartPole-v1", MixedConfig(), "no data is marked as such"),
         ("CartPole-v1", MAPPOConfig(), "needs obs/state"),
         ("Pendulum-v1", SACConfig(n_step=9), "n_step 9, and columns have unroll_length 8"),
     ],

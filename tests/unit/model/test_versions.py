@@ -108,7 +108,7 @@ def test_a_misfit_changes_nothing(engine):
 def test_the_nearest_is_named():
     assert version_unknown(7, [1, 5, 9]).details["nearest"] == 9, "the newer of two as near"
     assert version_unknown(6, [1, 5, 9]).details["nearest"] == 5
-    assert "nor any other" in version_unknown(6, []).message
+    assert "and no other" in version_unknown(6, []).message
     many = version_unknown(500, range(400))
     assert many.details["nearest"] == 399
     assert len(many.message) < 200

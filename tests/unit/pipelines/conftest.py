@@ -1,4 +1,4 @@
-"""`brayx` commands in the process of the tests: one in a process of its own spends seconds on imports."""
+"""Runs `brayx` commands in the tests' process: another process would spend seconds on imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs ``brayx WORDS``, and gives its exit code and what it wrote; its handlers of signals end with it."""
+    """Runs ``brayx WORDS``; returns its exit code and output, and restores signal handlers."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)

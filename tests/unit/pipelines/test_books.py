@@ -111,7 +111,7 @@ def test_the_clerks_process_does_what_takes_mlflow(tmp_path, tracking_db):
     clerk = Clerk("project", "name", tracking_db, {})
     try:
         clerk.call(Trial.set_tag, "called", "yes")
-        with pytest.raises(TrackingError, match=r"the books cannot call: .*Trial"):
+        with pytest.raises(TrackingError, match=r"MLflow's process cannot call: .*Trial"):
             clerk.call(len)
         assert clerk.aside(lambda trial: None).exception() is not None, "what does not pickle is told"
         clerk.aside(Trial.set_tag, "beside", "yes").result(60)

@@ -72,7 +72,7 @@ def test_an_environment_that_is_not_there_is_told_with_file_component_and_name()
     [
         ("network.convolutions=impala", "network.convolutions is impala, but no observation is an image"),
         ("network.log_std=-1", "network.log_std is -1.0, but actions are discrete"),
-        ("rollout.sde_steps=4", "sde_steps is 4, and the model's noise does not depend on the state"),
+        ("rollout.sde_steps=4", "sde_steps is 4, but the model's noise does not depend on the state"),
     ],
 )
 def test_an_option_that_nothing_goes_by_is_refused(override: str, message: str) -> None:
@@ -120,7 +120,7 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
         ("CartPole-v1", "{name: mappo}", "a central value holds 'obs' and 'state', got ndarray"),
         ("CartPole-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala$"),
         ("Pendulum-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala, sac$"),
-        ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, and nothing marks any"),
+        ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, but no data is marked as such"),
         ("CartPole-v1", f"{{name: ppo, {HEADS}}}", "has reward_heads, and nothing here gives"),
     ],
 )
@@ -357,7 +357,7 @@ class TestReadyMadeModel:
             build_model("model", job("network.hiden=[3]").as_dict())
 
     def test_a_model_that_no_rollout_acts_with_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="none acts with it"):
+        with pytest.raises(ConfigError, match="no rollout uses it"):
             build_model("critic", job().as_dict())
 
 

@@ -62,7 +62,7 @@ def test_games_that_ended_count_even_if_the_others_never_end() -> None:
     assert play([python(program)], timeout_s=3.0) == [3.0, 5.0]
     cut = Evaluation([3.0, 5.0], 4)
     assert str(cut).endswith("; 4 more did not end and were given up")
-    with pytest.raises(ConfigError, match="4 games did not end and were given up: the others alone give no rating"):
+    with pytest.raises(ConfigError, match="4 games did not end: the finished ones alone give no rating"):
         rate("pool", 1, "CartPole-v1", cut, "sqlite:///no.db")
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_is_refused_and_makes_nothing(tmp_path: Path, name: str, 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pong").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         new_project("pong", "rl", tmp_path)
     assert not list((tmp_path / "pong").iterdir())
 

@@ -103,7 +103,7 @@ def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
     with Progress("t", num_steps=100, console=Console(file=out, width=40)) as progress:
         progress.say("word " * 20)
         progress.update({**NUMBERS, "checkpoints_failed": 3}, errors=["error " * 20], note="note " * 20)
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "versions", "error", "on"]
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "versions", "error", "continues"]
 
 
 def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
@@ -121,7 +121,7 @@ def test_what_could_not_be_written_is_told_before_the_games_note() -> None:
     recorder.add("checkpoints_failed", 1.0)
     books.merge(recorder.drain())
     shown = drawn({**books.snapshot(), "hub_write_failures": 3.0}, "a gamecore ended")
-    assert "failed writes to MLflow: 3 of metrics, 1 of checkpoints; training goes on; a gamecore ended" in shown
+    assert "failed writes to MLflow: 3 of metrics, 1 of checkpoints; training continues; a gamecore ended" in shown
     assert "MLflow" not in drawn({**NUMBERS, "hub_write_failures": 0.0})
 
 

@@ -129,7 +129,7 @@ def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(evaluate: Run
     table.others = {2: {"model": ["models:/cart/1"]}}  # not the one asked first, nor the one asked last
     done = evaluate(url, "--rate")
     assert done.returncode == 2
-    assert "while the games went on sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr
+    assert "during the games sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr
     assert "over 3 games" in done.stdout
     assert {find(f"models:/cart/{version}", pool).tags["rating"] for version in (1, 2)} == {"5.0"}
 

@@ -40,7 +40,7 @@ def test_a_trial_that_is_not_there_or_has_ended_is_told(tracking_db: str, listen
     assert "no trial has the id or the name 'main'" in told(tracking_db, "main", ConfigError)
     trial = running(tracking_db, "games", listening)
     trial.finish("KILLED")
-    said = "trial 'main' of project 'games' does not run here: its books say KILLED"
+    said = "trial 'main' of project 'games' does not run here: MLflow says KILLED"
     assert told(tracking_db, "main", JobNotRunning) == said
     assert told(tracking_db, trial.run_id, JobNotRunning) == said
 
@@ -54,7 +54,7 @@ def test_a_trial_that_was_killed_or_runs_elsewhere_says_where_it_was(tracking_db
     address = f"127.0.0.1:{free_port()}"
     running(tracking_db, "games", address)
     said = told(tracking_db, "main", JobNotRunning)
-    assert said.endswith(f"nothing answers at {address}, where its Ray was: ask from the cluster of elsewhere")
+    assert said.endswith(f"nothing answers at {address}, where its Ray was: run this on the cluster of elsewhere")
 
 
 def test_of_several_of_one_name_the_one_that_answers_is_meant(tracking_db: str, listening: str) -> None:

@@ -58,7 +58,7 @@ def test_options_of_the_network_change_the_one_that_the_algorithm_has() -> None:
     ("lines", "message"),
     [
         (["learning_rate"], "'learning_rate': expected OPTION="),
-        (["learning_rate=normal(0, 1)"], "'normal' is no domain; there is choice, uniform, loguniform, randint"),
+        (["learning_rate=normal(0, 1)"], "'normal' is not a domain; there are choice, uniform, loguniform, randint"),
         (["gamma=uniform(1, 0)"], "uniform.1, 0.: expected least < largest"),
         (["learning_rate=loguniform(0, 1)"], "expected 0 < least < largest"),
         (["epochs=randint(1, 2.5)"], "expected whole numbers"),
@@ -141,9 +141,14 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
         ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
         ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
-        ("Pendulum-v1", "bc", "", "'bc' imitates recorded steps, and there are none"),
-        ("CartPole-v1", "mixed", "", "'mixed' imitates demonstrations, and nothing marks any.*learn without: ppo"),
-        ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, and the model's noise does not depend on"),
+        ("Pendulum-v1", "bc", "", "'bc' imitates recorded steps, but there are none"),
+        (
+            "CartPole-v1",
+            "mixed",
+            "",
+            "'mixed' imitates demonstrations, but no data is marked as such.*learn without: ppo",
+        ),
+        ("Pendulum-v1", "ppo", "sde_steps=choice(1, 4)", "sde_steps is 4, but the model's noise does not depend on"),
         ("Pendulum-v1", "sac", "n_step=500;unroll_length=1", "n_step 500, and columns have unroll_length 1"),
         ("Pendulum-v1", "sac", "env_options={'gravity': 9, 'wind': 1}", "wind"),
         ("Pendulum-v1", "sac", "network.lstm=choice(0, 64)", "lstm"),
@@ -183,7 +188,7 @@ def recorded(path: Path, **fields: np.ndarray) -> str:
 @pytest.mark.parametrize(
     ("algorithm", "more", "fields", "message"),
     [
-        ("ppo", [], {}, "'ppo' imitates nothing, and there are demonstrations; these do: bc, mixed"),
+        ("ppo", [], {}, "'ppo' does not imitate, but there are demonstrations; these do: bc, mixed"),
         ("mixed", [], {"obs": np.zeros((2, 3), np.float32)}, "obs"),
         ("mixed", ["normalise_obs=choice(False, True)"], {}, "the observations of demonstrations stay as they are"),
     ],

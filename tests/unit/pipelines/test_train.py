@@ -354,7 +354,7 @@ def test_the_summary_says_what_its_seconds_are_of(tracking_db, finished, state):
     first, *_ = (
         TrainResult(Trial.open("p", "t", tracking_db), {}, finished, "p", None, 64.2, [], "").summary().splitlines()
     )
-    assert first == f"trial 't' of project 'p': {state} after 64 s of training, its start not counted"
+    assert first == f"trial 't' of project 'p': {state} after 64 s of training, without its start"
 
 
 def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):

@@ -50,8 +50,8 @@ def test_options_reach_the_environment():
         ("nobody:Nope-v1", {}, "no environment 'nobody:Nope-v1': .*nobody"),
         ("Pendulum-v1", {"vectorization": "native"}, "no vector environment of its own"),
         ("Pendulum-v1", {"options": {"gravity": 1}}, "unexpected keyword argument 'gravity'"),
-        (Counting, {"options": {"g": 1}}, "a factory has its own"),
-        (lambda: SyncVectorEnv([Counting] * 2), {}, "has 2, asked for are 3"),
+        (Counting, {"options": {"g": 1}}, "a factory sets its own"),
+        (lambda: SyncVectorEnv([Counting] * 2), {}, "has 2 environments, expected 3"),
     ],
 )
 def test_what_cannot_be_had_is_refused(env, options, why):

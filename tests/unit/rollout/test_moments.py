@@ -62,7 +62,7 @@ def test_processes_that_share_moments_count_every_sample_once():
 
 
 def test_moments_of_other_shapes_do_not_merge():
-    with pytest.raises(ConfigError, match=r"\[2\] cannot take in \[3\]"):
+    with pytest.raises(ConfigError, match=r"\[2\] cannot be merged with \[3\]"):
         Moments((2,)).merge(Moments((3,)))
 
 

@@ -106,7 +106,7 @@ def test_ids_without_a_state_to_be_put_behind_are_refused():
 
     with pytest.raises(ConfigError, match="ids are part of the state: expected state=True"):
         AgentsAsRows(Count, ids=True)
-    with pytest.raises(ConfigError, match="a state that is a row of numbers, and this one is Box"):
+    with pytest.raises(ConfigError, match="a flat state, but this one is Box"):
         AgentsAsRows(Picture, state=True, ids=True)
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_rows_is_refused():
     class Stateless(Count):
         state_space = None
 
-    with pytest.raises(ConfigError, match="alike"):
+    with pytest.raises(ConfigError, match="the same spaces"):
         AgentsAsRows(Unlike)
     with pytest.raises(ConfigError, match="state_space"):
         AgentsAsRows(Stateless, state=True)

@@ -299,7 +299,7 @@ def test_a_websocket_opens_with_an_absolute_uri(service: Native) -> None:
         (opening(content_length="2") + b"{}", 400, "bad_request", "body"),
         (opening().replace(b"GET", b"POST"), 405, "bad_request", "POST"),
         (opening().replace(b"HTTP/1.1", b"HTTP/1.0"), 505, "bad_request", "HTTP/1.0"),
-        (opening(x="y" * 9000), 431, "header_too_large", "opening of a WebSocket"),
+        (opening(x="y" * 9000), 431, "header_too_large", "WebSocket handshake"),
     ],
 )
 def test_a_malformed_opening_gets_an_error_document(
@@ -396,7 +396,7 @@ def test_a_connection_that_stalls_in_a_request_is_told_and_closed_and_hurts_nobo
             while time.monotonic() - began < 0.5:
                 assert client.tick(b"on") == b"on"
         assert read_all(half).startswith(b"HTTP/1.1 408 ")
-        assert b"not whole after 0.2 s" in read_all(piece)
+        assert b"incomplete after 0.2 s" in read_all(piece)
 
 
 def test_a_connection_whose_reads_all_end_in_mid_frame_does_not_stall() -> None:
