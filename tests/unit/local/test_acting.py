@@ -96,7 +96,7 @@ async def test_weights_that_stay_act_on_torch_first_too_and_a_pinned_session_on_
     assert engine_of(acting) is TorchEngine
     assert await value_of(acting) == (12.0, 7)
     acting.build(said.append).join(WAIT_S)
-    assert said == [f"the model acts on engine {engine} from policy version 7 on; until now it was torch"]
+    assert said == [f"the model acts with engine {engine} from policy version 7 on, no longer with torch"]
     assert engine_of(acting) is not TorchEngine
     assert await value_of(acting) == (12.0, 7)
     outputs, version = await pinned.forward(OBS)
