@@ -74,9 +74,10 @@ def beyond_local(job: JobConfig) -> list[str]:
 
 
 def in_one_process(job: JobConfig) -> tuple[JobConfig, list[str]]:
-    """A job with one shard for each buffer and one worker for each rollout, and lines that say what became of more.
+    """A job with one shard for each buffer and one thread for each rollout, and lines that say what became of more.
 
-    The buffer keeps as many batches as all shards, the worker steps the environments of all workers.
+    The buffer keeps as many batches as all shards. One worker has all environments of an id; workers whose environments
+    a function makes take turns.
     """
     said, buffers, rollouts = [], dict(job.buffers), dict(job.rollouts)
     for name, buffer in job.buffers.items():
@@ -85,10 +86,11 @@ def in_one_process(job: JobConfig) -> tuple[JobConfig, list[str]]:
             buffers[name] = buffer.model_copy(update={"num_workers": 1, "size": size})
             said.append(f"{name}.num_workers is {buffer.num_workers}: one buffer keeps their {size} batches")
     for name, rollout in job.rollouts.items():
+        num_envs = rollout.num_envs * rollout.num_workers
         if rollout.num_workers > 1:
-            num_envs = rollout.num_envs * rollout.num_workers
-            rollouts[name] = rollout.model_copy(update={"num_workers": 1, "num_envs": num_envs})
             said.append(f"{name}.num_workers is {rollout.num_workers}: one thread steps their {num_envs} environments")
+        if rollout.func is None:  # a function may make all environments of a worker at once
+            rollouts[name] = rollout.model_copy(update={"num_workers": 1, "num_envs": num_envs})
     return job.model_copy(update={"buffers": buffers, "rollouts": rollouts}), said
 
 

@@ -1,10 +1,13 @@
 """A rollout on the local host: one thread steps the environments and feeds a replay buffer of this process.
 
-Environments that fail are replaced, as often as the rollout allows. Knows nothing of learning.
+Several workers take turns in it. Environments that fail are replaced, as often as the rollout allows. Knows nothing of
+learning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -79,14 +82,14 @@ class LocalRollout:
     """A rollout at work, as a context.
 
     Args:
-        spec: what it does; its one worker has all environments.
+        spec: what it does; its workers take turns in the thread.
         newest: weights to act with.
         buffer: gets the fragments.
         numbers: counts episodes, waits, failures and what they cost.
         moments: shared by the rollouts of the process; None: this one normalises nothing.
 
     Attributes:
-        collected: everything that the worker has collected so far.
+        collected: everything that its workers have collected so far.
         failures: times that the environments failed.
         messages: newest lines about failures, for people.
     """
@@ -103,6 +106,7 @@ class LocalRollout:
         self._spec, self._newest, self._buffer, self._numbers = spec, newest, buffer, numbers
         self._moments = moments
         self._who = f"rollout {spec.name!r} ({spec.env_name})"
+        self._num_workers = spec.config.num_workers
         self._stopping = threading.Event()
         self._error: BrayxError | None = None
         self._turn_began = 0.0
@@ -114,7 +118,7 @@ class LocalRollout:
     def __enter__(self) -> LocalRollout:
         self._turn_began = time.monotonic()
         self._thread.start()
-        self._numbers.add("rollout_workers", 1, label=self._spec.name)
+        self._numbers.add("rollout_workers", self._num_workers, label=self._spec.name)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,20 +173,26 @@ class LocalRollout:
         Raises:
             BrayxError: the environments or the model failed.
         """
-        collector = make_collector(self._spec, past=self.failures)
-        try:
-            worker = Worker(
-                self._spec,
-                collector,
-                newest=self._newest,
-                buffer=self._buffer,
-                sink=self._numbers,
-                moments=None if self._moments is None else _Exchange(self._moments, collector),
-                stopping=self._stopping,
-            )
-            while not self._stopping.is_set():
+        with contextlib.ExitStack() as stack:
+            workers = [self._worker(index, stack) for index in range(self._num_workers)]
+            for worker in itertools.cycle(workers):
                 self._turn_began = time.monotonic()
-                self.collected += worker.turn(self._turn_began + _TURN_S, 1)
-            worker.finish()
-        finally:
-            collector.close()
+                self.collected += worker.turn(self._turn_began + _TURN_S, self._num_workers)
+                if self._stopping.is_set():
+                    break
+            for worker in workers:
+                worker.finish()
+
+    def _worker(self, index: int, stack: contextlib.ExitStack) -> Worker:
+        """A worker, whose environments are closed with ``stack``."""
+        collector = make_collector(self._spec, index=index, past=self.failures)
+        stack.callback(collector.close)
+        return Worker(
+            self._spec,
+            collector,
+            newest=self._newest,
+            buffer=self._buffer,
+            sink=self._numbers,
+            moments=None if self._moments is None else _Exchange(self._moments, collector),
+            stopping=self._stopping,
+        )

@@ -67,7 +67,8 @@ class Job:
             options["module"] = name
         else:
             options["env"] = "CartPole-v1"
-        config = BufferConfig(size=size, batch_size=ENVS, unroll_length=T, **(sampling or {}))
+        columns = ENVS * options.get("num_workers", 1)
+        config = BufferConfig(size=size, batch_size=columns, unroll_length=T, **(sampling or {}))
         self.sink, self.newest, self.moments, self.version = Recorder(), Newest(), moments, 0
         self.buffer = LocalBuffer(config, None, self.sink)
         self.spec = RolloutSpec(
@@ -78,7 +79,7 @@ class Job:
             buffer_config=config,
             folder=str(folder),
             job={},
-            update_columns=ENVS,
+            update_columns=columns,
         )
         self.name = name
 
@@ -122,6 +123,20 @@ def test_a_blocking_rollout_collects_one_update_with_each_version(tmp_path):
         assert (rollout.collected.version, rollout.collected.overdue) == (3, 0)
     assert rollout.error is None
     assert made.sink.summary()["acting_version.model"] == 3
+
+
+def test_several_workers_take_turns_in_the_thread_and_play_other_episodes(tmp_path):
+    made = Job(tmp_path, mode="blocking", func="odd", num_workers=3)
+    with made.rollout() as rollout:
+        for version in (1, 2):
+            made.publish()
+            batch = made.take()
+            assert set(batch["policy_version"][:, :-1].flat) == {version}
+            assert len(batch["obs"]) == 3 * ENVS
+        until(lambda: rollout.collected.fragments == 6, "it has counted them")
+        assert made.buffer.pop() is None
+    assert len(set(made.code.seeds)) == len(made.code.seeds) == 3 * ENVS
+    assert made.sink.summary()["rollout_workers.games"] == 3
 
 
 def test_what_is_refused_of_a_blocking_rollout_it_collects_again_with_the_same_version(tmp_path):

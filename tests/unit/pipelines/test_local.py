@@ -59,3 +59,10 @@ def test_shards_and_rollout_workers_become_one_buffer_and_one_thread() -> None:
         "rollout.num_workers is 3: one thread steps their 24 environments",
     ]
     assert in_one_process(one) == (one, [])
+
+
+def test_workers_whose_function_makes_their_environments_at_once_keep_their_number() -> None:
+    own = ("rollout.env=null", "rollout.module=brayx.rollout.multi", "rollout.func=AgentsAsRows")
+    one, said = in_one_process(JobConfig.load(TEMPLATES / "ppo_env.yaml", own))
+    assert (one.rollouts["rollout"].num_workers, one.rollouts["rollout"].num_envs) == (2, 8)
+    assert said == ["rollout.num_workers is 2: one thread steps their 16 environments"]
