@@ -174,7 +174,7 @@ def check(
         fits: raises where the options of a draw do not go together.
 
     Raises:
-        ConfigError: as `arguments` and ``fits``; or nothing is searched.
+        ConfigError: as `arguments` and ``fits``; or no option is searched.
     """
     if not any(isinstance(value, Domain) for value in space.values()):
         raise ConfigError("no option is searched: give one a domain, such as learning_rate=loguniform(1e-4, 1e-2)")

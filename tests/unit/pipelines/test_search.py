@@ -64,7 +64,7 @@ def test_options_of_the_network_change_the_one_that_the_algorithm_has() -> None:
         (["epochs=randint(1, 2.5)"], "expected whole numbers"),
         (["epochs=choice()"], "is empty"),
         (["gamma=0.9", "gamma=0.8"], "gamma is given twice"),
-        (["learning_rate=__import__('os')"], "'__import__' is no domain"),
+        (["learning_rate=__import__('os')"], "'__import__' is not a domain"),
     ],
 )
 def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
@@ -75,7 +75,7 @@ def test_what_is_no_line_is_quoted(lines: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["gamma=0.9"], "nothing is searched"),
+        (["gamma=0.9"], "no option is searched"),
         (["clip_parm=choice(0.1, 0.2)"], "there is no option 'clip_parm'; nearest is 'clip_param'"),
         (["clip_param=uniform(0.1, 2)"], "clip_param is 2"),
         (["learning_rate=uniform(0.5, 3)"], "learning_rate is 3"),
