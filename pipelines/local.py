@@ -236,7 +236,7 @@ class _Training:
             services=Services(models, self.buffers, self.numbers),
             codec=codec_of(actor, job.folder),
             episode_length=actor.episode_length,
-            keeper=self._renderer(),
+            keeper=_renderer(job, self.actor, self.clerk),
             games=Games() if actor.share == "game" else None,
         )
         host = LocalHost(
@@ -417,19 +417,20 @@ class _Training:
             engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, version)[0],
         )
 
-    def _renderer(self) -> EpisodeRenderer | None:
-        """Draws games in the clerk's process, which has the trial."""
-        from deployments.render import EpisodeRenderer, draw_pickled
 
-        every = self.job.actors[self.actor].episode_save_interval
-        renders = {name: (render.module, render.func) for name, render in self.job.renders.items()}
-        if every is None or not renders:
-            return None
+def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> EpisodeRenderer | None:
+    """Draws games in the clerk's process, which has the trial; None: the job draws none."""
+    from deployments.render import EpisodeRenderer, draw_pickled
 
-        def draw(episode: list[State], returned: float | None) -> Future[Any]:
-            return self.clerk.aside(draw_pickled, pickle.dumps(episode), returned, renders, self.job.folder)
+    every = job.actors[actor].episode_save_interval
+    renders = {name: (render.module, render.func) for name, render in job.renders.items()}
+    if every is None or not renders:
+        return None
 
-        return EpisodeRenderer(draw, every=every)
+    def draw(episode: list[State], returned: float | None) -> Future[Any]:
+        return clerk.aside(draw_pickled, pickle.dumps(episode), returned, renders, job.folder)
+
+    return EpisodeRenderer(draw, every=every)
 
 
 def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:
