@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.actor.config import SessionConfig
 from brayx.actor.moving import Position
 from brayx.actor.service import Reply

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.errors import BrayxError, SessionResumed
 from brayx.gamecore.protocol import StepRequest
 from brayx.logs import limited

@@ -14,7 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TypeVar
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.actor import moving
 from brayx.actor.actor import Actor, is_cancelled
 from brayx.actor.config import SessionConfig

@@ -12,7 +12,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.actor import moving
 from brayx.actor.actor import Actor
 from brayx.actor.calls import Calls

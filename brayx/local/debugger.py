@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from brayx import clock
+import brayx.clock as clock
 
 
 class Breakpoints:

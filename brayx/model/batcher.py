@@ -29,7 +29,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.errors import DeadlineExceeded, ModelError, QueueFull
 
 Row = TypeVar("Row")

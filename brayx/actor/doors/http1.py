@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 from websockets.exceptions import InvalidHeaderValue, InvalidMessage, SecurityError
 from websockets.http11 import Request
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.browser import Answer, is_preflight, other
 from brayx.actor.doors.http import headers_too_large

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.errors import StartupError
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
 from brayx.logs import limited

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from brayx import clock
+import brayx.clock as clock
 from brayx.actor.doors.native import Connection, Listener
 from brayx.errors import BrayxError, ProtocolError, TooManyConnections
 from brayx.gamecore.protocol import StepRequest
