@@ -171,8 +171,10 @@ class Killed:
 def killed(begun: Begun) -> Iterator[Killed]:
     folder, resumed = begun.folder, begun.interrupted[0]
     with on_a_cluster(folder, *ENDLESS) as command, said_on_failure(command):
-        command.until(lambda: steps_of(command) > resumed + 5000, "environments were stepped")
+        command.until(command.says("Ray is up"), "Ray is up")
         assert "ppo_env / main (resumed)" in command.err
+        at = steps_of(command)
+        command.until(lambda: steps_of(command) > at + 5000, "environments were stepped")
         (victim, *_) = command.processes("ray::RolloutWorker")
         victim.send_signal(signal.SIGKILL)
         command.until(
