@@ -222,7 +222,7 @@ def test_a_killed_driver_leaves_no_process(killed: Killed) -> None:
 
 def test_a_trial_goes_from_this_machine_to_a_cluster_and_back_in_the_same_run(killed: Killed) -> None:
     assert "(resumed)" in killed.said
-    for metric in ("replay/env_steps", "learner/updates", "learner/policy_version"):
+    for metric in ("replay/env_steps", "learner/updates"):
         assert goes_on(written(killed.trial, metric)), metric
     assert seen(killed.trial) > 0.5 * killed.at_kill, "the moments of every part are in there"
     assert killed.trial.status == "FINISHED"
