@@ -29,12 +29,12 @@ from brayx.errors import BrayxError, VersionUnknown
 from brayx.gamecore.client import Client
 from brayx.model.arms import Followed
 from brayx.model.following import initial_version
-from brayx.ports import free_port
 from brayx.tracking import Trial, register
 from deployments.actor import serving_application
 from deployments.job import JobConfig
 from deployments.weights import pooled
 from pipelines import cli
+from tests.integration.conftest import Ingress
 from tests.processes import ours
 from tests.waiting import until
 
@@ -70,11 +70,9 @@ class Told(Agent):
 
 
 @pytest.fixture(scope="module")
-def door(ray_cluster: str) -> Any:
-    port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
+def door(ingress: Ingress) -> str:
+    """URL of Serve's proxy."""
+    return ingress.http
 
 
 def test_the_pool_ends_when_nobody_asks_and_begins_anew_when_somebody_does(ray_cluster: str, tracking_db: str) -> None:

@@ -39,6 +39,7 @@ from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
 from deployments.job import JobConfig
 from deployments.weights import WeightSource
+from tests.integration.conftest import Ingress
 from tests.waiting import until, until_awaited
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +49,9 @@ DIRECTORY = "echo/sessions"
 
 
 @pytest.fixture(scope="module")
-def service(ray_cluster: str) -> Iterator[str]:
-    """Serve with its default ingress; the value is its URL."""
-    port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
+def service(loopback_ingress: Ingress) -> str:
+    """URL of Serve with its default ingress."""
+    return loopback_ingress.http
 
 
 @pytest.fixture(scope="module")

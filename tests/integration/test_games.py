@@ -17,7 +17,6 @@ from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import Location, stop_directory
 from brayx.gamecore import pettingzoo
 from brayx.gamecore.client import AsyncClient
-from brayx.ports import free_port
 from deployments.actor import actor_spec, application
 from deployments.job import JobConfig
 from tests.unit.gamecore.zoo import Secrets
@@ -45,18 +44,17 @@ class Teller(Agent):
 
 
 @pytest.fixture
-def replicas(ray_cluster: str, tmp_path: Path) -> Iterator[list[str]]:
+def replicas(ingress: object, tmp_path: Path) -> Iterator[list[str]]:
     """The two replicas' own URLs, so that a test chooses which of them a client comes to."""
     (tmp_path / "secrets_agents.py").write_text(AGENTS)
     (tmp_path / "secrets.yaml").write_text(JOB)
     job = JobConfig.load(tmp_path / "secrets.yaml")
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": free_port()})
     app = application(actor_spec(job, "actor", mode="serve", weights={}), name="actor", directory=DIRECTORY)
     serve.run(app, name="secrets", route_prefix="/secrets")
     addresses = ray.get(directory().addresses.remote(), timeout=WAIT_S)
     assert len(addresses) == 2
     yield addresses
-    serve.shutdown()
+    serve.delete("secrets")
     stop_directory(DIRECTORY)
 
 

@@ -19,9 +19,9 @@ from brayx.errors import BrayxError, SessionLost, from_wire
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
-from brayx.ports import free_port
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
+from tests.integration.conftest import Ingress
 from tests.waiting import until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide-serve.md"
@@ -40,20 +40,13 @@ def guide() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ingress(ray_cluster: str) -> Iterator[str]:
+def echo(grpc_ingress: Ingress) -> Iterator[str]:
     """The echo application on two replicas behind Serve's own proxy; the value is ``127.0.0.1:port`` of gRPC."""
-    port = free_port()
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": free_port()},
-        grpc_options=guide()["grpc_options"] | {"port": port},
-    )
     args = EchoArgs(num_workers=2, native_port=None, tcp_port=None)
     serve.run(echo_app(args), name="echo", route_prefix="/echo")
-    yield f"127.0.0.1:{port}"
+    yield grpc_ingress.grpc
     serve.delete("echo")
     stop_directory("echo/sessions")
-    serve.shutdown()
 
 
 class TestGrpcOnServe(DoorCompliance):
@@ -63,13 +56,13 @@ class TestGrpcOnServe(DoorCompliance):
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
-    def _service(cls, ingress: str) -> None:
-        cls.urls = {"grpc": f"grpc://{ingress}"}
+    def _service(cls, echo: str) -> None:
+        cls.urls = {"grpc": f"grpc://{echo}"}
 
 
 @pytest.fixture
-def stub(ingress: str) -> Iterator[GamecoreStub]:
-    with grpc.insecure_channel(ingress) as channel:
+def stub(echo: str) -> Iterator[GamecoreStub]:
+    with grpc.insecure_channel(echo) as channel:
         yield GamecoreStub(channel)
 
 

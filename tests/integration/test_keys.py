@@ -17,10 +17,9 @@ from brayx.cluster.directory import stop_directory
 from brayx.errors import Unauthorized
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
-from brayx.ports import free_port
 from deployments.echo import EchoArgs
 from deployments.echo import app as echo_app
-from tests.integration.test_grpc import guide
+from tests.integration.conftest import Ingress
 
 WAIT_S = 60.0
 DOORS = ("http", "ws", "grpc", "native http", "native ws", "tcp")
@@ -35,23 +34,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def doors(ray_cluster: str, file: Path) -> Iterator[dict[str, str]]:
+def doors(grpc_ingress: Ingress, file: Path) -> Iterator[dict[str, str]]:
     """URL of each door of an echo on two replicas."""
-    http, grpc = free_port(), free_port()
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": http},
-        grpc_options=guide()["grpc_options"] | {"port": grpc},
-    )
+    ingress = grpc_ingress
     args = EchoArgs(num_workers=2, native_port=0, tcp_port=0, keys_file=str(file))
     serve.run(echo_app(args), name="echo", route_prefix="/")
-    with urllib.request.urlopen(f"http://127.0.0.1:{http}/", timeout=WAIT_S) as reply:
+    with urllib.request.urlopen(f"{ingress.http}/", timeout=WAIT_S) as reply:
         native: dict[str, Any] = json.load(reply)["doors"]
-    ingress = {"http": f"http://127.0.0.1:{http}", "ws": f"ws://127.0.0.1:{http}", "grpc": f"grpc://127.0.0.1:{grpc}"}
-    yield ingress | {"native http": native["http"], "native ws": native["ws"], "tcp": native["tcp"]}
+    of_serve = {"http": ingress.http, "ws": ingress.http.replace("http", "ws", 1), "grpc": f"grpc://{ingress.grpc}"}
+    yield of_serve | {"native http": native["http"], "native ws": native["ws"], "tcp": native["tcp"]}
     serve.delete("echo")
     stop_directory("echo/sessions")
-    serve.shutdown()
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -322,17 +322,10 @@ async def served(config, build=build, **options):
         await asyncio.to_thread(serve.delete, "model-test")
 
 
-@pytest.fixture(scope="module")
-def serve_instance(ray_cluster):
-    serve.start(proxy_location="Disabled")
-    yield
-    serve.shutdown()
-
-
 OBS = np.array([1, 2, 3], np.float32)
 
 
-async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_instance, ray_cluster):
+async def test_remote_model_follows_the_store_and_carries_typed_errors(ingress, ray_cluster):
     name = f"weights-{uuid.uuid4().hex[:8]}"
     store = create_weight_store(name)
     publisher = WeightPublisher(store)
@@ -376,7 +369,7 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(serve_ins
     ray.kill(store)
 
 
-async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(serve_instance, ray_cluster):
+async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(ingress, ray_cluster):
     name = f"weights-{uuid.uuid4().hex[:8]}"
     store = create_weight_store(name)
     publisher = WeightPublisher(store)
@@ -408,7 +401,7 @@ async def test_sessions_of_a_remote_model_act_with_the_version_they_pinned(serve
 
 
 @pytest.mark.chaos
-async def test_replicas_killed_under_load_give_no_wrong_answer(serve_instance, tmp_path):
+async def test_replicas_killed_under_load_give_no_wrong_answer(ingress, tmp_path):
     save_weights(tmp_path / "weights.npz", factor(5))
     config = ModelConfig(module="unused", engine="torch", placement="remote", num_workers=2)
     async with served(config, build_telltale, checkpoint=str(tmp_path)) as (_, model):
@@ -442,9 +435,7 @@ async def test_replicas_killed_under_load_give_no_wrong_answer(serve_instance, t
 
 
 @pytest.mark.chaos
-async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_version_they_say(
-    serve_instance, ray_cluster
-):
+async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_version_they_say(ingress, ray_cluster):
     """Every answer is of the weights that it names. A forward that met a kill is sent again, or fails typed in time."""
     name = f"weights-{uuid.uuid4().hex[:8]}"
     store = create_weight_store(name)
@@ -506,7 +497,7 @@ async def test_replicas_killed_while_a_thousand_publishes_run_answer_with_the_ve
 
 
 @pytest.mark.chaos
-async def test_a_replica_that_dies_is_replaced_and_forwards_are_sent_again(serve_instance, tmp_path):
+async def test_a_replica_that_dies_is_replaced_and_forwards_are_sent_again(ingress, tmp_path):
     save_weights(tmp_path / "weights.npz", factor(5))
     config = ModelConfig(module="unused", engine="torch", placement="remote")
     async with served(config, build_telltale, checkpoint=str(tmp_path)) as (_, model):

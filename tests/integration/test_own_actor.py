@@ -13,14 +13,14 @@ from brayx.cluster.directory import stop_directory
 from brayx.cluster.replica import actor_deployment
 from brayx.errors import BrayxError
 from brayx.gamecore.client import Client
-from brayx.ports import free_port
+from tests.integration.conftest import Ingress
 from tests.unit.test_docs import SNIPPETS
 
 WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def counter(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def counter(ingress: Ingress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the guide's application, on free ports."""
     (shown,) = (snippet for snippet in SNIPPETS if snippet.is_("file") == "counter.py")
     folder = tmp_path_factory.mktemp("own")
@@ -31,11 +31,9 @@ def counter(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     cloudpickle.register_pickle_by_value(module)  # replicas of this cluster do not look in that folder
     options = module.options.model_copy(update={"native_port": 0, "tcp_port": 0, "tick_timeout_s": 2.0})
     app = actor_deployment(module.build_runtime, options, name="counter", directory="counter/sessions")
-    port = free_port()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     serve.run(app, name="counter", route_prefix="/")
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
+    yield ingress.http
+    serve.delete("counter")
     stop_directory("counter/sessions")
     cloudpickle.unregister_pickle_by_value(module)
     del sys.modules["counter"]

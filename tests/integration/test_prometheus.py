@@ -59,7 +59,7 @@ async def build(handles: Mapping[str, Any]) -> ActorRuntime:
 
 
 @pytest.fixture(scope="module")
-def url(ray_cluster: str) -> Iterator[str]:
+def url(ingress: object) -> Iterator[str]:
     """The native HTTP port that two replicas share."""
     port = free_port()
     config = ActorConfig(
@@ -72,10 +72,9 @@ def url(ray_cluster: str) -> Iterator[str]:
         fallback="default",
         fallback_body=FALLEN.decode(),
     )
-    serve.start(proxy_location="Disabled")
     serve.run(actor_deployment(build, config, name="counting", directory=DIRECTORY), name=APPLICATION)
     yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
+    serve.delete(APPLICATION)
     stop_directory(DIRECTORY)
 
 

@@ -46,7 +46,6 @@ from brayx.errors import (
 )
 from brayx.model.dialled import DialledModel
 from brayx.model.encoding import JSON, SAFETENSORS, pack, unpack
-from brayx.ports import free_port
 from brayx.tracking import register
 from deployments.model import ModelArgs
 from deployments.model import app as model_app
@@ -105,8 +104,6 @@ class Broken(torch.nn.Module):
         return x * self.weight
 
 
-GRPC_PORT = free_port()
-SERVICER = "brayx.model.v1.model_pb2_grpc.add_ModelServicer_to_server"
 EXAMPLE = ({"x": np.zeros((1, 3), np.float32)},)
 OFFSET = {"offset": np.zeros(1, np.float32)}
 X = {"x": np.array([1, 2, 3], np.float32)}
@@ -118,16 +115,9 @@ def factor(value):
 
 
 @pytest.fixture(scope="module")
-def serve_instance(ray_cluster):
+def serve_instance(grpc_ingress):
     """URL of Serve's ingress."""
-    port = free_port()
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": port},
-        grpc_options={"port": GRPC_PORT, "grpc_servicer_functions": [SERVICER]},
-    )
-    yield f"http://127.0.0.1:{port}"
-    serve.shutdown()
+    return grpc_ingress.http
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -292,13 +282,15 @@ def test_forwards_over_http(serve_instance):
 
 
 @pytest.mark.chaos
-async def test_a_replica_that_dies_in_a_forward_is_told_over_http_and_asked_again_over_grpc(serve_instance, tmp_path):
+async def test_a_replica_that_dies_in_a_forward_is_told_over_http_and_asked_again_over_grpc(
+    serve_instance, grpc_ingress, tmp_path
+):
     """HTTP's answer is Serve's own, which the guide tells; the gRPC client is brayx's and sends the forward again."""
     made = asyncio.to_thread(
         RemoteModel, "held", Held(tmp_path), (np.zeros((1, 1), np.float32),), route_prefix="/held", use_onnx=False
     )
     model = await made
-    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/model-held", deadline_s=60)
+    dialled = await DialledModel.connect(f"grpc://{grpc_ingress.grpc}/model-held", deadline_s=60)
     (tmp_path / "held").touch()
     killed = set()
 
@@ -331,9 +323,9 @@ async def test_a_replica_that_dies_in_a_forward_is_told_over_http_and_asked_agai
     await asyncio.to_thread(model.delete)
 
 
-async def test_forwards_over_grpc(serve_instance):
+async def test_forwards_over_grpc(serve_instance, grpc_ingress):
     model = await asyncio.to_thread(RemoteModel, "dialled", Scale(2), EXAMPLE, OFFSET, route_prefix="/dialled")
-    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/model-dialled", deadline_s=30)
+    dialled = await DialledModel.connect(f"grpc://{grpc_ingress.grpc}/model-dialled", deadline_s=30)
     assert dialled.spec == model.spec
     with pytest.raises(ShapeMismatch, match="offset"):
         dialled.spec.check((X,))
@@ -357,10 +349,10 @@ async def test_forwards_over_grpc(serve_instance):
     await asyncio.to_thread(model.delete)
 
 
-async def test_a_job_s_model_is_served_alone(serve_instance, tracking_db):
+async def test_a_job_s_model_is_served_alone(serve_instance, grpc_ingress, tracking_db):
     args = ModelArgs(config=str(TEMPLATES / "cartpole.yaml"), tracking=tracking_db)
     await asyncio.to_thread(serve.run, model_app(args), name="policy", route_prefix="/policy")
-    dialled = await DialledModel.connect(f"grpc://127.0.0.1:{GRPC_PORT}/policy", deadline_s=30)
+    dialled = await DialledModel.connect(f"grpc://{grpc_ingress.grpc}/policy", deadline_s=30)
     outputs, version = await dialled.forward(np.zeros(4, np.float32))
     assert (outputs["logits"].shape, version) == ((2,), 0)
     await dialled.close()

@@ -57,14 +57,7 @@ class Number(torch.nn.Module):
         return x * self.number
 
 
-@pytest.fixture(scope="module")
-def serve_instance(ray_cluster):
-    serve.start(proxy_location="Disabled")
-    yield
-    serve.shutdown()
-
-
-async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and_are_two_again(serve_instance):
+async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and_are_two_again(ingress):
     module, x = Told(), np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     with torch.no_grad():
         want = module(torch.tensor(x))["y"].numpy()
@@ -110,7 +103,7 @@ async def test_replicas_killed_under_load_give_right_answers_or_fail_in_time_and
     await asyncio.to_thread(model.delete)
 
 
-async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newest_back(serve_instance):
+async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newest_back(ingress):
     one = np.ones(1, np.float32)
     model = await RemoteModel.connect("published", Number(), (one[None],), num_workers=2, use_onnx=False)
     client = model.client()
@@ -167,7 +160,7 @@ async def test_a_store_killed_while_publishing_fails_no_forward_and_has_the_newe
     await asyncio.to_thread(model.delete)
 
 
-def test_an_application_is_given_up_in_time_where_serve_hangs(serve_instance):
+def test_an_application_is_given_up_in_time_where_serve_hangs(ingress):
     """By a process that has no client of Serve's yet: making one would ask the controller without a deadline."""
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     pid = ray.get(controller.get_pid.remote(), timeout=30)

@@ -19,6 +19,7 @@ from brayx.errors import ServiceFull, SessionLost, TransportError
 from brayx.gamecore.client import AsyncClient
 from brayx.ports import free_port
 from tests.chaos.ledger import APPLICATION, PLAIN, Entry, LedgerArgs, app, chained, events
+from tests.integration.conftest import Ingress
 from tests.waiting import until_awaited as until
 
 WAIT_S = 60.0
@@ -31,15 +32,15 @@ DIRECTORY = f"{APPLICATION}/sessions"
     ids=["shutdown", "delete"],
 )
 async def test_running_sessions_finish_or_are_told_that_they_were_drained(
-    ray_cluster: str, tmp_path: Path, way: Callable[[], None], keeps_proxy: bool
+    start_serve: Callable[[bool | None], Ingress], tmp_path: Path, way: Callable[[], None], keeps_proxy: bool
 ) -> None:
     """Serve that is shut down ends its proxy at once, and with it the connections through it."""
-    port, native, tcp = (free_port() for _ in range(3))
+    native, tcp = free_port(), free_port()
     (tmp_path / "events").mkdir()
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    ingress = start_serve(None)
     args = LedgerArgs(folder=tmp_path / "events", native_port=native, tcp_port=tcp)
     await asyncio.to_thread(serve.run, app(args), name=APPLICATION, route_prefix="/")
-    proxy = f"ws://127.0.0.1:{port}"
+    proxy = ingress.http.replace("http", "ws", 1)
     doors = [proxy, *(f"{what}://127.0.0.1:{native}" for what in ("ws", "http"))]
     doors.append(f"tcp://127.0.0.1:{tcp}")
     async with contextlib.AsyncExitStack() as stack, asyncio.timeout(3 * WAIT_S):
