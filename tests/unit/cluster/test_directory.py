@@ -340,7 +340,7 @@ class TestSnapshots:
     def test_who_takes_none_is_told_to_try_again_and_the_session_stays(self, directory: Directory) -> None:
         directory.claim("s", "a")
         directory.park("s", "a", snapshot(exact=True))
-        with pytest.raises(Overloaded, match="between two replicas"):
+        with pytest.raises(Overloaded, match="is moving to another replica"):
             directory.locate("s")
         assert directory.locate("s", "b") == snapshot(exact=True)
 

@@ -706,7 +706,7 @@ def test_a_memory_is_cloned_from_recordings_that_know_nothing_of_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("algorithm", "options", "other", "message"),
     [
-        (PPOConfig(), {}, {}, "'ppo' imitates nothing.* bc, mixed"),
+        (PPOConfig(), {}, {}, "'ppo' does not imitate.* bc, mixed"),
         (BCConfig(), {"normalise_obs": True}, {}, "normalise_obs is True, and the observations of demonstrations stay"),
         (MixedConfig(fit_value=0.5), {"reward_clip": 1.0}, {}, "reward_clip is 1.0, and the rewards of demonstrations"),
         (BCConfig(), {}, {"obs": np.zeros((200, 3))}, "obs: expected shape .* fits: "),
