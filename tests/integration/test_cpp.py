@@ -611,7 +611,7 @@ def test_trying_a_moved_session_again_has_an_end(run: Run, service: Both) -> Non
     server.moving = 10**9
     for client in (never, briefly):
         client.start()
-        with pytest.raises(Refused, match="overloaded: the session is between") as refused:
+        with pytest.raises(Refused, match="overloaded: the session is moving") as refused:
             client.step("tick", b"x")
         assert json.loads(refused.value.details) == {"layer": "between"}
         assert 10**9 - server.moving == 1 if client is never else 10**9 - server.moving > 2
