@@ -2,7 +2,7 @@
 
     serve run serve_config.yaml        # serves the champion, with `app` below
 
-A training job deploys the same application through `training_application`; the two differ only in where weights come
+A training job deploys the same application through `application`; the two differ only in where weights come
 from (a registered version, or the trial's weight store) and in whether episodes go to a replay buffer.
 """
 

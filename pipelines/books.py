@@ -133,7 +133,7 @@ class Clerk:
                 self._cut = now
 
     def totals(self) -> dict[str, float]:
-        """The trial's initial sums, see `brayx.cluster.hub.totals_of`; waits as `latest` does."""
+        """The trial's initial sums, see `brayx.tracking.hub.totals_of`; waits as `latest` does."""
         self._begun()
         found: dict[str, float] = self._result(self._ask("totals"), _OPEN_S) if self.may_resume else {}
         return found

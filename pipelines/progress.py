@@ -73,7 +73,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     A resumed trial counts on, but its old errors have no note: they are not shown, as their bug may be mended by now.
 
     Args:
-        numbers, notes: as `brayx.cluster.hub.Hub.snapshot` and `brayx.cluster.hub.Hub.notes` give them.
+        numbers, notes: as `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes` give them.
     """
     lines = []
     for name, count in sorted(numbers.items()):
@@ -167,7 +167,7 @@ class Progress:
         """Shows the newest numbers.
 
         Args:
-            numbers: as of `brayx.cluster.hub.Hub.snapshot`.
+            numbers: as of `brayx.tracking.hub.Hub.snapshot`.
             gamecores: game processes alive.
             workers: running rollout workers.
             note: one line to show below, after what could not be written.

@@ -1,1 +1,1 @@
-"""The learner: its options, its state as a folder, what it does (`loop`) and where it runs (`launch`)."""
+"""The learner: its options, its state as a folder, and its loop. `brayx.local.learner` and `brayx.cluster.learner` run it."""

@@ -1,6 +1,6 @@
 """The learners that share one model: what the loop asks of them, one alone, and a group of processes.
 
-Knows nothing of how processes are started; `launch` and tests do that.
+Knows nothing of how processes are started; `brayx.cluster.learner` and tests do that.
 """
 
 from __future__ import annotations
