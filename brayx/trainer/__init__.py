@@ -1,1 +1,1 @@
-"""The learner: its options, its state as a folder, and its loop. `brayx.local.learner` and `brayx.cluster.learner` run it."""
+"""The learner: its options, its state as a folder, and its loop. `local.learner` and `cluster.learner` run it."""
