@@ -46,7 +46,7 @@ from brayx.types import Weights
 from deployments.code import check_code
 from deployments.job import JobConfig, only
 from deployments.render import EpisodeRenderer, drawing_in_ray
-from deployments.serve_run import check_door
+from deployments.serve_run import serve_run
 from deployments.weights import WeightSource, pooled, registered
 
 _VERSION_EVERY_S = 1.0
@@ -347,12 +347,12 @@ class ServeArgs(BaseModel):
     """Replicas; default: as in the job."""
 
 
+@serve_run()
 def app(args: ServeArgs) -> serve.Application:
     """Serves a trained job: the same agents, acting greedily with registered weights.
 
     A model without a champion is served as built, untrained, and the log says what to run.
     """
-    check_door()
     job = JobConfig.load(args.config)
     uri = tracking_uri(args.tracking or job.tracking)
     return serving_application(job, uri, actor=args.actor, models=args.models, num_workers=args.num_workers)

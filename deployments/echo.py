@@ -15,7 +15,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
-from deployments.serve_run import check_door
+from deployments.serve_run import serve_run
 
 
 class EchoActor(Actor):
@@ -63,9 +63,9 @@ async def build_runtime(handles: object) -> ActorRuntime:
     return ActorRuntime(make_actor=EchoActor)
 
 
+@serve_run()
 def app(args: EchoArgs) -> serve.Application:
     """The echo application."""
-    check_door()
     options = args.model_dump(exclude={"max_sessions"})
     if args.keys_file is not None:
         options["keys_file"] = str(Path(args.keys_file).absolute())

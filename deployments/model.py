@@ -15,6 +15,7 @@ from brayx.model.build import acting_model
 from brayx.tracking import tracking_uri
 from deployments.actor import pool_of
 from deployments.job import JobConfig, only
+from deployments.serve_run import serve_run
 from deployments.weights import pooled
 
 
@@ -35,6 +36,7 @@ class ModelArgs(BaseModel):
     """Replicas; default: as in the job."""
 
 
+@serve_run()
 def app(args: ModelArgs) -> serve.Application:
     """The model as a Serve application; see `brayx.model.http` and ``brayx/model/v1/model.proto`` for what it answers.
 

@@ -1,46 +1,58 @@
-"""Checks of ``serve run MODULE:app`` before it starts Ray: the door's port is free, and the Ray to join is alive.
+"""``serve run MODULE:app`` before Ray starts: the door's port is free, the Ray to join is alive, errors are one line.
 
-Without them the user waits for Ray, for minutes if it is gone, and then reads a traceback. ``serve run MODULE:app``
-builds the application in its own process, where these checks can run; ``serve run`` with a Serve config does not. Knows
+Otherwise the user waits for Ray, for minutes if it is gone, and then reads a traceback. ``serve run MODULE:app`` builds
+the application in its own process, where these checks can run; ``serve run`` with a Serve config does not. Knows
 nothing of applications.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ray
 from ray.serve.config import HTTPOptions
 
 from brayx.cluster.start import check_address
-from brayx.errors import StartupError
+from brayx.errors import BrayxError, StartupError
 
 _TIMEOUT_S = 1.0
 
 
-def check_door(argv: Sequence[str] = sys.argv, host: str = "", port: int = 0) -> None:
-    """Ends ``serve run`` with one line if another program has Serve's port, or if the Ray it would join is gone.
+@contextlib.contextmanager
+def serve_run(argv: Sequence[str] = (), host: str = "", port: int = 0) -> Iterator[None]:
+    """Decorates a function that builds an application: under ``serve run`` a typed error ends the command with one
+    line, and after the function it checks the door's port and the Ray to join.
 
     Does nothing in any other command.
 
     Args:
-        argv: command line of this process.
+        argv: command line; empty: of this process.
         host, port: where Serve listens; empty: Serve's defaults.
+
+    Raises:
+        SystemExit: with the message of a typed error; with ``BRAYX_TRACEBACK`` set, the error itself comes instead.
     """
+    argv = argv or sys.argv
     if Path(argv[0]).name != "serve" or "run" not in argv:
+        yield
         return
     options = HTTPOptions()
     elsewhere = any(word.startswith(("--address", "-a")) for word in argv)
     try:
+        yield
         if not elsewhere and not ray.is_initialized():
             check_address(None)
         check_port(host or str(options.host), port or options.port)
-    except StartupError as error:
-        raise SystemExit(f"{error.code}: {error}") from None  # a traceback would say no more
+    except BrayxError as error:
+        if os.environ.get("BRAYX_TRACEBACK"):
+            raise
+        raise SystemExit(f"brayx: {error}") from None
 
 
 def check_port(host: str, port: int) -> None:

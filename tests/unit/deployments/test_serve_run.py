@@ -1,9 +1,12 @@
-"""``serve run`` when its door's port is taken, or the Ray it would join is gone."""
+"""``serve run`` when its door's port is taken, the Ray it would join is gone, or its job is wrong."""
 
 from __future__ import annotations
 
 import http.server
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +14,18 @@ from pathlib import Path
 import pytest
 from ray._private.services import resolve_ip_for_localhost
 
-from brayx.errors import StartupError
+from brayx.errors import ConfigError, StartupError
 from brayx.ports import free_port
-from deployments.serve_run import check_door, check_port
+from deployments import actor, model
+from deployments.serve_run import check_port, serve_run
 
 SERVE_RUN = ["/usr/bin/serve", "run", "deployments.echo:app"]
+
+
+def build(argv: list[str], port: int) -> None:
+    """Builds an application that is nothing, by the command line ``argv``."""
+    with serve_run(argv, "127.0.0.1", port):
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +45,13 @@ def taken() -> Iterator[int]:
 
 
 def test_a_port_that_another_program_has_is_named_in_one_line(taken: int) -> None:
-    with pytest.raises(SystemExit, match=rf"^startup_error: port {taken} of 127.0.0.1, .* is taken: [^\n]*$"):
-        check_door(SERVE_RUN, "127.0.0.1", taken)
+    with pytest.raises(SystemExit, match=rf"^brayx: port {taken} of 127.0.0.1, .* is taken: [^\n]*$"):
+        build(SERVE_RUN, taken)
 
 
 def test_only_serve_run_opens_that_port(taken: int) -> None:
-    check_door(["/usr/bin/python", "run"], "127.0.0.1", taken)
-    check_door(["/usr/bin/serve", "build", "deployments.echo:app"], "127.0.0.1", taken)
+    build(["/usr/bin/python", "run"], taken)
+    build(["/usr/bin/serve", "build", "deployments.echo:app"], taken)
 
 
 def test_a_ray_that_is_gone_is_reported_at_once_with_the_file_that_names_it(last_started: Path) -> None:
@@ -51,12 +61,33 @@ def test_a_ray_that_is_gone_is_reported_at_once_with_the_file_that_names_it(last
         SystemExit,
         match=rf"nothing listens at \S+:{gone}, where Ray was .* according to {last_started}: remove",
     ):
-        check_door(SERVE_RUN, "127.0.0.1", free_port())
-    check_door([*SERVE_RUN, "--address", "local"], "127.0.0.1", free_port())
+        build(SERVE_RUN, free_port())
+    build([*SERVE_RUN, "--address", "local"], free_port())
     node = resolve_ip_for_localhost("127.0.0.1")  # where Ray looks for one that was started on this machine
     with socket.create_server((node, 0)) as listener:
         last_started.write_text(f"127.0.0.1:{listener.getsockname()[1]}")
-        check_door(SERVE_RUN, "127.0.0.1", free_port())
+        build(SERVE_RUN, free_port())
+
+
+def test_a_wrong_job_is_one_line_before_ray_starts(tmp_path: Path) -> None:
+    words = [str(Path(sys.executable).with_name("serve")), "run", "deployments.actor:app", f"config={tmp_path}/no.yaml"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert re.search(rf"^brayx: {tmp_path}/no.yaml: cannot be read: [^\n]*\n\Z", ended.stderr, re.M)
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert not (tmp_path / "ray" / "session_latest").exists()
+
+
+@pytest.mark.parametrize("traceback", [False, True])
+def test_each_application_of_a_job_ends_that_way(traceback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", SERVE_RUN)
+    if traceback:
+        monkeypatch.setenv("BRAYX_TRACEBACK", "1")
+    expected = pytest.raises(ConfigError if traceback else SystemExit, match=r"^(brayx: )?no.yaml: cannot be read")
+    with expected:
+        actor.app(actor.ServeArgs(config="no.yaml"))
+    with expected:
+        model.app(model.ModelArgs(config="no.yaml"))
 
 
 def test_a_free_port_is_fine() -> None:
