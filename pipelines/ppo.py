@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 import threading
@@ -285,18 +284,16 @@ def training_of(chosen: Mapping[str, Any]) -> Training:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; 0, 130 if it was interrupted, 2 with a line on standard error if it could not."""
-    try:
-        chosen = options(argv)
-        check_env(chosen["env"])
-        if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
-            raise ConfigError(f"--course {chosen['course']}: there is no such folder")
-        result, trial = (_distributed if chosen["distributed"] else _local)(chosen)
-    except BrayxError as error:
-        if os.environ.get("BRAYX_TRACEBACK"):
-            raise
-        print(f"brayx: {error}", file=sys.stderr)
-        return 2
+    """Trains; 0, or 130 if it was interrupted.
+
+    Raises:
+        BrayxError: it could not.
+    """
+    chosen = options(argv)
+    check_env(chosen["env"])
+    if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
+        raise ConfigError(f"--course {chosen['course']}: there is no such folder")
+    result, trial = (_distributed if chosen["distributed"] else _local)(chosen)
     print(json.dumps(_summary(result, trial)), flush=True)
     return 130 if result["reason"] == "stopped" else 0
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from brayx.charts import CHARTS
-from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.errors import ConfigError, StartupError
 from brayx.trainer.competition import Asha, Competition, Look, Population
 from pipelines import search
 from pipelines.search import Domain, Space
@@ -434,65 +434,70 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="brayx tune", description=__doc__.splitlines()[0])
-    parser.add_argument("--env", required=True, help="Gymnasium id")
-    parser.add_argument(
+    made = argparse.ArgumentParser(prog="brayx tune", description=__doc__.splitlines()[0])
+    made.add_argument("--env", required=True, help="Gymnasium id")
+    made.add_argument(
         "--search", action="append", default=[], metavar="OPTION=DOMAIN", dest="lines",
         help="loguniform(a, b), uniform(a, b), randint(a, b), choice(a, b, ...), or one value; once for each option",
     )  # fmt: skip
-    parser.add_argument("--algorithm", default="ppo", help="its name, or a module of your own (default: %(default)s)")
-    parser.add_argument(
+    made.add_argument("--algorithm", default="ppo", help="its name, or a module of your own (default: %(default)s)")
+    made.add_argument(
         "--demonstrations", default=None, metavar="FILES",
         help="recorded episodes that every trial of mixed or bc imitates: a file, or a pattern in quotes",
     )  # fmt: skip
-    parser.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
-    parser.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
-    parser.add_argument(
+    made.add_argument("--method", choices=["asha", "pbt"], default="asha", help="(default: %(default)s)")
+    made.add_argument("--trials", type=int, default=8, help="(default: %(default)s)")
+    made.add_argument(
         "--timesteps",
         type=int,
         default=60_000,
         help="env steps of a trial; of bc, transitions of its batches (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--interval", type=int, default=None, help="env steps between two comparisons (default: a twelfth)"
     )
-    parser.add_argument("--target-return", type=float, default=None, help="stop a trial that reaches it")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
-    parser.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")
-    parser.add_argument(
+    made.add_argument("--target-return", type=float, default=None, help="stop a trial that reaches it")
+    made.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    made.add_argument("--project", default="tuning", help="MLflow experiment (default: %(default)s)")
+    made.add_argument("--tracking", default=None, help="MLflow's URI, or its sqlite file (default: ./mlflow.db)")
+    made.add_argument(
         "--cluster", nargs="?", const="", metavar="ADDRESS",
         help="run the trials on Ray: join the cluster at ADDRESS, or start one",
     )  # fmt: skip
-    arguments = parser.parse_args(argv)
-    try:
-        found = tune(
-            arguments.env,
-            search.parse(arguments.lines),
-            algorithm=arguments.algorithm,
-            demonstrations=arguments.demonstrations,
-            method=arguments.method,
-            num_trials=arguments.trials,
-            total_steps=arguments.timesteps,
-            interval_steps=arguments.interval,
-            target_return=arguments.target_return,
-            seed=arguments.seed,
-            project=arguments.project,
-            tracking=arguments.tracking,
-            cluster=arguments.cluster,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    except BrayxError as error:
-        print(f"brayx: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Searches and prints the table; 0.
+
+    Raises:
+        BrayxError: it could not.
+    """
+    arguments = parser().parse_args(argv)
+    found = tune(
+        arguments.env,
+        search.parse(arguments.lines),
+        algorithm=arguments.algorithm,
+        demonstrations=arguments.demonstrations,
+        method=arguments.method,
+        num_trials=arguments.trials,
+        total_steps=arguments.timesteps,
+        interval_steps=arguments.interval,
+        target_return=arguments.target_return,
+        seed=arguments.seed,
+        project=arguments.project,
+        tracking=arguments.tracking,
+        cluster=arguments.cluster,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
     print(table(found.trials, found.steps))
     print(f"the table, its picture and the best checkpoint are in run {found.trial.name!r} of {found.trial.project!r}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipelines.cli import run
+
+    run(["tune", *sys.argv[1:]])  # as `brayx tune`, which reports errors

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import bisect
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from brayx.charts import CHARTS, RETURN_CHART
-from brayx.errors import BrayxError, ConfigError
+from brayx.errors import ConfigError
 from brayx.metrics import XAxis
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.store import client_of, sqlite_path, telling
@@ -99,29 +98,32 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
     return figure
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="brayx visualize", description="Draw the curves of trials.")
+    made.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
+    made.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
+    made.add_argument("--metric", default=RETURN_CHART, help="as MLflow has it (default: %(default)s)")
+    made.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
+    made.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws and says where; 2 with a line on standard error if it could not."""
-    parser = argparse.ArgumentParser(prog="brayx visualize", description="Draw the curves of trials.")
-    parser.add_argument("trials", nargs="+", metavar="TRIAL", help="id or name of a trial")
-    parser.add_argument("--out", type=Path, required=True, help="the picture: .png, .svg or .pdf")
-    parser.add_argument("--metric", default=RETURN_CHART, help="as MLflow has it (default: %(default)s)")
-    parser.add_argument("--x", choices=get_args(XAxis), default="env_steps", help="(default: %(default)s)")
-    parser.add_argument("--tracking", help="MLflow's URI, or the path of its sqlite file (default: ./mlflow.db)")
-    options = parser.parse_args(argv)
+    """Draws, and prints the picture's path; 0.
+
+    Raises:
+        BrayxError: it could not.
+    """
+    options = parser().parse_args(argv)
     uri = tracking_uri(options.tracking)
-    try:
-        found = [find_trial(reference, uri) for reference in options.trials]
-        several = len({trial.project for trial in found}) > 1
-        curves = [
-            (f"{trial.project}: {trial.name}" if several else trial.name, curve(trial, options.metric, options.x))
-            for trial in found
-        ]
-        _save(draw(curves, metric=options.metric, against=options.x), options.out)
-    except BrayxError as error:
-        if os.environ.get("BRAYX_TRACEBACK"):
-            raise
-        print(f"brayx: {error}", file=sys.stderr)
-        return 2
+    found = [find_trial(reference, uri) for reference in options.trials]
+    several = len({trial.project for trial in found}) > 1
+    curves = [
+        (f"{trial.project}: {trial.name}" if several else trial.name, curve(trial, options.metric, options.x))
+        for trial in found
+    ]
+    _save(draw(curves, metric=options.metric, against=options.x), options.out)
     print(options.out)
     return 0
 
@@ -134,4 +136,6 @@ def _save(figure: Figure, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipelines.cli import run
+
+    run(["visualize", *sys.argv[1:]])  # as `brayx visualize`, which reports errors

@@ -1,4 +1,4 @@
-"""An interrupt ends a command wherever it comes."""
+"""The command line: an interrupt ends a command wherever it comes, and an error is one line."""
 
 from __future__ import annotations
 
@@ -52,3 +52,15 @@ def test_a_training_says_at_once_what_it_is_at_and_when_it_was_interrupted(words
         process.send_signal(signal.SIGINT)  # long before anything is imported
         told, said = process.communicate(timeout=60)
     assert (told, said, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
+
+
+@pytest.mark.parametrize(
+    "words", ["ppo --env CartPoll-v1", "tune --env CartPole-v1 --search x=none(1)", "visualize none --out none.png"]
+)
+def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does(words: str, tmp_path: Path) -> None:
+    name, *rest = words.split()
+    command = [sys.executable, "-m", f"pipelines.{name}", *rest]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("brayx: ")
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from brayx.errors import ConfigError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial
 from brayx.tracking.hub import Hub
-from pipelines.visualize import curve, draw, find_trial, main
+from pipelines.visualize import curve, draw, find_trial
 
 
 @pytest.fixture
@@ -76,11 +76,12 @@ def test_every_curve_is_drawn_with_its_label():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds", "return")
 
 
-def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, capsys):
+def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, command):
     out = tmp_path / "curves.png"
     words = ["--tracking", trials[0].uri, "--out", str(out)]
-    assert main(["first", trials[1].run_id, *words]) == 0
+    assert command("visualize", "first", trials[1].run_id, *words).returncode == 0
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert main(["third", *words]) == 2
-    assert main(["first", *words[:-1], str(tmp_path / "none" / "curves.png")]) == 2
-    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["brayx", "brayx"]
+    for wrong in (["third", *words], ["first", *words[:-1], str(tmp_path / "none" / "curves.png")]):
+        done = command("visualize", *wrong)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("brayx: ")
