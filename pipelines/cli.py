@@ -483,7 +483,8 @@ def _trials(arguments: argparse.Namespace) -> int:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    print(script(_parser(), arguments.shell), end="")
+    own = {name: importlib.import_module(f"pipelines.{name}").parser() for name in PIPELINES}
+    print(script(_parser(), arguments.shell, own), end="")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 SHELLS = ("bash", "zsh")
 
@@ -21,24 +21,27 @@ complete -o filenames -F _brayx brayx
 """
 
 
-def script(parser: argparse.ArgumentParser, shell: str) -> str:
+def script(parser: argparse.ArgumentParser, shell: str, own: Mapping[str, argparse.ArgumentParser]) -> str:
     """A script that completes ``brayx``: ``source <(brayx completion bash)``.
 
     Args:
         parser: of the command, with one level of subcommands.
         shell: one of `SHELLS`.
+        own: parsers of the subcommands that ``parser`` has by name only.
     """
-    commands = dict(_commands(parser))
+    commands = dict(_commands(parser, own))
     cases = "\n".join(f'        *:{name}) words="{" ".join(words)}" ;;' for name, words in commands.items())
     head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return head + _SCRIPT.format(commands=" ".join(commands), cases=cases)
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+def _commands(
+    parser: argparse.ArgumentParser, own: Mapping[str, argparse.ArgumentParser]
+) -> Iterator[tuple[str, list[str]]]:
     """Each command, and the words that may follow it: options and verbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, command in action.choices.items():
+            for name, command in {**action.choices, **own}.items():
                 yield name, [word for each in command._actions for word in (*each.option_strings, *_verbs(each))]
 
 

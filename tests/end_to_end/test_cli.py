@@ -84,6 +84,9 @@ def test_every_command_has_a_line_and_completion_offers_it() -> None:
 
     assert complete("tr") == ["train", "trials"]
     assert complete("train --cl") == ["--cluster"]
+    assert complete("ppo --gamma") == ["--gamma"]
+    assert complete("tune --me") == ["--method"]
+    assert complete("visualize --o") == ["--out"]
     assert complete("keys n") == ["new"]
     assert brayx("completion", "zsh").stdout.startswith("autoload")
 
