@@ -146,14 +146,6 @@ def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
     return NStep(reward, discount, at)
 
 
-@torch.no_grad()
-def n_step_returns(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Tensor, n: int) -> Tensor:
-    """Targets for the value from ``n`` transitions and the value after them, ``[T, ...]``; see `n_steps`."""
-    r_t, discount_t, lambda_t, values = _checked(r_t=r_t, discount_t=discount_t, lambda_t=lambda_t, values=values)
-    found = n_steps(r_t, discount_t, lambda_t, n)
-    return found.reward + found.discount * values.gather(0, found.at)
-
-
 class VTrace(NamedTuple):
     """What `vtrace` gives, ``[T, ...]`` each.
 

@@ -131,12 +131,18 @@ def test_lambda_return_is_the_books_recursion(seed):
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 
+def n_step_returns(r_t, discount_t, lambda_t, values, n):
+    """Rewards of `n_steps` and the value to bootstrap from, ``[T, ...]``."""
+    found = returns.n_steps(r_t, discount_t, lambda_t, n)
+    return found.reward + found.discount * values.gather(0, found.at)
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 22, 23, 100])
 def test_n_step_return_is_the_books_sum(n):
     batch = random_batch(n)
     discount_t, lambda_t = torch_discounts(*batch[1:3], lam=1.0)
     r, values = torch.from_numpy(batch[0]), torch.from_numpy(batch[3])
-    got = returns.n_step_returns(r, discount_t, lambda_t, values, n)
+    got = n_step_returns(r, discount_t, lambda_t, values, n)
     np.testing.assert_allclose(got.numpy(), paper_n_steps(*batch, n), rtol=0, atol=1e-9)
 
 
@@ -145,10 +151,8 @@ def test_n_step_returns_lie_between_one_step_and_the_lambda_return():
     discount_t, lambda_t = torch_discounts(*batch[1:3], lam=1.0)
     arguments = torch.from_numpy(batch[0]), discount_t, lambda_t, torch.from_numpy(batch[3])
     one_step = arguments[0] + discount_t * arguments[3][1:]
-    torch.testing.assert_close(returns.n_step_returns(*arguments, 1), one_step, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        returns.n_step_returns(*arguments, 23), returns.lambda_returns(*arguments), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(n_step_returns(*arguments, 1), one_step, rtol=0, atol=1e-12)
+    torch.testing.assert_close(n_step_returns(*arguments, 23), returns.lambda_returns(*arguments), rtol=0, atol=1e-12)
 
 
 def test_n_steps_tell_where_to_bootstrap():
@@ -259,7 +263,7 @@ def test_episodes_one_after_the_other_equal_episodes_apart(which):
         if which == "lambda":
             return returns.lambda_returns(*arguments).numpy()
         if which == "n_step":
-            return returns.n_step_returns(*arguments, 3).numpy()
+            return n_step_returns(*arguments, 3).numpy()
         return np.concatenate([x.numpy() for x in returns.vtrace(*arguments, torch.from_numpy(log_rho))], -1)
 
     rows, real = [], []
@@ -283,7 +287,7 @@ def test_float64_is_kept_and_float32_is_the_least():
         results = (
             returns.gae(x, x, x, values),
             returns.lambda_returns(x, x, x, values),
-            returns.n_step_returns(x, x, x, values, 2),
+            n_step_returns(x, x, x, values, 2),
             *returns.vtrace(x, x, x, values, x),
         )
         assert {result.dtype for result in results} == {expected}
@@ -317,7 +321,8 @@ def test_no_gradient_flows_through_a_target():
     values = torch.zeros(3, 1, requires_grad=True)
     ones, log_rho = torch.ones(2, 1), torch.zeros(2, 1, requires_grad=True)
     assert not returns.lambda_returns(ones, ones, ones, values).requires_grad
-    assert not returns.n_step_returns(ones, ones, ones, values, 2).requires_grad
+    rewards = torch.ones(2, 1, requires_grad=True)
+    assert not any(result.requires_grad for result in returns.n_steps(rewards, ones, ones, 2))
     assert not any(result.requires_grad for result in returns.vtrace(ones, ones, ones, values, log_rho))
 
 
