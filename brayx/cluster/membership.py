@@ -20,6 +20,7 @@ from brayx.actor.lease import Lease
 from brayx.actor.moving import Snapshot
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import LEASE_S, RENEW_S, DirectoryRecovering, Renewal
+from brayx.cluster.named import unwrap
 from brayx.cluster.peers import Peers
 from brayx.errors import BrayxError, Overloaded
 from brayx.logs import limited
@@ -73,13 +74,11 @@ class Membership:
                     except ActorUnavailableError:
                         await asyncio.sleep(_RETRY_S)
                     except RayTaskError as error:
-                        if not isinstance(error.cause, DirectoryRecovering):
+                        if not isinstance(unwrap(error), DirectoryRecovering):
                             raise
                         await asyncio.sleep(_RETRY_S)
         except RayTaskError as error:
-            if isinstance(error.cause, BrayxError):
-                raise error.cause from None
-            raise
+            raise unwrap(error) from None
         except (TimeoutError, RayActorError) as error:
             raise Overloaded(
                 f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer="directory"
