@@ -6,7 +6,8 @@
 ``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) makes trials that are behind copies of those ahead,
 weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, as
 it goes on, and keep a checkpoint of then. Trials run in processes of this machine, or by Ray Tune with ``--cluster``.
-Only this process writes to MLflow. Knows nothing of how a trial learns.
+Only this process writes to MLflow. Knows nothing of how a trial learns. Torch is imported when a search starts:
+``brayx completion`` loads this module for its options.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from brayx.charts import CHARTS
 from brayx.errors import ConfigError, StartupError
 from brayx.trainer.competition import Asha, Competition, Look, Population
-from pipelines import search
-from pipelines.search import Domain, Space
-from pipelines.tune_trial import Spec, or_least, train_trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from brayx.local.training import Training
     from brayx.replay.files import Dataset
     from brayx.tracking import Status, Trial
+    from pipelines.search import Domain, Space
 
 Method = Literal["asha", "pbt"]
 _ENV_STEPS = "env steps"
@@ -143,6 +142,8 @@ def tune(
     from brayx.algorithms.build import algorithm_options
     from brayx.rollout.envs import check_env
     from brayx.tracking import Trial, initialise, tracking_uri
+    from pipelines.search import Domain, check
+    from pipelines.tune_trial import Spec, train_trial
 
     counts = {"num_trials": num_trials, "total_steps": total_steps, "interval_steps": interval_steps}
     for key, count in counts.items():
@@ -150,7 +151,7 @@ def tune(
             raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs at least two trials", key="num_trials")
-    search.check(algorithm, space)
+    check(algorithm, space)
     copied = [name for name in space if name.startswith("network.") or name in _COPIED]
     if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
         raise ConfigError(
@@ -161,7 +162,7 @@ def tune(
     check_env(env)
     if demonstrations is not None:
         demonstrations = _by_whole_path(demonstrations)
-    search.check(algorithm, space, _fits(env, space, total_steps, demonstrations))
+    check(algorithm, space, _fits(env, space, total_steps, demonstrations))
     interval = max(1, total_steps // 12) if interval_steps is None else interval_steps
     trial = Trial.open(project, name or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
     trial.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
@@ -228,6 +229,7 @@ def _fits(
     from brayx.rollout.networks import observation_of, ready_made
     from brayx.trainer.fits import actions_of, check_model
     from brayx.types import DEMONSTRATION, flatten
+    from pipelines.search import Domain
 
     options = space.get("env_options", {})
     envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
@@ -376,6 +378,8 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
 
 def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
     """Ranks the trials, and keeps table, picture and the best one's checkpoint with the run."""
+    from pipelines.tune_trial import or_least
+
     ranked = sorted(found.outcomes, key=lambda each: (bool(each.error) or not each.curve, -or_least(each.return_mean)))
     if not ranked or not ranked[0].curve:
         why = next((each.error for each in ranked if each.error), "none reported anything")
@@ -476,9 +480,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         BrayxError: it could not.
     """
     arguments = parser().parse_args(argv)
+    from pipelines.search import parse
+
     found = tune(
         arguments.env,
-        search.parse(arguments.lines),
+        parse(arguments.lines),
         algorithm=arguments.algorithm,
         demonstrations=arguments.demonstrations,
         method=arguments.method,
