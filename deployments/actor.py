@@ -87,8 +87,8 @@ class ActorSpec:
         return {name: followed for name, followed in of.items() if followed is not None}
 
 
-class _Books:
-    """The pool as the receiver of a `HubClient`."""
+class _PoolHub:
+    """The pool in place of a hub's Ray actor, for a `HubClient`."""
 
     def __init__(self, pool: PoolClient) -> None:
         self.push = self
@@ -102,8 +102,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         spec: what to build.
         handles: Serve handles of the models that are placed ``remote``.
     """
-    books: Any = _Books(spec.pool) if spec.pool is not None and spec.pool.books else None
-    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else books)
+    pool: Any = _PoolHub(spec.pool) if spec.pool is not None and spec.pool.books else None
+    recorder = HubClient(get_hub(spec.hub, NAMESPACE) if spec.hub else pool)
     runtime = ActorRuntime(make_actor=_no_actor, recorder=recorder)
 
     async def close_recorder() -> None:

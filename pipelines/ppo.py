@@ -293,9 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_env(chosen["env"])
     if chosen["course"] and not Path(chosen["course"]).absolute().parent.is_dir():
         raise ConfigError(f"--course {chosen['course']}: there is no such folder")
-    result, trial = (_distributed if chosen["distributed"] else _local)(chosen)
-    print(json.dumps(_summary(result, trial)), flush=True)
-    return 130 if result["reason"] == "stopped" else 0
+    summary, trial = (_distributed if chosen["distributed"] else _local)(chosen)
+    print(_line(summary, trial), flush=True)
+    return 130 if summary["reason"] == "stopped" else 0
 
 
 def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -321,8 +321,8 @@ def _local(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         finally:
             clerk.end()
     _write_course(chosen["course"], result)
-    told = _told_of(result, began)
-    return {**told, "reason": "stopped"} if stop.is_set() else told, trial.run_id
+    summary = _summary_of(result, began)
+    return {**summary, "reason": "stopped"} if stop.is_set() else summary, trial.run_id
 
 
 def _on_interrupt(stop: Callable[[], None]) -> None:
@@ -348,7 +348,7 @@ def _train(
         chosen["env"],
         algorithm,
         training,
-        on_update=_telling(chosen["log_interval"], chosen["timesteps"]),
+        on_update=_progress(chosen["log_interval"], chosen["timesteps"]),
         clerk=clerk,
         stop=stop,
     )
@@ -397,7 +397,7 @@ def _distributed(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         log_interval=chosen["log_interval"],
     )
     _write_course(chosen["course"], result)
-    return _told_of(result, began), trial.run_id
+    return _summary_of(result, began), trial.run_id
 
 
 def _write_course(file: str | None, result: Result) -> None:
@@ -407,12 +407,12 @@ def _write_course(file: str | None, result: Result) -> None:
         points = [[at + point.seconds, point.env_steps, point.episodes, point.return_mean] for point in result.curve]
         try:
             Path(file).write_text(json.dumps(points))
-        except OSError as error:  # what was learned is in the books, and is told all the same
+        except OSError as error:  # the trial has its checkpoint, and the summary follows
             print(f"brayx: the course is not written: {error}", file=sys.stderr)
 
 
-def _told_of(result: Result, process_began: float) -> dict[str, Any]:
-    """What is said of a result in the end, with seconds from the process's start."""
+def _summary_of(result: Result, process_began: float) -> dict[str, Any]:
+    """The numbers of a result that the command reports, with seconds from the process's start."""
     before = result.began - process_began
     summary = {
         "reason": result.reason,
@@ -429,18 +429,19 @@ def _told_of(result: Result, process_began: float) -> dict[str, Any]:
     return summary
 
 
-def _summary(result: Mapping[str, Any], trial: str) -> dict[str, Any]:
-    told = {name: value for name, value in result.items() if name != "reason"}
-    told = {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}
+def _line(summary: Mapping[str, Any], trial: str) -> str:
+    """The last line on standard output; see the module's docstring."""
+    shown = {name: value for name, value in summary.items() if name != "reason"}
+    shown = {name: round(value, 4) if isinstance(value, float) else value for name, value in shown.items()}
     # NaN is no JSON.
-    return {**{name: None if value != value else value for name, value in told.items()}, "trial": trial}
+    return json.dumps({**{name: None if value != value else value for name, value in shown.items()}, "trial": trial})
 
 
-def _telling(every: int, total: int) -> Callable[[int, int, Mapping[str, float]], None]:
+def _progress(every: int, total: int) -> Callable[[int, int, Mapping[str, float]], None]:
     began = time.monotonic()
     first: list[int] = []
 
-    def tell(update: int, env_steps: int, numbers: Mapping[str, float]) -> None:
+    def show(update: int, env_steps: int, numbers: Mapping[str, float]) -> None:
         first.append(env_steps) if not first else None
         if update % every and env_steps < total:
             return
@@ -454,7 +455,7 @@ def _telling(every: int, total: int) -> Callable[[int, int, Mapping[str, float]]
             flush=True,
         )
 
-    return tell
+    return show
 
 
 def _process_began() -> float:

@@ -16,7 +16,7 @@ from brayx.errors import ConfigError
 from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.tracking import Trial
-from pipelines.ppo import _configs, _telling, algorithm_of, options, training_of
+from pipelines.ppo import _configs, _progress, algorithm_of, options, training_of
 from pipelines.presets import PRESETS
 from tests.waiting import WAIT_S
 
@@ -110,9 +110,9 @@ def test_python_and_the_command_line_have_the_same_defaults():
 
 
 def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
-    tell = _telling(10, 4_000)
-    tell(1, 2_048, {})
-    tell(2, 4_096, {"entropy": 1.4})
+    show = _progress(10, 4_000)
+    show(1, 2_048, {})
+    show(2, 4_096, {"entropy": 1.4})
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("update 2: 4,096 of 4,000 env steps, ")
     assert line.endswith("return -, kl nan, entropy 1.400"), "no episode has ended"
