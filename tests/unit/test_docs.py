@@ -80,7 +80,7 @@ NOT_RUN = {
     "one line of a live display": 1,
     "lines of a live display": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py does the same": 1,
-    "tests/unit/local/test_remote.py does the same": 1,
+    "tests/unit/test_remote.py does the same": 1,
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps": 1,
 }
 """Every reason for which a snippet is shown and not run, with how many there are."""
