@@ -204,15 +204,17 @@ def test_a_module_that_is_no_model_is_named(job, tmp_path):
         job.learner().result(30)
 
 
-def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
-    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5)
+def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint_and_failures_far_apart_do_not_end_it(job):
+    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1)
     learner = job.learner()
-    until(lambda: len(job.trial.checkpoints()) >= 2 or not learner.running, timeout_s=120)
-    before = job.trial.checkpoints()[-1].step
-    (victim,) = _train_workers()
-    version = job.newest()
-    os.kill(victim, signal.SIGKILL)
-    until(lambda: job.newest() > version + 20 or not learner.running, timeout_s=120)
+    before = -1
+    for _ in range(2):
+        until(lambda before=before: newest_step(job.trial) > before or not learner.running, timeout_s=120)
+        before = newest_step(job.trial)
+        (victim,) = _train_workers()
+        version = job.newest()
+        os.kill(victim, signal.SIGKILL)
+        until(lambda version=version: job.newest() > version + 20 or not learner.running, timeout_s=120)
     learner.stop()
     summary = learner.result(60)
     assert summary.resumed
@@ -223,26 +225,8 @@ def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint(job):
     assert len(job.trial.checkpoints()) <= 3
 
 
-def test_in_ray_train_failures_that_are_far_apart_do_not_end_it(job):
-    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1)
-    learner = job.learner()
-    for _ in range(2):
-        version = job.newest()
-        until(lambda version=version: job.newest() > version + 5 or not learner.running, timeout_s=120)
-        until(lambda: job.trial.checkpoints() or not learner.running, timeout_s=120)
-        (victim,) = _train_workers()
-        os.kill(victim, signal.SIGKILL)
-        until(lambda victim=victim: victim not in _train_workers(), timeout_s=120)
-    version = job.newest()
-    until(lambda: job.newest() > version + 5 or not learner.running, timeout_s=120)
-    learner.stop()
-    summary = learner.result(60)
-    assert (summary.resumed, summary.reason) == (True, "stream_ended")
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_line(job, tmp_path, num_workers):
-    job = job(where="train", num_workers=num_workers)
+def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_line(job, tmp_path):
+    job = job(where="train", num_workers=2)
     (tmp_path / f"{job.spec.model_module}.py").write_text(
         textwrap.dedent(f"""
             from brayx.errors import ConfigError
@@ -256,7 +240,7 @@ def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_lin
     with pytest.raises(ConfigError) as caught:
         job.learner().result(120)
     assert caught.value.message == "the learner failed: hidden is 0, expected 1 or more"
-    assert 1 <= len((tmp_path / "tries").read_text()) <= num_workers
+    assert 1 <= len((tmp_path / "tries").read_text()) <= 2
 
 
 def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
@@ -290,6 +274,11 @@ def test_a_job_that_has_ended_leaves_nothing_of_its_weight_store_in_ray(ray_clus
 def remembered():
     """Keys of what weight stores would find after a restart."""
     return set(_internal_kv_list("", namespace="brayx-weights"))
+
+
+def newest_step(trial):
+    """Env steps of the newest checkpoint; -1: there is none."""
+    return max((checkpoint.step for checkpoint in trial.checkpoints()), default=-1)
 
 
 def _train_workers():
