@@ -1,6 +1,6 @@
-"""Recorded steps for a training in one process to imitate: read from files before it begins, and drawn as batches.
+"""Demonstrations for a training in one process: read from files before it starts, then drawn as batches.
 
-A job has sources for that, which are read while it learns. Knows nothing of environments.
+A job reads demonstrations from sources instead, while it learns. Knows nothing of environments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
-    """Refuses demonstrations for an algorithm that imitates nothing, and where they would be learned from as they are,
-    beside play that is changed.
+    """Refuses demonstrations that the algorithm or the training's normalisation cannot use.
+
+    Normalisation changes collected observations and rewards, but not those of demonstrations, so the two would not
+    match.
 
     Raises:
         ConfigError: names the option, and what fits.
@@ -50,28 +52,27 @@ def check_imitates(algorithm: AlgorithmConfig, training: Training) -> None:
 
 
 class Demonstrations:
-    """Recorded episodes, packed into columns once, in one block of memory that batches are views of: keeping many
-    keeps no more than that.
+    """Recorded episodes, packed once into columns of one memory block; batches are views of it.
 
-    Recordings of a human or another agent have no memory of the imitating policy. Where episodes
-    have no state beside their steps, that of each begins as acting begins it, and goes on as the policy makes it: such
-    an episode is not cut where a column has room for it. A longer one is, and its pieces begin as episodes do.
+    Recordings of a human or another agent lack the recurrent state of the imitating policy. Such an episode starts
+    with the policy's initial state. It is kept in one column if it fits; otherwise it is cut, and each piece starts
+    with the initial state again.
 
     Args:
-        data: a file of a kind that `brayx.replay.files` reads, a pattern of several, or a `Dataset`. All of it is kept
-            in memory; of its extras only what a recurrent model's memory held before each step, ``state/...``.
+        data: a file in a format that `brayx.replay.files` reads, a glob pattern, or a `Dataset`. All of it stays in
+            memory; of its extras only the recurrent state before each step, ``state/...``.
         layout: layout of its episodes.
-        batch_size: columns of a batch, or as many as there are.
+        batch_size: most columns of a batch.
         unroll_length: transitions of a column.
         seed: seed of the draws.
-        initial: what a recurrent model's memory holds where an episode begins, by path, ``state/...``.
+        initial: the recurrent state at the start of an episode, by path, ``state/...``.
 
     Attributes:
-        batch_size: columns of a batch.
+        batch_size: columns of a batch: the argument, or all columns if they are fewer.
         rounds: batches needed to cover all columns.
 
     Raises:
-        ConfigError: there is no such file, or its data does not fit.
+        ConfigError: the file does not exist, or its data does not fit.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Demonstrations:
         self._rng = np.random.default_rng(seed)
         order = self._rng.permutation(len(columns))
         self._block = {key: np.concatenate([columns[at][key] for at in order]) for key in columns[0]}
-        self._block["policy_version"][:] = 0  # another's say nothing here
+        self._block["policy_version"][:] = 0  # recorded versions are of another policy
         self._block[DEMONSTRATION] = np.ones(self._block["mask"].shape, np.bool_)
         self.batch_size = min(batch_size, len(columns))
         self.rounds = -(-len(columns) // self.batch_size)
@@ -122,13 +123,13 @@ class Demonstrations:
         self._first = True
 
     def draw(self) -> Batch:
-        """A learner batch ``[B, T + 1, ...]`` with the key `DEMONSTRATION`, of views: not to be written to.
+        """A learner batch ``[B, T + 1, ...]`` with the key `DEMONSTRATION`. Its arrays are views: do not change them.
 
-        All columns come before one comes again, but for those at the edges.
+        Every column is drawn once before any is drawn again, except columns at the edges of the block.
         """
         if not self._next:
             columns = len(self._block["mask"])
-            # Each pass cuts the columns elsewhere, so that batches differ.
+            # Each pass shifts the cuts, so that batches differ between passes.
             shift = 0 if self._first else int(self._rng.integers(self.batch_size))
             starts = np.clip(np.arange(-shift, columns, self.batch_size), 0, columns - self.batch_size)
             self._next, self._first = self._rng.permutation(np.unique(starts)).tolist(), False

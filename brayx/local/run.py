@@ -1,4 +1,4 @@
-"""The two sides of `brayx.local.train.train_local`: what is collected goes one way, the newest weights the other.
+"""What the collector and the learner of `brayx.local.train.train_local` share: batches flow one way, weights the other.
 
 Knows nothing of algorithms, nor of how options are chosen.
 """
@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 
 _STEPS = "rollout_env_steps"
 _IMITATED = "imitated"
-"""In a checkpoint's ``meta.json``."""
+"""Key in a checkpoint's ``meta.json``: the number of demonstration batches learned from."""
 _END_S = 30.0
-"""How long a collector's thread may take to finish its run."""
+"""Deadline for the collector's thread to finish its current run."""
 
 
 class TrialKeeper(Keeper, Protocol):
     """Keeps the metrics and checkpoints of a trial while it trains."""
 
     def push(self, part: Drained) -> None:
-        """Takes what a recorder drained."""
+        """Adds drained metrics to the trial."""
 
     def check(self) -> None:
-        """Raises the error that keeps it from going on, if there is one."""
+        """Raises the keeper's pending error, if any."""
 
 
 class Point(NamedTuple):
-    """One moment of a training: seconds since its first step, env steps, episodes finished, and the mean return of the
-    last hundred of them."""
+    """One point of the learning curve: seconds since the first step, env steps, finished episodes, and the mean return
+    of the last hundred episodes."""
 
     seconds: float
     env_steps: int
@@ -59,9 +59,9 @@ class Point(NamedTuple):
 
 
 class Run:
-    """What the two sides of a training share: the newest weights one way, batches and episodes the other.
+    """State shared by collector and learner: the newest weights, the table, metrics and checkpoints.
 
-    Is the loop's `Publisher`, `Numbers` and `Keeper`, all called by the thread that learns.
+    Implements the loop's `Publisher`, `Numbers` and `Keeper`; the learner's thread calls all three.
     """
 
     def __init__(
@@ -105,17 +105,19 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From `begin` to the newest batch asked for."""
+        """Seconds from `begin` to the newest batch that the learner requested."""
         return self._ended - self.began
 
     @property
     def steps_per_s(self) -> float:
-        """Env steps of this process, each second."""
+        """Env steps per second; steps from before a resume do not count."""
         return (self.env_steps - self._steps_before) / max(self.seconds, 1e-9)
 
     def progress(self) -> float:
-        """How far training had come, 0 to 1, when the run began that is learned from now: a share of what is collected,
-        of which a table may be sampled more or less often than it is told on average."""
+        """Training progress from 0 to 1, as a share of ``total_steps``, at the start of the current run.
+
+        It counts collected steps, not updates: the number of samples per insert is only an average.
+        """
         return min(self._begun_at / self._total, 1.0)
 
     def begin(self) -> None:
@@ -123,7 +125,7 @@ class Run:
         self.began = self._ended = time.monotonic()
 
     def publisher(self, newest: int) -> Run:
-        """As `learn` has it: versions go on from ``newest``."""
+        """Returns itself as the loop's publisher; the next version is ``newest + 1``."""
         self._weights = ({}, newest)
         return self
 
@@ -134,22 +136,22 @@ class Run:
         return self._weights[1]
 
     def newest_weights(self) -> tuple[Weights, int]:
-        """The newest published, and their version."""
+        """The newest published weights, and their version."""
         return self._weights
 
     def feedback(self, index: np.ndarray, priorities: np.ndarray) -> None:
-        """Tells the table what the learner found of columns that it had sampled."""
+        """Passes the learner's new priorities of sampled columns to the table."""
         if self._table is not None:
             self._table.update_priorities(index, priorities)
 
     def resumed(self, learned: int) -> None:
-        """Told of the batches that were learned from before: importance weights go on from there."""
+        """Continues the schedule of importance weights after the ``learned`` batches of the resumed trial."""
         self._batches_before = learned
 
     def newest(self) -> Mapping[str, float]:
-        """As `loop.Numbers.newest`; exact, since everything is in this process.
+        """As `loop.Numbers.newest`; exact, since all metrics come from this process.
 
-        Means are over the current run, or over the one before while the current run has none yet.
+        Means are over the current run, or over the previous run while the current one has no value yet.
         """
         part = self._recorder.drain()
         self._books.merge(part)
@@ -158,12 +160,12 @@ class Run:
         return self._books.snapshot()
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """As `loop.Keeper.save`; without a clerk nothing is kept."""
+        """As `loop.Keeper.save`; saves nothing without a clerk."""
         if self._clerk is not None:
             self._clerk.save(folder, step, metrics)
 
     def latest(self) -> Path | None:
-        """As `loop.Keeper.latest`; what was collected before counts on, and other episodes follow."""
+        """As `loop.Keeper.latest`; also restores the env step count, and reseeds the collector for new episodes."""
         folder = None if self._clerk is None else self._clerk.latest()
         if folder is not None:
             about = json.loads((folder / "meta.json").read_text())
@@ -171,13 +173,13 @@ class Run:
             self.about[_IMITATED] = about.get(_IMITATED, 0)
             self._collector.begin_again(seed_after(self._seed, self.env_steps))
             if self._demonstrations is not None:
-                # Those that were learned from already are only kept, to be drawn from.
+                # Skip the imitation updates that were done before the resume.
                 self._first = max(self._first - self.about[_IMITATED], self._demonstrations.rounds)
         self.begin()
         return folder
 
-    def turns(self) -> Generator[Batch]:
-        """Collects, gives batches, and goes on when they are learned from."""
+    def alternating(self) -> Generator[Batch]:
+        """Batches of one run at a time: collects the next run only after the learner has used the last one."""
         yield from self._to_imitate(self._first)
         while self._goes_on():
             yield from self._batches(self._collect())
@@ -185,14 +187,14 @@ class Run:
             self.after_update()
 
     def recorded(self) -> Generator[Batch]:
-        """Gives batches of demonstrations, and nothing else."""
+        """Batches of demonstrations only."""
         assert self._demonstrations is not None
         while self._goes_on():
             yield from self._batches((self._demonstrations.draw(), []))
             self.after_update()
 
-    def beside(self) -> Generator[Batch]:
-        """Collects in a thread of its own, at most one run ahead."""
+    def concurrent(self) -> Generator[Batch]:
+        """Batches collected by a separate thread, at most one run ahead of the learner."""
         yield from self._to_imitate(self._first)
         runs: queue.Queue[tuple[Batch, list[Episode]] | BaseException] = queue.Queue(maxsize=1)
         stopped = threading.Event()
@@ -201,7 +203,7 @@ class Run:
             try:
                 while not stopped.is_set():
                     _put(runs, self._collect(), stopped)
-            except BaseException as error:  # told to whoever waits for the next run
+            except BaseException as error:  # raised again in the learner's thread
                 _put(runs, error, stopped)
 
         self._thread = thread = threading.Thread(target=work, name="brayx-collector", daemon=True)
@@ -219,13 +221,15 @@ class Run:
             thread.join(_END_S)
 
     def settle(self) -> None:
-        """Waits until nobody steps the environments any more, once the stream is closed: a run that was begun is
-        finished, however slow the environments are."""
+        """Waits until the collector's thread has finished its current run; call it after closing the stream.
+
+        It waits without a deadline, because the environments may be slow and must not be closed while they step.
+        """
         if self._thread is not None:
             self._thread.join()
 
     def check_learned(self) -> None:
-        """Refuses a training all of whose runs were dropped.
+        """Fails a training that dropped every run.
 
         Raises:
             Diverged: names the first field that was not finite.
@@ -244,7 +248,7 @@ class Run:
         return self.env_steps < self._total and not self._stop.is_set()
 
     def _to_imitate(self, count: int) -> Iterator[Batch]:
-        """So many batches of demonstrations, if there are any."""
+        """Up to ``count`` batches of demonstrations; none without demonstrations or after the end of training."""
         for _ in range(count):
             if self._demonstrations is None or not self._goes_on():
                 return
@@ -278,9 +282,9 @@ class Run:
         self._ended = time.monotonic()
 
     def _fit_to_learn_from(self, arrays: Batch) -> Batch | None:
-        """A run without the columns that a buffer would refuse for a number that is none; None: there is no other.
+        """Removes columns with NaN or infinite values from a run; None if no column is left.
 
-        Without a table the batch keeps its shape: what is dropped is masked out.
+        Without a table the batch keeps its shape: bad columns are zeroed, which masks them out.
         """
         try:
             check_columns(Columns(arrays), arrays["mask"].shape[1] - 1, None)
@@ -307,8 +311,11 @@ class Run:
         return arrays
 
     def _sampled(self, table: Table, left: Columns | None) -> Iterator[Batch]:
-        """Inserts columns as far as the rate allows, samples as often as it asks, and so on until all are in: nobody
-        else samples, so what had no room would be gone, and always of the same environments."""
+        """Alternates between inserting and sampling, as far as the table's rate limiter allows, until all columns are
+        inserted.
+
+        Inserting all at once would drop the columns that exceed the limit, always those of the same environments.
+        """
         while left is not None:
             room, rows = table.room, len(left.arrays["mask"])
             if room is None or room >= rows:
@@ -322,9 +329,9 @@ class Run:
                 self._batches_before += 1
 
     def after_update(self) -> None:
-        """Notes how far training has come, once a run was learned from."""
+        """Adds a point to the learning curve and calls ``on_update``, after the updates of each run."""
         numbers = self.newest()
-        self._books.take_interval()  # so that the next means are of the next run only
+        self._books.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))
             self.curve.append(Point(self.seconds, self.env_steps, int(numbers[GAMES_METRIC]), mean))
@@ -334,7 +341,7 @@ class Run:
 
 
 def _put(runs: queue.Queue[Any], item: Any, stopped: threading.Event) -> None:
-    """Waits for room, unless nobody will take anything any more."""
+    """Puts ``item`` into the queue, waiting for room until ``stopped`` is set."""
     while not stopped.is_set():
         try:
             runs.put(item, timeout=0.2)

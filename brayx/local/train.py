@@ -1,9 +1,9 @@
-"""Trains in one process from environments in Python: no network, no Ray, and a first step as early as can be.
+"""Trains in one process from Python environments: no network, no Ray, and an early first step.
 
-`train_local` joins a collector, a table where the algorithm samples, and the learner's loop. Blocking, the two take
-turns; non-blocking, one thread collects the next run while the other learns from the last one. Demonstrations come
-before the first run, and a batch of them with each; an algorithm that learns from nothing else steps no environment but
-to evaluate. Knows nothing of the command line.
+`train_local` joins a collector, the learner's loop and, for algorithms that sample, a replay table. In blocking mode
+collecting and learning alternate; in non-blocking mode a second thread collects the next run while the learner uses
+the last one. Demonstrations are learned from before the first run, and one batch of them after each run. A pure
+imitation algorithm (`bc`) steps environments only to evaluate. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """What a training came to.
+    """The outcome of a training.
 
     Attributes:
-        reason: ``num_steps``, ``target_return``, or ``stopped``.
-        began: when the first step was taken, on the monotonic clock.
-        env_steps: transitions collected, those before a resume included; where only demonstrations are learned from,
-            those of their batches.
-        dropped: of those of this process, how many were not learned from, because something in them was not finite, or
-            for whatever ``replay_dropped`` says.
+        reason: why it ended: ``num_steps``, ``target_return``, or ``stopped``.
+        began: time of the first step, on the monotonic clock.
+        env_steps: transitions collected, including those before a resume; for a pure imitation algorithm, transitions
+            in the batches learned from.
+        dropped: transitions that this process collected but did not learn from, because a value was not finite. The
+            metric ``replay_dropped`` gives the reasons.
         updates: batches learned from.
-        seconds: collecting and learning, from the first step on; of this process alone, where a trial was resumed.
-        steps_per_s: env steps collected and learned from, each of those seconds.
-        return_mean: of the last hundred training episodes; NaN before there are any.
-        seconds_to_target: when it reached the target; None: it did not, or there was none.
-        module: as it was in the end.
-        forward_args: example arguments of it.
-        normaliser: what the collector's normalisers had seen.
-        curve: after each run's updates, once an episode has ended.
-        evaluation: of the greedy policy, where asked for; None if it was stopped, or an environment raised in it.
+        seconds: time spent collecting and learning since the first step, in this process only.
+        steps_per_s: env steps of this process per second.
+        return_mean: mean return of the last hundred training episodes; NaN before the first has ended.
+        seconds_to_target: seconds until the target return was reached; None without a target, or if it was missed.
+        module: the trained module.
+        forward_args: example arguments of the module.
+        normaliser: state of the collector's normalisers.
+        curve: one point after each run's updates, from the first finished episode on.
+        evaluation: evaluation of the greedy policy; None if none was requested, it was stopped, or an environment
+            raised.
     """
 
     reason: str
@@ -104,28 +105,29 @@ def train_local(
     """Trains a policy for ``env`` in this process.
 
     Args:
-        env: Gymnasium id, or what makes one environment (or all of them) each time it is called.
+        env: Gymnasium id, or a function that returns one environment (or a vector of them).
         algorithm: options; None: PPO's defaults.
-        training: everything else; None: its defaults.
-        demonstrations: recorded episodes to imitate: a file of a kind that `brayx.replay.files` reads, a pattern of
-            several, or a `Dataset` where names or the kind are to be told. For a recurrent model they need no state
-            (`Demonstrations`). ``bc`` learns from them alone; ``mixed`` begins with ``imitation_updates`` batches of
-            them, or once through, before its first run. Continuous actions are the policy's own, -1 to 1 with
-            ``scale_actions``.
-        model: makes module and example arguments instead of the ready-made ones, given one observation and the action
-            space.
-        on_update: called after each run's updates with the number of runs, env steps and the newest numbers: sums since
-            this process began, means over that run's updates.
-        clerk: keeps the trial's books and checkpoints, and has those to go on from; None: nobody does.
-        stop: once set, training ends after the next update, and an evaluation is given up.
-        due: asked after each update but the last, with env steps and the newest numbers: whether ``clerk`` gets a
-            checkpoint now, beside those in their turn.
+        training: all other options; None: their defaults.
+        demonstrations: recorded episodes to imitate: a file in a format that `brayx.replay.files` reads, a glob
+            pattern, or a `Dataset` to set column names or the format. They need no recurrent state
+            (see `Demonstrations`). ``bc`` learns from demonstrations only; ``mixed`` starts with ``imitation_updates``
+            batches of them, and at least one pass over all, before its first run. Continuous actions are in the
+            policy's own range: -1 to 1 with ``scale_actions``.
+        model: returns a module and its example arguments, given one observation and the action space; None: a
+            ready-made network.
+        on_update: called after each run's updates with the number of runs, the env steps and the newest metrics: sums
+            since the process started, means over that run's updates.
+        clerk: stores the trial's metrics and checkpoints, and loads the checkpoint to resume from; None: stores
+            nothing.
+        stop: once set, training ends after the next update, and a running evaluation is cancelled.
+        due: called after each update except the last with env steps and the newest metrics; returns whether to save an
+            extra checkpoint now.
 
     Raises:
-        ConfigError: options that do not fit each other, the environment, or the demonstrations.
-        EnvironmentFailed: an environment raised; in the evaluation that is only a warning.
-        ModelError: the model does not give what the algorithm learns from.
-        BadWeights, Diverged: training diverged, or nothing that was collected could be learned from.
+        ConfigError: options do not fit each other, the environment, or the demonstrations.
+        EnvironmentFailed: an environment raised while training; in the evaluation this is only logged.
+        ModelError: the model lacks outputs that the algorithm needs.
+        BadWeights, Diverged: training diverged, or all collected data was unusable.
     """
     algorithm = algorithm or PPOConfig()
     training = (training or Training()).of(algorithm)
@@ -151,7 +153,7 @@ def train_local(
         given = check_model(algorithm, module, forward_args, state=observed.get(STATE))
         recorded = None
         if demonstrations is not None:
-            at = state_argument(module)  # what a memory held comes beside the observation
+            at = state_argument(module)  # recurrent state is not part of the observation
             taken = tuple(arg for index, arg in enumerate(forward_args) if index != at)
             recorded = Demonstrations(
                 demonstrations,
@@ -191,13 +193,13 @@ def train_local(
             recorded,
             algorithm.first_imitates,
         )
-        stream = run.recorded() if cloning else run.turns() if training.blocking else run.beside()
+        stream = run.recorded() if cloning else run.alternating() if training.blocking else run.concurrent()
         config = TrainerConfig(
             model="model",
             buffers=["rollout"],
             algorithm=algorithm,
             learning_rate=training.learning_rate,
-            num_steps=sys.maxsize,  # it is the stream that ends, after `total_steps`
+            num_steps=sys.maxsize,  # the stream ends the training, after `total_steps`
             target_return=training.target_return,
             target_games=training.target_games,
             use_gpu=training.use_gpu,
@@ -225,7 +227,7 @@ def train_local(
         stream.close()
         run.settle()
         run.check_learned()
-        if summary.reason == "target_return":  # a stream that is not asked for more does not know of the last update
+        if summary.reason == "target_return":  # the stream was closed before it could record the last update
             run.after_update()
         seconds = run.seconds
         normaliser = collector.state_dict()
@@ -244,7 +246,7 @@ def train_local(
                     stop=stop,
                 )
                 evaluation = None if stop.is_set() else played
-            except EnvironmentFailed as error:  # what was learned stays
+            except EnvironmentFailed as error:  # keep the trained weights
                 logger.warning("there is no evaluation: %s", error)
     reached = summary.reason == "target_return"
     return Result(
@@ -266,12 +268,12 @@ def train_local(
 
 
 def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demonstrations | None = None) -> None:
-    """Refuses a training that would learn next to nothing.
+    """Refuses options that would give the training too few updates.
 
     Args:
-        algorithm: its options.
+        algorithm: options of the algorithm.
         training: options of the training.
-        recorded: the demonstrations that a clone learns from.
+        recorded: the demonstrations, for a pure imitation algorithm.
 
     Raises:
         ConfigError: names the option to change.
@@ -290,7 +292,7 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
         columns = total // length - training.min_columns
         batches = per_column * columns
         change = "more total_steps, or a smaller min_columns or unroll_length"
-        if columns:  # else the table is not sampled, however often it may be
+        if columns:  # without columns beyond min_columns no samples_per_insert helps
             change = (
                 "more total_steps, a greater samples_per_insert, or a smaller batch_size, unroll_length or min_columns"
             )
@@ -298,10 +300,10 @@ def check_updates(algorithm: AlgorithmConfig, training: Settled, recorded: Demon
 
 
 def limiter_of(training: Settled) -> RateLimiter:
-    """How much of the table may be sampled.
+    """The rate limiter of the replay table.
 
     Raises:
-        ConfigError: with these options nothing ever would be.
+        ConfigError: with these options the table would never be sampled.
     """
     come = max(1, training.total_steps // training.unroll_length)
     if come < training.min_columns:

@@ -1,6 +1,6 @@
-"""Options of a training from environments in Python, the same in one process and on a cluster.
+"""Options of a training from Python environments, in one process or on a cluster.
 
-`brayx.local.train.train_local` and `pipelines.distributed.train_distributed` take them; a search draws some of them.
+`brayx.local.train.train_local` and `pipelines.distributed.train_distributed` take them; a search may vary them.
 Knows nothing of how either trains.
 """
 
@@ -21,7 +21,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Training(BaseModel):
-    """Options of a training besides those of its algorithm. `of` replaces None by the algorithm's defaults."""
+    """Options of a training, apart from its algorithm's. `of` replaces None by the algorithm's defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -92,7 +92,7 @@ class Training(BaseModel):
     """Updates between two checkpoints, in addition to checkpoints by time."""
 
     def of(self, algorithm: AlgorithmConfig) -> Settled:
-        """These options, with the algorithm's default for each of its options that is None."""
+        """Returns these options with every None replaced by the algorithm's default."""
         own = algorithm.sampling
         length = self.unroll_length or own.unroll_length
         size = self.batch_size or own.batch_size(length)
@@ -106,7 +106,7 @@ class Training(BaseModel):
 
 
 class Settled(Training):
-    """Options of a training with all defaults of its algorithm, as of `Training.of`."""
+    """Options of a training with its algorithm's defaults filled in; made by `Training.of`."""
 
     sampler: Literal["fifo", "uniform", "prioritised"]
     unroll_length: int
