@@ -11,29 +11,58 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from brayx.actor.actor import Actor
     from brayx.actor.agent import Agent, Services, State, forward, pinned, push, record
+    from brayx.actor.config import ActorConfig
     from brayx.actor.decode import sample_categorical
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.remote_model import RemoteModel
+    from brayx.cluster.replica import ActorRuntime, actor_deployment
+    from brayx.engines import build_engine
+    from brayx.engines.state import Recurrence
     from brayx.errors import BrayxError
     from brayx.gamecore.client import AsyncClient, Client
-    from brayx.types import Columns, Fragment, NestedArray, Step, Weights
+    from brayx.local.train import train_local
+    from brayx.local.training import Training
+    from brayx.model.config import ModelConfig
+    from brayx.model.dialled import DialledModel
+    from brayx.model.local import LocalModel
+    from brayx.replay.buffer import ReplayBuffer
+    from brayx.replay.config import BufferConfig
+    from brayx.replay.files import Dataset
+    from brayx.rollout.multi import AgentsAsRows
+    from brayx.types import Columns, Forward, Fragment, NestedArray, Step, Weights, flatten
 
 _HOME = {  # pipelines is above brayx, which must not import it: by name only
     "Actor": "brayx.actor.actor",
+    "ActorConfig": "brayx.actor.config",
+    "ActorRuntime": "brayx.cluster.replica",
     "Agent": "brayx.actor.agent",
+    "AgentsAsRows": "brayx.rollout.multi",
     "AsyncClient": "brayx.gamecore.client",
     "BrayxError": "brayx.errors",
+    "BufferConfig": "brayx.replay.config",
     "Client": "brayx.gamecore.client",
     "Columns": "brayx.types",
+    "Dataset": "brayx.replay.files",
+    "DialledModel": "brayx.model.dialled",
+    "Domain": "pipelines.search",
+    "Forward": "brayx.types",
     "Fragment": "brayx.types",
+    "LocalModel": "brayx.model.local",
+    "ModelConfig": "brayx.model.config",
     "NestedArray": "brayx.types",
+    "Recurrence": "brayx.engines.state",
     "RemoteBuffer": "brayx.remote",
     "RemoteModel": "brayx.remote",
+    "ReplayBuffer": "brayx.replay.buffer",
     "Services": "brayx.actor.agent",
     "State": "brayx.actor.agent",
     "Step": "brayx.types",
+    "Training": "brayx.local.training",
     "Weights": "brayx.types",
+    "actor_deployment": "brayx.cluster.replica",
+    "build_engine": "brayx.engines",
     "evaluate": "pipelines.front",
+    "flatten": "brayx.types",
     "forward": "brayx.actor.agent",
     "pinned": "brayx.actor.agent",
     "push": "brayx.actor.agent",
@@ -41,25 +70,42 @@ _HOME = {  # pipelines is above brayx, which must not import it: by name only
     "sample_categorical": "brayx.actor.decode",
     "serve": "pipelines.front",
     "train": "pipelines.front",
+    "train_local": "brayx.local.train",
     "tune": "pipelines.tune",
 }
 
 __all__ = [
     "Actor",
+    "ActorConfig",
+    "ActorRuntime",
     "Agent",
+    "AgentsAsRows",
     "AsyncClient",
     "BrayxError",
+    "BufferConfig",
     "Client",
     "Columns",
+    "Dataset",
+    "DialledModel",
+    "Domain",
+    "Forward",
     "Fragment",
+    "LocalModel",
+    "ModelConfig",
     "NestedArray",
+    "Recurrence",
     "RemoteBuffer",
     "RemoteModel",
+    "ReplayBuffer",
     "Services",
     "State",
     "Step",
+    "Training",
     "Weights",
+    "actor_deployment",
+    "build_engine",
     "evaluate",
+    "flatten",
     "forward",
     "pinned",
     "push",
@@ -67,6 +113,7 @@ __all__ = [
     "sample_categorical",
     "serve",
     "train",
+    "train_local",
     "tune",
 ]
 

@@ -93,6 +93,28 @@ class TuneResult:
         """The trial with the highest mean return in the end."""
         return self.trials[0]
 
+    def draw(self) -> Figure:
+        """Every trial's mean return over its steps, the best in colour, a dot where it became a copy."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+        axes = figure.add_subplot()
+        for rank, outcome in reversed(list(enumerate(self.trials))):
+            best = rank == 0
+            steps, means = [step for step, _ in outcome.curve], [mean for _, mean in outcome.curve]
+            axes.plot(
+                steps, means, color="#1f77b4" if best else "#bbbbbb", linewidth=2 if best else 1,
+                label=f"trial {outcome.number}" if best else None, zorder=3 if best else 2,
+            )  # fmt: skip
+            at = [index for index, _ in outcome.clones if index < len(steps)]
+            axes.scatter([steps[i] for i in at], [means[i] for i in at], s=14, color="#d62728", zorder=4)
+        axes.set_xlabel(self.steps)
+        axes.set_ylabel("return, mean of the last games")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        return figure
+
 
 def tune(
     env: str,
@@ -386,36 +408,14 @@ def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
         raise StartupError(f"every trial failed; the first: {why}")
     best = ranked[0]
     trial.log_dict({"trials": [asdict(each) for each in ranked]}, "tuning.json")
-    trial.log_figure(draw(ranked, found.steps), "tuning.png")
+    result = TuneResult(tuple(ranked), trial, found.steps)
+    trial.log_figure(result.draw(), "tuning.png")
     kept = found.checkpoint(best.number)
     steps, mean = best.curve[-1]
     if kept.exists():
         trial.save_checkpoint(kept, steps, {"episode_return": mean})
     trial.log_metrics({CHARTS["episode_return"]: mean, "return/best_trial": best.number}, steps)
-    return TuneResult(tuple(ranked), trial, found.steps)
-
-
-def draw(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> Figure:
-    """Every trial's mean return over its steps, the best in colour, a dot where it became a copy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    for rank, outcome in reversed(list(enumerate(outcomes))):
-        best = rank == 0
-        steps, means = [step for step, _ in outcome.curve], [mean for _, mean in outcome.curve]
-        axes.plot(
-            steps, means, color="#1f77b4" if best else "#bbbbbb", linewidth=2 if best else 1,
-            label=f"trial {outcome.number}" if best else None, zorder=3 if best else 2,
-        )  # fmt: skip
-        at = [index for index, _ in outcome.clones if index < len(steps)]
-        axes.scatter([steps[i] for i in at], [means[i] for i in at], s=14, color="#d62728", zorder=4)
-    axes.set_xlabel(steps_of)
-    axes.set_ylabel("return, mean of the last games")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure
+    return result
 
 
 def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from brayx import Agent, Fragment, State, Step, forward, push, record, sample_categorical
+from brayx import Agent, Fragment, State, Step, flatten, forward, push, record, sample_categorical
 from brayx.errors import BadBody
-from brayx.types import flatten
 
 _LARGEST = float(np.finfo(np.float32).max)
 """Reward: the buffer keeps float32."""

@@ -7,6 +7,7 @@ snippets play against a real door with the real CartPole agent over a policy tha
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import contextlib
 import http.client
@@ -35,6 +36,7 @@ import yaml
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+import brayx
 from brayx import errors
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
@@ -220,6 +222,38 @@ def test_the_model_that_is_made_of_pieces_acts_and_learns(examples: Path) -> Non
     PPO(module, torch.optim.Adam(module.parameters(), lr=1e-2), PPOConfig(epochs=2)).update(batch, 0.0)
     moved = {name.split(".")[0] for name, weight in module.state_dict().items() if not weight.equal(before[name])}
     assert moved >= {"phase", "units", "trunk", "target", "value"}
+
+
+PUBLIC = {"algorithms", "errors", "gamecore", "nets"}
+"""Packages of brayx that users write against; from all others they need the names in `brayx.__all__` alone."""
+
+
+def test_what_users_read_uses_public_names_only() -> None:
+    code = {str(snippet): snippet.text for snippet in SNIPPETS if snippet.language == "python"}
+    code |= {path.name: path.read_text() for path in (ROOT / "pipelines" / "templates").rglob("*.py")}
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        code |= {f"{notebook.name} {number}": "".join(cell["source"]) for number, cell in enumerate(cells)}
+    internal = [f"{where}: {name}" for where, text in code.items() for name in imported(text) if not is_public(name)]
+    assert internal == []
+
+
+def imported(code: str) -> Iterator[str]:
+    """What code imports, and what it takes of `brayx`, as dotted names."""
+    for node in ast.walk(ast.parse(re.sub(r"^ *[%!].*", "", code, flags=re.M))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "brayx":
+            yield f"brayx.{node.attr}"
+
+
+def is_public(name: str) -> bool:
+    package, _, inside = name.partition(".")
+    if package == "brayx":
+        return inside in ("", *brayx.__all__) or inside.split(".")[0] in PUBLIC
+    return package not in ("pipelines", "deployments", "benchmarks", "tests")
 
 
 def test_every_snippet_is_of_a_kind_that_is_checked() -> None:
