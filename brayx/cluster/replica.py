@@ -266,7 +266,12 @@ def actor_deployment(
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
         asks_for_keys: for those of ``config`` or the environment; False: everybody may come in, whatever they say.
+
+    Raises:
+        ConfigError: the file of keys cannot be read, is open to others or is malformed.
     """
+    if asks_for_keys and config.keys_file is not None:
+        Keys.load(config.keys_file)  # here, so that `serve run` ends with the error before it starts Ray
     chosen = {
         field: free_port(config.native_host) for field in ("native_port", "tcp_port") if getattr(config, field) == 0
     }

@@ -16,9 +16,11 @@ from ray._private.services import resolve_ip_for_localhost
 
 from brayx.errors import ConfigError, StartupError
 from brayx.ports import free_port
-from deployments import actor, model
+from deployments import actor, echo, model
+from deployments.job import JobConfig
 from deployments.serve_run import check_port, serve_run
 
+CARTPOLE = Path(actor.__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
 SERVE_RUN = ["/usr/bin/serve", "run", "deployments.echo:app"]
 
 
@@ -88,6 +90,16 @@ def test_each_application_of_a_job_ends_that_way(traceback: bool, monkeypatch: p
         actor.app(actor.ServeArgs(config="no.yaml"))
     with expected:
         model.app(model.ModelArgs(config="no.yaml"))
+
+
+def test_a_missing_file_of_keys_is_one_line_before_ray_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", SERVE_RUN)
+    expected = rf"^(brayx: )?the keys in {tmp_path}/no.txt cannot be read: No such file or directory$"
+    with pytest.raises(SystemExit, match=expected):
+        echo.app(echo.EchoArgs(keys_file=f"{tmp_path}/no.txt", native_port=0, tcp_port=0))
+    job = JobConfig.load(CARTPOLE, [f"actor.keys_file={tmp_path}/no.txt"])
+    with pytest.raises(ConfigError, match=expected):
+        actor.serving_application(job, f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def test_a_free_port_is_fine() -> None:
