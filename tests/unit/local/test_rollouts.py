@@ -7,9 +7,10 @@ import textwrap
 import uuid
 
 import numpy as np
+import pytest
 
 from brayx.engines.torch import module_weights
-from brayx.errors import DeadlineExceeded, EnvironmentFailed
+from brayx.errors import ConfigError, DeadlineExceeded, EnvironmentFailed
 from brayx.local.buffer import LocalBuffer
 from brayx.local.rollouts import LocalMoments, LocalRollout
 from brayx.metrics import Recorder
@@ -18,7 +19,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments, to_arrays
-from brayx.rollout.spec import RolloutSpec
+from brayx.rollout.spec import RolloutSpec, check_rollout
 from brayx.rollout.worker import Newest
 from tests.waiting import until
 
@@ -66,7 +67,7 @@ class Job:
         if "func" in options:
             options["module"] = name
         else:
-            options["env"] = "CartPole-v1"
+            options.setdefault("env", "CartPole-v1")
         columns = ENVS * options.get("num_workers", 1)
         config = BufferConfig(size=size, batch_size=columns, unroll_length=T, **(sampling or {}))
         self.sink, self.newest, self.moments, self.version = Recorder(), Newest(), moments, 0
@@ -229,3 +230,11 @@ def test_what_waits_for_room_at_the_end_is_counted_as_dropped(tmp_path):
         until(lambda: rollout.collected.fragments == 2, "another one has no room")
     summary = made.sink.summary()
     assert 0 < summary["fragments_dropped.closed"] == rollout.collected.steps - summary["env_steps"]
+
+
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"rollout 'games' \(NoGame-v7\): .*NoGame"):
+        check_rollout(Job(tmp_path, env="NoGame-v7").spec)
+    with pytest.raises(ConfigError, match=r"rollout 'games' \(Pendulum-v1\): obs: the environments give \[3\]"):
+        check_rollout(Job(tmp_path, env="Pendulum-v1").spec)
+    check_rollout(Job(tmp_path).spec)

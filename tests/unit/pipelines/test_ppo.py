@@ -126,14 +126,17 @@ def run(command):
 
 @pytest.mark.slow  # the command, whole
 def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
+    """Of a memory that learns with the torch engine in the given environment."""
     small = ["--timesteps", "4000", "--epochs", "1", "--log-interval", "1", "--tracking", tracking_db]
-    words = ["--env", "CartPole-v1", "--distributed", "false", *small, "--target-return", "10"]
+    memory = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
+    memory += " --normalise-value true --target-return -2"
+    words = ["--env", "CartPole-v1", "--distributed", "false", *small, *memory.split()]
     command = [sys.executable, "-m", "pipelines.ppo", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert list(result) == ["env_steps", "seconds", "steps_per_s", "return_mean", "seconds_to_target", "trial"]
-    assert result["return_mean"] >= 10
+    assert result["return_mean"] == -1, "only the end of a game earns anything, and each has one"
     assert 0 < result["seconds_to_target"] <= result["seconds"]
     assert 0 < result["env_steps"] <= result["steps_per_s"] * result["seconds"]
     assert done.stderr.startswith("update 1: ")
@@ -141,16 +144,6 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_the_books(tracking_db):
     assert trial.status == "FINISHED"
     assert trial.metrics()["replay/env_steps"] == result["env_steps"]
     assert trial.latest_checkpoint() is not None
-
-
-@pytest.mark.slow  # the command, whole
-def test_a_memory_learns_with_the_torch_engine_in_the_given_environment(run, tracking_db):
-    words = "--env-option sutton_barto_reward=true --vectorization sync --engine torch --lstm 8 --clip-value 0.2"
-    small = ["--timesteps", "4000", "--epochs", "1", "--tracking", tracking_db]
-    done = run(*small, *words.split(), "--normalise-value", "true")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["return_mean"] == -1, "only the end of a game earns anything, and each has one"
 
 
 @pytest.mark.parametrize("distributed", ["true", "false"])
