@@ -1,7 +1,7 @@
-"""torch's Adam without torch's compiler: the same numbers, the same state, ready a second earlier. Torch only.
+"""torch's Adam without torch's compiler: the same results and state, but it starts a second earlier. Torch only.
 
-The methods of `torch.optim.Optimizer` are wrapped to be left out by ``torch.compile``, and the wrapper imports all of
-that the first time. Nothing is compiled here, so the methods are taken as they are underneath.
+torch wraps the methods of `torch.optim.Optimizer` so that ``torch.compile`` skips them, and the wrapper imports the
+compiler on first use. brayx compiles nothing, so it calls the unwrapped methods.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
 EPS = 1e-5
-"""Adam's epsilon for every model and algorithm. It is usual for PPO; torch's default is 1e-8, which only SAC's
-temperature has. A parameter whose gradients are much smaller than epsilon takes smaller steps."""
+"""Adam's epsilon for every model and algorithm, the usual value for PPO. Only SAC's temperature uses torch's default of
+1e-8. A parameter with gradients much smaller than epsilon takes smaller steps."""
 
 
 def _plain(name: str) -> Any:
-    """The method without its wrapper; the method itself if torch has no wrapper."""
+    """The unwrapped method, or the method itself if torch does not wrap it."""
     method = getattr(Optimizer, name)
     return getattr(method, "__wrapped__", method)
 
@@ -27,7 +27,7 @@ def _plain(name: str) -> Any:
 class Adam(torch.optim.Adam):
     """Kingma and Ba 2015, "Adam: a method for stochastic optimization", https://arxiv.org/abs/1412.6980.
 
-    Arguments as `torch.optim.Adam`; there is no closure to step with.
+    Arguments as for `torch.optim.Adam`; `step` takes no closure.
     """
 
     add_param_group = _plain("add_param_group")

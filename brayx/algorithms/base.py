@@ -1,4 +1,4 @@
-"""What every algorithm is to the trainer, and the ranks that learn together. Torch only.
+"""The interface of algorithms to the trainer, and the ranks that learn together. Torch only.
 
 Knows nothing of any loss, nor of how ranks are started.
 """
@@ -16,16 +16,16 @@ from brayx.algorithms.optimise import Optimise, OptimiseConfig
 
 
 class Across(Protocol):
-    """The ranks that share one model; `ALONE` when there is one.
+    """The ranks that train one model together; `ALONE` for a single rank.
 
-    A rank's loss is its share of the sum over all ranks' steps, times ``size``: the gradients that a
-    `DistributedDataParallel` module averages are then those of one rank with the steps of all.
+    Each rank weights its loss by its share of all ranks' steps, times ``size``. `DistributedDataParallel` then averages
+    the gradients to that of a single rank with all steps.
     """
 
     size: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """``x`` added over the ranks, without gradient. Every rank calls it equally often, in the same order."""
+        """The sum of ``x`` over all ranks, without gradient. All ranks must make the same calls in the same order."""
         ...
 
 
@@ -37,7 +37,7 @@ class _Alone:
 
 
 ALONE: Across = _Alone()
-"""One rank."""
+"""A single rank."""
 
 
 class Group:
@@ -63,17 +63,17 @@ class Algorithm:
 
     Args:
         module: called with the observations, ``[N, ...]`` (a tuple is several arguments); returns a policy's outputs
-            (`brayx.nets.distributions`), and the algorithm's other ones (`AlgorithmConfig.outputs`).
-        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+            (`brayx.nets.distributions`), and the other outputs of the algorithm (`AlgorithmConfig.outputs`).
+        optimizer: over the module's parameters; schedules start from its learning rates at construction.
         config: options.
         across: the ranks that learn together.
 
     Attributes:
-        forward: calls the module on learner data, with or without a memory.
+        forward: calls the module on learner data, recurrent or not.
         optimise: takes gradient steps.
-        priorities: ``[B]`` of the columns of the last batch, when that had an ``index``; None otherwise.
-        learned: the last batch led to learning. False: it was only kept for later ones, and nothing has changed.
-        counts: the last batch's transitions count as training. False: others were learned from, kept before.
+        priorities: ``[B]`` priorities of the last batch's columns, if it had an ``index``; otherwise None.
+        learned: whether the last batch led to an update. False: it was only stored for later updates.
+        counts: whether the last batch's transitions count as training. False: the update used stored ones instead.
     """
 
     priorities: Tensor | None = None
@@ -95,8 +95,8 @@ class Algorithm:
         Args:
             batch: tensors ``[B, T + 1, ...]`` as `brayx.replay.packing` lays them out, with the observation as a
                 nest of tensors under ``obs`` (a tuple is several arguments of the module) and the stored state of a
-                recurrent module as a nest under ``state``. Not changed.
-            progress: how far training has come, 0 to 1; the learning rate falls with it.
+                recurrent module as a nest under ``state``. Not modified.
+            progress: progress of the training, 0 to 1; the learning rate falls with it.
 
         Raises:
             ValueError: the batch or the outputs do not fit the algorithm; names the field.
@@ -104,7 +104,7 @@ class Algorithm:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learned besides the module and the optimiser."""
+        """State to save besides the module's and the optimiser's."""
         return {"optimise": self.optimise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

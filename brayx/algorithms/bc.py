@@ -1,14 +1,14 @@
-"""Behaviour cloning: the likeliest policy for recorded actions. Torch only.
+"""Behaviour cloning: maximises the likelihood of recorded actions. Torch only.
 
-Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation": for discrete actions the
-cross-entropy, joint over heads; for continuous ones the Gaussian's negative log-likelihood. One gradient a batch.
-Columns may have a ``weight``.
+Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation". The loss is the
+cross-entropy for discrete actions, summed over heads, and the Gaussian negative log-likelihood for continuous ones.
+Each batch gives one gradient step. Columns may have a ``weight``.
 
-A share of the steps can be held out: which, a hash of observation and action says, so they are the same ones whenever
-they come again, however they are packed. Neighbours in an episode are much alike; for whole episodes held out use
+A share of the steps can be held out for validation. A hash of observation and action selects them, so the same steps
+are held out in every batch and packing. Neighbouring steps of an episode are similar; to hold out whole episodes use
 another buffer (the trainer's ``eval_buffers``).
 
-Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+Input: the learner batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from brayx.nets.distributions import log_prob_entropy, mode
 from brayx.types import DEMONSTRATION
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm")
-"""What `BC.update` measures, besides ``learning_rate``. For continuous actions the mean absolute ``error`` replaces
-``accuracy``. Where steps are held out, their ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error`` too."""
+"""Metrics of `BC.update`, besides ``learning_rate``. For continuous actions the mean absolute ``error`` replaces
+``accuracy``. Held-out steps add ``holdout_loss`` and ``holdout_accuracy`` or ``holdout_error``."""
 
 _ODD, _BITS = 0x9E3779B97F4A7C15 - 2**64, 20
 
@@ -63,14 +63,14 @@ class BCConfig(OptimiseConfig):
 
 
 def clone_loss(log_prob: Tensor, weight: Tensor) -> Tensor:
-    """Sum of the negative log-likelihoods, ``[...]`` each; a step of weight 0 is hidden, whatever its action."""
+    """Weighted sum of negative log-likelihoods, both ``[...]``; a step of weight 0 is ignored, whatever its action."""
     return -(weight * torch.where(weight > 0, log_prob, torch.zeros_like(log_prob))).sum()
 
 
 @torch.no_grad()
 def mistaken(outputs: Mapping[str, Any], action: Tensor) -> Tensor:
-    """How far the policy's own choice is from ``action``: 1 where a discrete one differs, the mean absolute difference
-    of a continuous one; ``[...]``."""
+    """Error ``[...]`` of the policy's most likely action against ``action``: 0 or 1 for discrete actions, the mean
+    absolute difference for continuous ones."""
     chosen = mode(outputs)
     if "logits" in outputs:
         wrong = chosen != action
@@ -80,12 +80,12 @@ def mistaken(outputs: Mapping[str, Any], action: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out(obs: Any, action: Tensor, share: float) -> Tensor:
-    """Which steps are held out, bool ``[B, T]``: always the same ones, about ``share`` of those that differ.
+    """Selects held-out steps by a hash of observation and action, bool ``[B, T]``.
 
     Args:
         obs: nest of ``[B, T, ...]``.
         action: ``[B, T, ...]``.
-        share: 0 to 1.
+        share: about this share of distinct steps is held out, 0 to 1.
     """
     total = torch.zeros(action.shape[:2], dtype=torch.int64, device=action.device)
     for leaf in (*optree.tree_leaves(obs), action):
@@ -104,10 +104,10 @@ class BC(Algorithm):
     config: BCConfig
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``.
+        """Takes one gradient step on a batch, as `Algorithm.update`; returns `METRICS` and ``learning_rate``.
 
-        Rewards, ends and log-probabilities are not used, except that ends reset a recurrent module's memory. Moves of
-        other players (``turn``) are not imitated.
+        Rewards and log-probabilities are not used; ends only reset recurrent state. Moves of other players (``turn``)
+        are not imitated.
         """
         columns.check(batch)
         learning_rate = self.optimise.begin(progress)
@@ -140,7 +140,7 @@ class BC(Algorithm):
         return result
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The loss, and sums of what is measured ``[6]``."""
+        """The loss, and the sums of the metrics ``[6]``."""
         with self.optimise.autocast():
             outputs = columns.before_last(columns.forward(self.forward, batch))
         action, learned, hidden = (columns.transitions(batch, key) for key in ("action", "learned", "held_out"))
@@ -153,6 +153,6 @@ class BC(Algorithm):
             held = [clone_loss(log_prob, hidden), (hidden * mistakes).sum()]
         measured = torch.stack([loss.detach(), *numbers, *held, discrete])
         if self.across.size > 1:
-            # Ranks wait for a gradient of every parameter, and the value's parameters have none here.
+            # Ranks synchronise the gradients of all parameters, so give those of the value a gradient of zero.
             loss = loss + 0 * torch.stack([parameter.sum() for parameter in self.optimise.parameters]).sum()
         return loss, measured

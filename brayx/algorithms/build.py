@@ -41,7 +41,7 @@ OURS: tuple[AlgorithmConfig, ...] = (
     MixedConfig(),
     MAPPOConfig(),
 )
-"""The algorithms of brayx, each by its default options. Options that name none are of the first."""
+"""Default options of each of brayx's algorithms. The first is the default algorithm."""
 
 _OUTPUTS: Mapping[Policy, tuple[str, ...]] = {
     "categorical": ("logits",),
@@ -54,22 +54,22 @@ _SPACES: Mapping[str, tuple[Policy, ...]] = {
     "box": ("gaussian", "squashed"),
 }
 _LEAST_GRADIENTS = 50
-"""Least gradient steps of a training, or one for each `_MOST_STEPS` transitions where that is fewer: with less it
+"""Least gradient steps of a training, or one per `_MOST_STEPS` transitions if that is fewer. A training with fewer
 learns next to nothing."""
 _MOST_STEPS = 1_000
 
 
 def config_class(options: Mapping[str, Any], folder: str = "") -> type[AlgorithmConfig]:
-    """The class that validates ``options``: of brayx by their ``name``, or the user's own by their ``module``.
+    """The class that validates ``options``: one of brayx's, by ``name``, or the user's own, by ``module``.
 
     A user's module defines one class derived from `AlgorithmConfig`.
 
     Args:
-        options: as a YAML has them, valid or not.
-        folder: looked in first for the module.
+        options: options as in a YAML file, not yet validated.
+        folder: searched first for the module.
 
     Raises:
-        ConfigError: there is no such algorithm or module, or the module does not define just one such class.
+        ConfigError: the algorithm or module does not exist, or the module does not define exactly one such class.
     """
     module = options.get("module")
     if module is None:
@@ -104,7 +104,7 @@ def config_class(options: Mapping[str, Any], folder: str = "") -> type[Algorithm
             "across) that gives the algorithm",
             module=module,
         )
-    # Another process finds the class by the folder, which need not be on its path when it unpickles the options.
+    # Another process unpickles the options by module and folder, since the folder may not be on its path.
     copyreg.pickle(model, functools.partial(_reduced, module, folder))
     return model
 
@@ -128,27 +128,28 @@ def _validated(value: Any, info: ValidationInfo) -> AlgorithmConfig:
         raise PydanticCustomError("algorithm", "{message}", {"message": error.message}) from error
     if not model.model_fields["name"].default:
         value = {"name": value["module"], **value}
-    if info.mode == "json":  # strict about types, as a job's other options are
+    if info.mode == "json":  # strict types, as for a job's other options
         return model.model_validate_json(json.dumps(value), strict=True)
     return model.model_validate(value)
 
 
 AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmConfig], PlainValidator(_validated)]
-"""Options of any algorithm, as a field of a pydantic model. The validation context's ``folder`` is looked in first for
-a user's own module."""
+"""Options of any algorithm, as a field of a pydantic model. A user's own module is searched first in the ``folder`` of
+the validation context."""
 
 
 def build(
     config: AlgorithmConfig, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across = ALONE
 ) -> Algorithm:
-    """The algorithm of ``config``, as fast as the module allows; arguments as of `AlgorithmConfig.build`."""
+    """Makes the algorithm of ``config``, accelerated if the module allows it; arguments as for
+    `AlgorithmConfig.build`."""
     algorithm = config.build(module, optimizer, across)
     fast_mlp.accelerate(algorithm)
     return algorithm
 
 
 def failure(config: AlgorithmConfig, error: Exception) -> str:
-    """Where and why a user's own algorithm raised, for messages."""
+    """Describes where and why a user's own algorithm raised, for messages."""
     file = getattr(sys.modules.get(type(config).__module__), "__file__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     place = f" ({file}:{frames[-1].lineno})" if frames else ""
@@ -156,17 +157,17 @@ def failure(config: AlgorithmConfig, error: Exception) -> str:
 
 
 def measuring(config: AlgorithmConfig, module: nn.Module) -> Algorithm:
-    """The algorithm of ``config`` for its losses alone: its updates change no parameter.
+    """Makes the algorithm of ``config`` for measuring losses only: its updates change no parameter.
 
     Args:
-        config: its options.
-        module: not wrapped; its gradients are changed.
+        config: options of the algorithm.
+        module: the unwrapped module; its gradients are overwritten.
     """
     return config.for_measuring().build(module, torch.optim.SGD(module.parameters(), lr=0.0), ALONE)
 
 
 def _names(fits: Callable[[AlgorithmConfig], bool], kind: str | None = None) -> list[str]:
-    """Algorithms of brayx that fit, and learn actions of this kind."""
+    """Names of brayx's algorithms that fit, and that can learn actions of this kind."""
     return [each.name for each in OURS if fits(each) and (kind is None or _learns(each, kind))]
 
 
@@ -175,10 +176,10 @@ def _learns(config: AlgorithmConfig, kind: str) -> bool:
 
 
 def check_space(config: AlgorithmConfig, kind: str) -> None:
-    """Refuses an algorithm for an action space that it cannot learn to act in.
+    """Refuses an action space that the algorithm does not support.
 
     Args:
-        config: its options.
+        config: options of the algorithm.
         kind: ``discrete``, ``multi_discrete`` or ``box``, as `brayx.actions.ActionSpec` names spaces.
 
     Raises:
@@ -201,14 +202,14 @@ def check_fits(
     gives: Collection[str] | None = None,
     sampler: str | None = None,
 ) -> None:
-    """Refuses an algorithm for the actions, data or sampler of a job, as far as these are known.
+    """Refuses actions, data or a sampler that the algorithm does not support. What is None is not checked.
 
     Args:
-        config: its options.
-        kind: of the actions, as `check_space` has it; None: not known.
-        unroll_length: transitions of a column; None: not known.
-        gives: keys of the batches, `DEMONSTRATION` if there are demonstrations; None: not known.
-        sampler: how a buffer of play is sampled, as `brayx.replay.config` names it; None: not known.
+        config: options of the algorithm.
+        kind: kind of the action space, as for `check_space`.
+        unroll_length: transitions of a column.
+        gives: keys of the batches, with `DEMONSTRATION` if there are demonstrations.
+        sampler: sampler of the buffers of play, by its name in `brayx.replay.config`.
 
     Raises:
         ConfigError: names what is missing, and the algorithms or options that fit.
@@ -254,14 +255,14 @@ def check_fits(
 
 
 def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, batch_steps: int, change: str) -> None:
-    """Refuses a training with so few gradient steps that it would learn next to nothing.
+    """Refuses a training with too few gradient steps to learn anything.
 
     Args:
         config: options of the algorithm.
         total_steps: transitions in the training.
-        batches: number of batches that these give.
+        batches: number of batches made of these.
         batch_steps: transitions in a batch.
-        change: says which option to change to get more, for the message.
+        change: options to change to get more gradient steps, for the message.
 
     Raises:
         ConfigError: names the number of gradient steps, and what to change.
@@ -276,7 +277,7 @@ def check_enough(config: AlgorithmConfig, *, total_steps: int, batches: float, b
 
 
 def check_batch(config: AlgorithmConfig, batch: Collection[str]) -> None:
-    """Refuses a batch of a game by turns for an algorithm that would take other players' moves for the agent's.
+    """Refuses a batch of a turn-based game if the algorithm cannot tell other players' moves from the agent's.
 
     Args:
         config: options of the algorithm.
@@ -296,14 +297,14 @@ def check_batch(config: AlgorithmConfig, batch: Collection[str]) -> None:
 
 
 def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
-    """Refuses an algorithm that learns from a leaf of the observation which the model's observation cannot have.
+    """Refuses a model without the observation leaves that the algorithm needs.
 
     Args:
         config: options of the algorithm.
-        obs: keys of the model's inputs in a batch: ``obs`` alone where it takes a single array.
+        obs: keys of the model's inputs in a batch; only ``obs`` if it takes a single array.
 
     Raises:
-        ConfigError: says what the model must take.
+        ConfigError: names the input that the model must take.
     """
     leaf = next((key for key in config.data if key.startswith("obs/")), None)
     if leaf is not None and "obs" in obs:
@@ -315,12 +316,12 @@ def check_observed(config: AlgorithmConfig, obs: Collection[str]) -> None:
 
 
 def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurrent: bool = False) -> None:
-    """Refuses a model without the outputs that the algorithm learns from.
+    """Refuses a model without the outputs that the algorithm needs.
 
     Args:
         config: options of the algorithm.
         outputs: names of the model's outputs.
-        recurrent: the model has a memory.
+        recurrent: the model is recurrent.
 
     Raises:
         ConfigError: names what is missing, or the algorithms that fit.
@@ -356,15 +357,15 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
 
 
 def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any, ...] | None = None) -> None:
-    """Refuses a model without the critic that the algorithm learns with, or whose critic gives another shape.
+    """Refuses a model without the critic that the algorithm needs, or with a critic that returns a wrong shape.
 
     Args:
-        config: its options.
-        module: of the model.
-        example: arguments of the critic, tensors ``[2, ...]``; None: not known.
+        config: options of the algorithm.
+        module: the model's module.
+        example: arguments of the critic, tensors ``[2, ...]``; None: the shape is not checked.
 
     Raises:
-        ConfigError: says how the critic is called, and what it returned.
+        ConfigError: names the critic's arguments and what it returned.
     """
     needs = config.critic
     if needs is None:
@@ -392,14 +393,14 @@ def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any,
 
 
 def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
-    """Refuses an algorithm for recorded steps that it would take for the agent's own play.
+    """Refuses recorded steps without ``log_prob`` for an algorithm that would use them as the agent's own play.
 
     Args:
-        config: its options.
-        fields: the record's fields of each step; `DEMONSTRATION` marks it as one to imitate.
+        config: options of the algorithm.
+        fields: fields of each recorded step; with `DEMONSTRATION` it is a step to imitate.
 
     Raises:
-        ConfigError: names the missing field, and algorithms that learn without it.
+        ConfigError: names the missing field, and the algorithms that do not need it.
     """
     if not config.needs_log_prob or "log_prob" in fields:
         return
@@ -419,14 +420,14 @@ def check_recorded(config: AlgorithmConfig, fields: Collection[str]) -> None:
 
 
 def algorithm_options(name: str, folder: str = "") -> type[AlgorithmConfig]:
-    """The options' class of an algorithm of brayx, or of a user's own by the name of its module.
+    """The options class of one of brayx's algorithms, or of the user's own by the name of its module.
 
     Args:
-        name: of the algorithm or module.
-        folder: looked in first for the module.
+        name: name of the algorithm or module.
+        folder: searched first for the module.
 
     Raises:
-        ConfigError: there is none of that name, or as `config_class`.
+        ConfigError: no algorithm has that name; also as for `config_class`.
     """
     if all(config.name != name for config in OURS):
         try:

@@ -1,7 +1,7 @@
-"""Learner batches as losses read them: time-major, the module's outputs for every step, micro-batches. Torch only.
+"""Prepares learner batches for losses: time-major arrays, the module's outputs for every step, micro-batches.
 
-Knows nothing of any loss. Batches are those of `brayx.replay.packing`, as `brayx.algorithms.base.Algorithm.update` has
-them: ``[B, T + 1, ...]``, observations as a nest under ``obs``, a recurrent module's stored state under ``state``.
+Torch only; knows nothing of any loss. Batches are as `brayx.algorithms.base.Algorithm.update` takes them:
+``[B, T + 1, ...]``, observations as a nest under ``obs``, a recurrent module's stored state under ``state``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from brayx.algorithms.forward import Forward, carries, state_of
 
 TURN = "turn"
-"""Key of whether a step is the agent's own move, bool ``[B, T + 1]``; only games by turns have it."""
+"""Key of a bool ``[B, T + 1]``: the step is the agent's own move. Only turn-based games have it."""
 
 
 def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
-    """Refuses what is no learner batch.
+    """Checks the shape of a learner batch.
 
     Args:
         batch: tensors.
-        steps: transitions that a column must have at least.
+        steps: least number of transitions in a column.
 
     Raises:
         ValueError: names the mask's shape and what was expected.
@@ -36,14 +36,13 @@ def check(batch: Mapping[str, Any], *, steps: int = 1) -> None:
 
 
 def own_moves(batch: Mapping[str, Any]) -> Tensor:
-    """The ``mask`` ``[B, T + 1]`` of a batch without the steps that are another player's by its ``turn``, if it has
-    one."""
+    """The ``mask`` ``[B, T + 1]`` of a batch, with other players' steps masked out if it has a ``turn``."""
     mask: Tensor = batch["mask"]
     return mask * batch[TURN] if TURN in batch else mask
 
 
 def transitions(batch: Mapping[str, Any], key: str) -> Tensor:
-    """What ``key`` holds of each transition, time-major ``[T, B, ...]``."""
+    """The values of ``key`` for each transition, time-major ``[T, B, ...]``."""
     found: Tensor = batch[key][:, :-1].transpose(0, 1)
     return found
 
@@ -52,11 +51,11 @@ def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs of ``module`` for every step, time-major ``[T + 1, B, ...]``.
 
     Args:
-        module: as it is called on learner data; one with a memory is replayed from the state that acting stored.
+        module: wraps the module; a recurrent one is replayed from the stored state.
         batch: tensors.
 
     Raises:
-        ValueError: the module has a memory, but the batch has no stored state.
+        ValueError: the module is recurrent, but the batch has no stored state.
     """
     columns, steps = batch["mask"].shape
     obs = _time_major(batch["obs"])
@@ -69,12 +68,12 @@ def forward(module: Forward, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def before_last(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of `forward` without those of the step that only bootstraps, ``[T, B, ...]``."""
+    """Outputs of `forward` without the last step, which only bootstraps: ``[T, B, ...]``."""
     return {name: optree.tree_map(lambda x: x[:-1], leaf) for name, leaf in outputs.items()}
 
 
 def parts(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """``batch`` in as many parts of whole columns, fewer if it has fewer columns."""
+    """Splits ``batch`` into ``count`` parts of whole columns, or fewer if it has fewer columns."""
     columns = len(batch["mask"])
     count = min(count, columns)
     if count == 1:
@@ -87,14 +86,14 @@ def parts(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def column_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Importance of each column ``[B]``: its ``weight``, or 1."""
+    """Importance weight of each column ``[B]``: its ``weight``, or 1."""
     mask: Tensor = batch["mask"]
     weight: Tensor = batch["weight"] if "weight" in batch else mask.new_ones(len(mask))
     return weight
 
 
 def moments(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """What `explained_variance` is made of, ``[5]``, which adds up over parts and ranks."""
+    """The sums ``[5]`` that `explained_variance` needs; add them up over parts and ranks."""
     error = target - value
     return torch.stack(
         [weight.sum(), *((weight * x).sum() for x in (target, target.square(), error, error.square()))]
@@ -102,7 +101,8 @@ def moments(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 
 def explained_variance(sums: Tensor) -> Tensor:
-    """Share of the targets' variance that the values explain, from the sum of `moments`; below 0 if they mislead."""
+    """Share of the targets' variance that the values explain, from summed `moments`; negative if they are worse than
+    the mean."""
     count, target, target_square, error, error_square = sums.unbind()
     count = count.clamp(min=1e-8)
     variance = target_square / count - (target / count).square()

@@ -1,8 +1,8 @@
 """Options of an algorithm, and its needs of model, data and sampler. Knows no algorithm, and imports no torch.
 
 An algorithm is one file: its options (a class derived from `AlgorithmConfig`), its loss, its metrics and its update
-(`brayx.algorithms.base.Algorithm`). What it needs are class attributes of its options, so that a job can be checked
-before anything starts.
+(`brayx.algorithms.base.Algorithm`). Its needs are class attributes of its options, so that a job can be checked before
+anything starts.
 """
 
 from __future__ import annotations
@@ -77,60 +77,61 @@ class AlgorithmConfig(BaseModel):
     """Import path of the module that defines the algorithm, searched in the YAML file's folder first; null: brayx."""
 
     policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed")
-    """Policies that it learns."""
+    """Policies that it can train."""
     outputs: ClassVar[tuple[str, ...]] = ("value",)
-    """Outputs that a model must give besides its policy's."""
+    """Outputs that a model must return besides its policy's."""
     recurrent: ClassVar[bool] = True
-    """Learns models with a memory."""
+    """Can train recurrent models."""
     critic: ClassVar[Critic | None] = None
     """The submodule ``critic`` that a model must have."""
     needs_log_prob: ClassVar[bool] = False
-    """Learns from the agent's own play alone, whose actions have a ``log_prob``."""
+    """Learns only from the agent's own play, which records a ``log_prob`` of each action."""
     imitates: ClassVar[Literal["nothing", "demonstrations", "everything"]] = "nothing"
     """Steps whose actions it imitates: none, those marked as demonstrations, or all."""
     data: ClassVar[Mapping[str, str]] = {}
-    """Keys that batches must have besides those of any play, each with why, to complete ``algorithm 'x' ...``."""
+    """Extra keys that batches must have, each with the reason, which completes the message ``algorithm 'x' ...``."""
     turns: ClassVar[bool] = False
     """Distinguishes other players' moves (``turn``) from the agent's own."""
     needs_table: ClassVar[bool] = False
-    """Learns from each transition many times, so not from a ``fifo`` buffer."""
+    """Learns from each transition many times, so it cannot use a ``fifo`` buffer."""
     weighs_columns: ClassVar[bool] = False
-    """Weighs each column by its ``weight``, which a prioritised sampler sets."""
+    """Applies each column's ``weight``, which a prioritised sampler sets."""
     sets_priorities: ClassVar[bool] = False
-    """Gives each column of a batch with an ``index`` a new priority."""
+    """Returns a new priority for each column of a batch with an ``index``."""
     several_ranks: ClassVar[bool] = True
     """Can learn in several ranks."""
     inner: ClassVar[tuple[type[AlgorithmConfig], ...]] = ()
-    """Algorithms that its option ``reinforcement`` may be, which does the gradient steps then."""
+    """Algorithms allowed as its option ``reinforcement``, which then takes the gradient steps."""
 
     @property
     def sampling(self) -> Sampling:
-        """Batches that suit it."""
+        """Its default source and size of batches."""
         return Sampling(unroll_length=64, batch_steps=2048)
 
     @property
     def play(self) -> AlgorithmConfig:
-        """The options by which it learns from play: these, or those of an algorithm inside it."""
+        """The options for learning from play: these, or those of the algorithm inside it."""
         return self
 
     @property
     def discount(self) -> float:
-        """Discount per transition; of an algorithm that discounts nothing, the usual one."""
+        """Discount per transition; a default for an algorithm without one."""
         return float(getattr(self, "gamma", 0.99))
 
     @property
     def value_heads(self) -> int:
-        """Values that the model must give, one for each part of the reward; 0: a single one, without an axis."""
+        """Number of value heads that the model must return, one per part of the reward; 0: one value, without an
+        axis."""
         return len(getattr(self.play, "reward_heads", ()))
 
     @property
     def first_imitates(self) -> int:
-        """Updates from demonstrations alone that must come before the first from play."""
+        """Number of updates from demonstrations only, before the first update from play."""
         return 0
 
     @property
     def learns_demonstrated_rewards(self) -> bool:
-        """Learns from the rewards of what it imitates too, not only from the actions."""
+        """Whether it learns from the rewards of demonstrations, not only from their actions."""
         return False
 
     def gradients(self, batch_steps: int) -> int:
@@ -138,14 +139,14 @@ class AlgorithmConfig(BaseModel):
         return 1
 
     def for_measuring(self) -> Self:
-        """These options for an algorithm that only measures losses: it takes each batch once and keeps none."""
+        """These options for measuring losses only: one pass over each batch, and no batch is kept."""
         return self
 
     def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
-        """The algorithm.
+        """Makes the algorithm.
 
         Args:
-            module: learns; with several ranks it is wrapped so that gradients are means over them.
+            module: the module to train; with several ranks wrapped so that gradients are averaged over them.
             optimizer: over the module's parameters.
             across: the ranks that learn together.
         """

@@ -1,4 +1,4 @@
-"""Finds the part of a module that only learning computes. Torch only."""
+"""Finds a module's critic, which is computed only in learning. Torch only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import nn
 
 
 def critic_of(module: nn.Module, shown: str) -> nn.Module:
-    """The submodule ``critic``, of whatever is wrapped for ranks or hooks.
+    """The submodule ``critic`` of a module that may be wrapped for ranks or hooks.
 
     Args:
-        module: possibly wrapped, by modules with the inner one as ``module``.
+        module: the module; wrappers have the inner module as ``module``.
         shown: the critic's arguments, for the message.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the module has no critic.
     """
     inner: object = module
     while isinstance(inner, nn.Module):

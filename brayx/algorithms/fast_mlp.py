@@ -1,8 +1,8 @@
 """Faster PPO updates of plain MLPs on a CPU: gradients in closed form, and Adam on all parameters as one tensor.
 
-A small network learns as fast as operations can be started. Autograd starts several times as many as the derivative
-has, and Adam some for each parameter. `accelerate` replaces both where they can be replaced exactly, and does nothing
-elsewhere. The numbers are those of autograd and of torch's Adam. Knows nothing of batches, epochs or ranks.
+For a small network, the cost of an update is the number of torch operations. Autograd starts several times as many as
+the derivative needs, and Adam several for each parameter. `accelerate` replaces both if the result stays the same, and
+otherwise does nothing. Knows nothing of batches, epochs or ranks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.nets.mlp import Towers
 
 _Layers = Sequence[tuple[Tensor, Tensor]]
-"""Weight and bias of each linear layer."""
+"""The weight and bias of each linear layer."""
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 def accelerate(algorithm: Algorithm) -> None:
-    """Gives PPO and MAPPO, before their first update, a gradient in closed form if there is one for their module.
+    """Gives PPO or MAPPO a closed-form gradient if its module and options allow it. Call it before the first update.
 
-    There is one for a module that describes itself as two plain MLPs (``towers``) on the CPU, all of whose parameters
-    learn, in one rank and full precision, with the plain loss: no micro-batches, value clipping, reward heads or terms
-    added by the user. A class derived from PPO keeps autograd, since it may change the loss.
+    The module must describe itself as two plain MLPs (``towers``) on the CPU, with all parameters trainable. The
+    training needs one rank, full precision and the plain loss: no micro-batches, value clipping, reward heads or user's
+    terms. A class derived from PPO keeps autograd, since it may change the loss.
     """
     if not isinstance(algorithm, PPO) or type(algorithm) not in (PPO, MAPPO):
         return
@@ -53,14 +53,14 @@ class MLPGradient:
         self._value_coef = value_coef
         self._entropy_coef = entropy_coef
         self._parameters = towers.parameters()
-        # A module looks its parameters up by name, which takes as long as a small operation.
+        # Keep the parameters: a module looks them up by name, which takes as long as a small operation.
         self._policy, self._value = ([(each.weight, each.bias) for each in x] for x in (towers.policy, towers.value))
         self._dtype = self._parameters[0].dtype
         self._tanh = towers.activation == "tanh"
 
     @staticmethod
     def of(module: nn.Module, config: PPOConfig) -> MLPGradient | None:
-        """For a module with ``towers``, all of whose parameters learn on the CPU in one dtype; else None."""
+        """The gradient for a module with ``towers`` and only trainable CPU parameters of one dtype; otherwise None."""
         describe = getattr(module, "towers", None)
         towers = describe() if callable(describe) else None
         if not isinstance(towers, Towers):
@@ -82,8 +82,8 @@ class MLPGradient:
         weight: Tensor,
         clip_param: float,
     ) -> tuple[Tensor, Tensor]:
-        """As `brayx.algorithms.ppo.ClosedForm.gradient`: the policy sees the first leaf of ``obs`` ``[N, D]``, the
-        value the last."""
+        """As `brayx.algorithms.ppo.ClosedForm.gradient`; the policy's input is the first leaf of ``obs``, ``[N, D]``,
+        and the value's input the last."""
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
@@ -103,7 +103,7 @@ class MLPGradient:
         ratio = log_ratio.exp()
         free = ratio * weighted_advantage
         held = ratio.clamp(1 - clip_param, 1 + clip_param) * weighted_advantage
-        # Of the smaller of the two, the clipped one has no derivative; where they are equal nothing was clipped.
+        # The loss takes the smaller surrogate. A clipped one has derivative 0; equal ones are not clipped.
         gain = torch.where(free <= held, free, 0.0).unsqueeze(-1)
         if towers.log_std is None:
             probability = log_probs.exp()
@@ -127,7 +127,7 @@ class MLPGradient:
         return torch.stack([-torch.minimum(free, held).sum(), value_loss, entropy]), log_ratio
 
     def _forward(self, layers: _Layers, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The input of each layer, and the output of the last."""
+        """Returns the input of each layer, and the output of the last one."""
         inputs = []
         for index, (weight, bias) in enumerate(layers):
             if index:
@@ -147,10 +147,10 @@ class MLPGradient:
 
 
 class FlatAdam(Optimise):
-    """Takes the steps of an Adam on one tensor, of which all parameters, gradients and moments become views.
+    """Adam on one flat tensor; all parameters, gradients and moments become views of flat tensors.
 
-    The norm is one operation, the step another. Gradients are written into ``.grad``, not computed by `backward`. The
-    optimiser stays what is saved and restored.
+    So norm and step take a few operations, however many parameters there are. Gradients are written into ``.grad``, not
+    computed by `backward`. Checkpoints still save and restore the torch optimiser.
     """
 
     optimizer: torch.optim.Adam
@@ -166,7 +166,7 @@ class FlatAdam(Optimise):
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is an Adam as the trainer makes it: one group of parameters on the CPU, of one dtype."""
+        """Whether the optimiser is an Adam as the trainer makes it: one group of CPU parameters of one dtype."""
         if type(optimizer) not in (torch.optim.Adam, Adam) or len(optimizer.param_groups) != 1:
             return False
         group = optimizer.param_groups[0]
@@ -210,7 +210,7 @@ class FlatAdam(Optimise):
         return norm
 
     def _adopt(self) -> None:
-        """Makes parameters and moments views of the flat ones, unless they are: a restored optimiser has new ones."""
+        """Makes parameters and moments views of the flat tensors again after the optimiser was restored."""
         for p, flat, gradient, mean, square in zip(self.parameters, *self._views, strict=True):
             if p.data_ptr() != flat.data_ptr():
                 flat.copy_(p.detach())
@@ -222,11 +222,11 @@ class FlatAdam(Optimise):
                     mean.copy_(state["exp_avg"])
                     square.copy_(state["exp_avg_sq"])
                     self._step.fill_(float(state["step"]))
-                # A counter for each, as torch has it: torch would count a shared one up for every parameter.
+                # One counter per parameter, as in torch: torch would increment a shared one once per parameter.
                 state.update(step=self._step.clone(), exp_avg=mean, exp_avg_sq=square)
 
     def _write_step(self, _: torch.optim.Optimizer) -> None:
-        """Writes the number of steps into the optimiser's state, which is about to be saved."""
+        """Writes the number of steps into the optimiser's state before it is saved."""
         for p, mean in zip(self.parameters, self._views[2], strict=True):
             state = self.optimizer.state[p]
             if state.get("exp_avg") is mean:

@@ -1,8 +1,8 @@
-"""Calls a module on learner data, so that a memory replayed is the memory that acted. Torch only.
+"""Calls a module on learner data, and replays recurrent state as in acting. Torch only.
 
-A module without memory sees steps in any order, ``[N, ...]``. One with memory (`brayx.nets.recurrent`) sees sequences,
-time-major ``[T, N, ...]``, and the state that acting stored before every step. Learning carries its own state along
-where acting did, and takes the stored state where an episode or a column begins.
+A feed-forward module gets steps in any order, ``[N, ...]``. A recurrent one (`brayx.nets.recurrent`) gets sequences,
+time-major ``[T, N, ...]``, and the state stored before every step. It uses the stored state at the start of an
+episode or column, and its own state in between.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from brayx.nets.recurrent import state_argument
 
 Outputs = Mapping[str, Any]
-"""A module's outputs, ``[N, ...]``; of sequences ``[T * N, ...]``, time-major."""
+"""A module's outputs, ``[N, ...]``; for sequences ``[T * N, ...]``, time-major."""
 
 
 class Forward:
-    """Calls ``module``.
+    """Calls ``module`` on learner data.
 
     Args:
-        module: called with the observation (with its leaves, if that is a tuple), and, if it has a memory, with
-            ``state`` at the place its signature has it. One that takes ``carry`` as well, see `brayx.nets.lstm`, gets
-            whole sequences in one call; another is called once a step.
+        module: takes the observation (its leaves, if that is a tuple) and, if recurrent, the argument ``state``. A
+            recurrent module that also takes ``carry`` (see `brayx.nets.lstm`) gets whole sequences in one call;
+            otherwise it is called once per step.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,16 +39,16 @@ class Forward:
 
     @property
     def recurrent(self) -> bool:
-        """The module has a memory."""
+        """Whether the module is recurrent."""
         return self._state_at is not None
 
     def __call__(self, obs: Any, state: Any = None, carry: Tensor | None = None) -> Outputs:
-        """The module's outputs without ``state``.
+        """Returns the module's outputs without ``state``.
 
         Args:
-            obs: ``[N, ...]``; with memory ``[T, N, ...]``.
-            state: stored before each step, ``[T, N, ...]``; only with memory.
-            carry: ``[T, N]`` of `carries`; only with memory.
+            obs: ``[N, ...]``; if recurrent ``[T, N, ...]``.
+            state: state stored before each step, ``[T, N, ...]``; only if recurrent.
+            carry: the result of `carries`, ``[T, N]``; only if recurrent.
         """
         if self._state_at is None:
             outputs: Outputs = self._module(*obs) if isinstance(obs, tuple) else self._module(obs)
@@ -77,10 +77,10 @@ class Forward:
 
 
 def carries(mask: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
-    """Steps that continue from the previous step's state, ``[T, ...]`` bool, time-major.
+    """Which steps continue from the previous step's state, ``[T, ...]`` bool, time-major.
 
-    Not after a step that is masked out, nor after an end; but the masked step behind a truncated one only bootstraps
-    it, so it sees what that one left.
+    A step after a masked step or an episode's end does not. The masked step after a truncation does: it holds the
+    truncated episode's last observation.
 
     Args:
         mask: ``[T, ...]``, 1 for steps to learn from.
@@ -91,10 +91,10 @@ def carries(mask: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
 
 
 def state_of(batch: Mapping[str, Any]) -> Any:
-    """The stored state of a learner batch: what is under ``state``, or a nest of dicts of what is under ``state/...``.
+    """The stored state of a learner batch: the value of ``state``, or a nest of dicts from keys ``state/...``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the batch has no stored state.
     """
     if "state" in batch:
         return batch["state"]

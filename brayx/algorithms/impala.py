@@ -1,12 +1,12 @@
-"""IMPALA: an actor critic whose actors may lag behind the learner, corrected by V-trace. Torch only.
+"""IMPALA: an actor-critic with V-trace, which corrects for actors that lag behind the learner. Torch only.
 
 Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures",
-https://arxiv.org/abs/1802.01561. One gradient a batch. A batch with a ``turn`` (bool: the agent's own move) is of a
-game by turns: policy and entropy are learned where the agent moves, the value everywhere, and targets do not rest on
-the values of others' turns (`returns.discounts`). Columns may have a ``weight``, and an ``index`` gets priorities back:
-the mean absolute error of the value.
+https://arxiv.org/abs/1802.01561. Each batch gives one gradient step. A batch with a ``turn`` (bool: the agent's own
+move) is of a turn-based game: policy and entropy are learned from the agent's moves only, the value from all steps, and
+targets do not use the values of others' turns (`returns.discounts`). Columns may have a ``weight``. Columns with an
+``index`` get priorities: the mean absolute error of the value.
 
-Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+Input: the learner batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "rho", "clip_fraction", "explained_variance",
     "grad_norm",
 )  # fmt: skip
-"""What `Impala.update` measures, besides ``learning_rate``; ``rho`` is the mean ratio before clipping."""
+"""Metrics of `Impala.update`, besides ``learning_rate``; ``rho`` is the mean ratio before clipping."""
 
 
 class ImpalaConfig(OptimiseConfig):
@@ -80,23 +80,23 @@ def impala_loss(
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[Tensor, Tensor]:
-    """Section 4.2's three gradients as one loss, sums weighted by step.
+    """The loss of the three gradients in section 4.2, as weighted sums over steps.
 
     Args:
-        log_prob: ``[...]`` of the actions under the policy that learns.
-        entropy: ``[...]``.
+        log_prob: ``[...]`` log-probability of the actions under the learning policy.
+        entropy: ``[...]`` entropy of the learning policy.
         value: ``[...]`` predictions.
-        advantage: ``[...]`` of `returns.vtrace`, its importance weight included.
-        target: ``[...]`` of the value.
-        policy_weight: ``[...]``, of a step in policy loss and entropy; 0 hides the step.
-        value_weight: ``[...]``, of a step in the value loss.
+        advantage: ``[...]`` advantages of `returns.vtrace`, which include the importance weight.
+        target: ``[...]`` value targets.
+        policy_weight: ``[...]``, weight of each step in policy loss and entropy; 0 ignores the step.
+        value_weight: ``[...]``, weight of each step in the value loss.
         value_coef: weight of half the squared error.
         entropy_coef: weight of the entropy bonus.
 
     Returns:
         The loss, and ``[4]`` detached: loss, policy loss, value loss, entropy.
     """
-    # A step that is hidden may hold an action the policy cannot take: 0 times infinity would be NaN.
+    # An ignored step may hold an action of probability 0, and 0 times infinity would be NaN.
     log_prob = torch.where(policy_weight > 0, log_prob, torch.zeros_like(log_prob))
     policy_loss = -(policy_weight * advantage * log_prob).sum()
     value_loss = 0.5 * (value_weight * (value - target).square()).sum()
@@ -111,7 +111,7 @@ class Impala(Algorithm):
     config: ImpalaConfig
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``."""
+        """Takes one gradient step on a batch, as `Algorithm.update`; returns `METRICS` and ``learning_rate``."""
         columns.check(batch)
         learning_rate = self.optimise.begin(progress)
         policy_weight, value_weight = self._weights(batch)
@@ -133,8 +133,8 @@ class Impala(Algorithm):
         return {**dict(zip(METRICS, means, strict=True)), "learning_rate": learning_rate}
 
     def _weights(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Of each step ``[B, T + 1]`` in the losses of the policy and of the value; over all ranks they add up to
-        the number of ranks, but for the columns' own weights."""
+        """Weights ``[B, T + 1]`` of each step in the policy's and the value's loss. Apart from the columns' own
+        weights, they add up to the number of ranks over all ranks."""
         mask = batch["mask"].clone()
         mask[:, -1] = 0
         own = columns.own_moves({**batch, "mask": mask})
@@ -143,7 +143,7 @@ class Impala(Algorithm):
         return scale * own / counts[0], scale * mask / counts[1]
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, sums of what is measured ``[12]``, and the columns' mean errors."""
+        """The loss, the sums of the metrics ``[12]``, and the columns' mean errors."""
         config = self.config
         with self.optimise.autocast():
             outputs = columns.forward(self.forward, batch)

@@ -1,10 +1,9 @@
-"""MAPPO: PPO of a policy that the agents of a game share, with a value that sees the whole game. Torch only.
+"""MAPPO: PPO for a policy shared by a game's agents, with a value of the whole game's state. Torch only.
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
 https://arxiv.org/abs/2103.01955. Each agent's columns hold its own observations and, under ``obs/state``, the game's
-state before every step: a leaf of the observation in replay that the acting module does not take. The
-module gives the policy's outputs of an agent's own observation, and has a submodule ``critic`` from states ``[N, ...]``
-to values ``[N]``, which acting never computes (`brayx.nets.central`).
+state before every step. The acting module takes only the agent's own observation. Its submodule ``critic`` maps states
+``[N, ...]`` to values ``[N]`` and runs only in learning (`brayx.nets.central`).
 
 Everything else is PPO's. Knows nothing of where batches come from.
 """
@@ -24,9 +23,9 @@ from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError
 
 STATE = "obs/state"
-"""Key of the game's state in a batch, ``[B, T + 1, ...]``."""
+"""Key of the game's states in a batch, ``[B, T + 1, ...]``."""
 CRITIC = Critic("states [N, ...] -> values [N]", takes=("state",), rank=1)
-"""What a module's submodule ``critic`` is to MAPPO."""
+"""The submodule ``critic`` that MAPPO needs."""
 
 
 class MAPPOConfig(PPOConfig):
@@ -46,17 +45,17 @@ class MAPPOConfig(PPOConfig):
 
 
 class MAPPO(PPO):
-    """Updates a module from learner batches whose columns are single agents'.
+    """Updates a module from learner batches; each column is of one agent.
 
     Args:
-        module: called with an agent's observations, ``[N, ...]``; gives a distribution, and has ``critic``.
-        optimizer: over the module's parameters, the critic's included; its learning rates at construction are the ones
-            annealed from.
+        module: takes an agent's observations, ``[N, ...]``, returns a distribution, and has a submodule ``critic``.
+        optimizer: over the module's parameters, including the critic's; schedules start from its learning rates at
+            construction.
         config: options.
         across: the ranks that learn together.
 
     Raises:
-        ValueError: the module has no critic, or a memory.
+        ValueError: the module has no critic, or is recurrent.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class MAPPO(PPO):
         self.module = module
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """As `PPO.update`, from a batch that has ``obs/state`` as well.
+        """As `PPO.update`; the batch also needs ``obs/state``.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: the batch has no ``obs/state``.
         """
         if STATE not in batch:
             raise ConfigError(
@@ -81,7 +80,7 @@ class MAPPO(PPO):
 
 
 class _Central(nn.Module):
-    """The policy of own observations with the value of the game's state, as PPO calls them."""
+    """Joins the policy of an agent's observation and the value of the game's state into one module for PPO."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

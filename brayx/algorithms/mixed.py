@@ -1,18 +1,18 @@
-"""Imitation and reinforcement in one run: each gradient of the one has a term of the other, which decays. Torch only.
+"""Reinforcement learning with an imitation term in the loss, which decays over the training. Torch only.
 
-As in Rajeswaran et al. 2018, "Learning complex dexterous manipulation with deep reinforcement learning and
-demonstrations", section IV-B, https://arxiv.org/abs/1709.10087: the likelihood of demonstrated actions is added to the
-objective of reinforcement, and loses weight over the training. Batches come from two buffers: one that has the key
-``demonstration`` (an extra of its fragments, whatever it holds) is demonstrations, any other is the agent's own play.
-The newest demonstrations are kept, and each gradient of reinforcement draws columns from them. Before the agent's first
-own play demonstrations are learned from alone, and count nothing: schedules begin with what is played.
+Rajeswaran et al. 2018, "Learning complex dexterous manipulation with deep reinforcement learning and demonstrations",
+section IV-B, https://arxiv.org/abs/1709.10087: adds the likelihood of demonstrated actions to the objective, with a
+falling weight. Batches come from two kinds of buffers: a batch with the key ``demonstration`` (an extra of its
+fragments, of any value) holds demonstrations, any other holds the agent's own play. The newest demonstrations are kept,
+and each reinforcement gradient draws columns from them. Before the first batch of play, updates use demonstrations
+only. These do not count as training: schedules start with the first play.
 
-With ``fit_value`` the value is fitted to the demonstrations' returns wherever the policy imitates them, as in Zhang and
-Ma 2018, "Pretraining deep actor-critic reinforcement learning algorithms with expert demonstrations",
-https://arxiv.org/abs/1801.10459. Without it a cloned policy meets a value that knows nothing of the states it plays in,
-and the first policy gradients, whose advantages rest on that value, spoil what was cloned.
+With ``fit_value`` the value is fitted to the demonstrations' returns whenever the policy imitates, as in Zhang and Ma
+2018, "Pretraining deep actor-critic reinforcement learning algorithms with expert demonstrations",
+https://arxiv.org/abs/1801.10459. Without it, the value is untrained in the states that the cloned policy visits. The
+advantages of the first policy gradients are then wrong, and undo the cloning.
 
-Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from.
+Input: the learner batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from brayx.types import DEMONSTRATION
 
 _KEYS = ("action", "mask", "reward", "terminated", "truncated")
 _PATIENCE = 1000
-"""Batches of play that pass while imitation comes first and there is nothing to imitate."""
+"""Batches of play to wait for the first demonstrations when imitation comes first; then the training fails."""
 _AT_ONCE = 100
-"""Updates from demonstrations that one batch sets off: between two of those a training can be stopped."""
+"""Most imitation updates per batch; the training can be stopped only between batches."""
 
 
 def _name(options: Any) -> Any:
@@ -90,24 +90,24 @@ class MixedConfig(AlgorithmConfig):
         DEMONSTRATION: "imitates demonstrations, but no data is marked as such: expected a job's `source` with "
         "`demonstration: true`, or `demonstrations`"
     }
-    # Whole batches go to the ranks as they come: one would keep a demonstration, for which there is no gradient, while
-    # another waits for all ranks' gradients of its own play.
+    # One rank: each rank gets its own batches, so one could store a demonstration, which needs no gradient, while the
+    # others wait for its gradient.
     several_ranks: ClassVar[bool] = False
     inner: ClassVar[tuple[type[AlgorithmConfig], ...]] = (PPOConfig, ImpalaConfig)
 
     @property
     def gamma(self) -> float:
-        """Discount of the reinforcement."""
+        """Discount of the reinforcement learning."""
         return self.reinforcement.gamma
 
     @property
     def play(self) -> AlgorithmConfig:
-        """The reinforcement."""
+        """The options of the reinforcement learning."""
         return self.reinforcement
 
     @property
     def sampling(self) -> Sampling:
-        """That of the reinforcement."""
+        """The sampling of the reinforcement learning."""
         return self.reinforcement.sampling
 
     @property
@@ -117,15 +117,15 @@ class MixedConfig(AlgorithmConfig):
 
     @property
     def learns_demonstrated_rewards(self) -> bool:
-        """If the value is fitted to their returns."""
+        """Whether the value is fitted to their returns."""
         return self.fit_value > 0
 
     def gradients(self, batch_steps: int) -> int:
-        """Those of the reinforcement."""
+        """The gradient steps of the reinforcement learning."""
         return self.reinforcement.gradients(batch_steps)
 
     def for_measuring(self) -> Self:
-        """Keeps no demonstrations: it learns from them whenever they come."""
+        """Keeps no demonstrations: each batch of them is used when it arrives."""
         return self.model_copy(update={"reinforcement": self.reinforcement.for_measuring(), "demonstrations_kept": 0})
 
     def build(self, module: nn.Module, optimizer: torch.optim.Optimizer, across: Across) -> Algorithm:
@@ -134,18 +134,18 @@ class MixedConfig(AlgorithmConfig):
 
 
 def fit_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Half the squared error, ``[...]`` each, as a weighted sum; ``weight`` 0 hides a step."""
+    """Weighted sum of half the squared errors; all arguments are ``[...]``, and ``weight`` 0 ignores a step."""
     return 0.5 * (weight * (value - target).square()).sum()
 
 
 class Mixed(Algorithm):
-    """Updates a module from learner batches of both kinds.
+    """Updates a module from learner batches of play and of demonstrations.
 
     Args:
-        module: as PPO or IMPALA have it.
-        optimizer: over the module's parameters; its learning rates at construction are the ones annealed from.
+        module: as for PPO or IMPALA.
+        optimizer: over the module's parameters; schedules start from its learning rates at construction.
         config: options.
-        across: the ranks that learn together. The imitation loss is a mean of each rank's own columns.
+        across: the ranks that learn together. The imitation loss is a mean over each rank's own columns.
     """
 
     config: MixedConfig
@@ -179,19 +179,19 @@ class Mixed(Algorithm):
         self._waited = 0
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch; demonstrations are only kept, once there was a batch of the agent's own play.
+        """Learns from one batch of play, or of demonstrations until the first play; later demonstrations are only kept.
 
-        Nothing counts before that, nor while imitation comes first; then, from the first play on, each batch sets off
-        updates from kept demonstrations instead.
+        Updates do not count as training before the first play, nor during the first ``imitation_updates``. In that
+        phase each batch of play triggers updates from kept demonstrations instead.
 
         Args:
-            batch: as `brayx.algorithms.base.Algorithm.update` says. Not changed.
-            progress: how far training has come, 0 to 1; learning rate and the weight of imitation fall with it.
+            batch: as for `brayx.algorithms.base.Algorithm.update`. Not modified.
+            progress: progress of the training, 0 to 1; the learning rate and the imitation weight fall with it.
 
         Returns:
-            What the reinforcement measures, with ``imitation_loss``, before its weight, and ``imitation_coef``. Of
-            demonstrations: what cloning measures under ``imitation_...``, where they were learned from. In both,
-            ``imitation_value_loss``, before its weight, where the value is fitted.
+            For play: the metrics of the reinforcement learning, ``imitation_loss`` (unweighted) and ``imitation_coef``.
+            For an update from demonstrations: the metrics of cloning as ``imitation_...``. If the value is fitted, also
+            ``imitation_value_loss`` (unweighted).
         """
         config = self.config
         self._coef = config.imitation_coef * share(progress / config.imitation_until, final=config.imitation_final)
@@ -222,7 +222,7 @@ class Mixed(Algorithm):
         return {**measured, **self._fitted(), "imitation_coef": self._coef}
 
     def _imitate_first(self, progress: float) -> dict[str, float]:
-        """What a batch sets off while imitation is not done: it is not learned from itself."""
+        """Takes imitation updates, in the phase of ``imitation_updates``; the batch of play itself is not used."""
         if not self._demonstrations:
             self.learned = False
             self._waited += 1
@@ -239,7 +239,7 @@ class Mixed(Algorithm):
         return measured
 
     def _imitate(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """One update from demonstrations alone."""
+        """Takes one update from demonstrations only."""
         self._errors.clear()
         self._cloned = batch
         cloned = self._clone.update(batch, progress)
@@ -251,7 +251,7 @@ class Mixed(Algorithm):
         return {"imitation_value_loss": float(torch.stack(self._errors).mean())} if self._errors else {}
 
     def _term(self) -> Tensor | None:
-        """What imitation adds to a gradient."""
+        """The imitation term of a gradient's loss."""
         if not self._demonstrations or self._coef == 0:
             return None
         batch = self._drawn()
@@ -264,11 +264,11 @@ class Mixed(Algorithm):
         return self._coef * loss
 
     def _also_value(self) -> Tensor:
-        """What the value adds to a gradient of demonstrations alone."""
+        """The value's term in the loss of an update from demonstrations only."""
         return self._value_loss(self._cloned, columns.forward(self.forward, self._cloned), _weight(self._cloned))
 
     def _value_loss(self, batch: Mapping[str, Any], outputs: Mapping[str, Any], weight: Tensor) -> Tensor:
-        """Weighed by ``fit_value``. Targets are the rewards up to the end of a column, and its last value."""
+        """The value loss times ``fit_value``. Targets sum the rewards to the end of a column and bootstrap there."""
         terminated, truncated = columns.transitions(batch, "terminated"), columns.transitions(batch, "truncated")
         values = returns.full_precision(outputs["value"])
         ends = returns.discounts(terminated, truncated, gamma=self.config.gamma, lam=1.0, dtype=values.dtype)
@@ -278,7 +278,7 @@ class Mixed(Algorithm):
         return self.config.fit_value * loss
 
     def _drawn(self) -> dict[str, Any]:
-        """Columns of one of the kept batches, which one and which by the CPU's generator."""
+        """Random columns of a random kept batch, drawn with the CPU's generator."""
         batch = self._any_kept()
         size = len(batch["mask"])
         at = torch.randperm(size)[: self.config.imitation_columns].to(batch["mask"].device)
@@ -288,17 +288,17 @@ class Mixed(Algorithm):
         return self._demonstrations[int(torch.randint(len(self._demonstrations), ()))]
 
     def state_dict(self) -> dict[str, Any]:
-        """The reinforcement's; demonstrations come again."""
+        """The state of the reinforcement learning; demonstrations are not saved, since buffers send them again."""
         return {"inner": self._inner.state_dict(), "played": self._played, "left": self._left}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self._inner.load_state_dict(state["inner"])
         self._played = bool(state["played"])
         self._left = int(state.get("left", 0))
 
 
 def _weight(batch: Mapping[str, Any], *, own: bool = False) -> Tensor:
-    """Of every transition ``[T, B]``, or of the agent's own moves alone: equal, and 1 in all."""
+    """Equal weights ``[T, B]`` of all transitions, or of the agent's own moves only; they add up to 1."""
     mask = columns.transitions({"mask": columns.own_moves(batch)} if own else batch, "mask")
     return mask / mask.sum().clamp(min=1)

@@ -11,14 +11,14 @@ from torch import Tensor
 from brayx.algorithms.base import Across
 
 _LEAST = 1e-4
-"""Deviation below which nothing is magnified further."""
+"""Least deviation to divide by."""
 
 
 class Moments:
     """Mean and deviation of everything seen so far, updated by whole batches in float64 (Chan et al. 1983).
 
     Args:
-        heads: numbers of a sample, ``[..., heads]``; 0: samples are single numbers, ``[...]``.
+        heads: size of a sample, ``[..., heads]``; 0: samples are scalars, ``[...]``.
     """
 
     def __init__(self, heads: int = 0) -> None:
@@ -27,7 +27,7 @@ class Moments:
         """Count, mean, and sum of squared distances from it."""
 
     def add(self, x: Tensor, mask: Tensor, across: Across) -> None:
-        """Counts in ``x`` ``[T, B]`` or ``[T, B, heads]`` where ``mask`` ``[T, B]`` is 1."""
+        """Adds the samples ``x`` ``[T, B]`` or ``[T, B, heads]`` where ``mask`` ``[T, B]`` is 1."""
         self._sums = self._sums.to(x.device)
         wide = x.to(torch.float64)
         mask = mask.to(torch.float64).reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
@@ -46,12 +46,12 @@ class Moments:
         )
 
     def scaled(self, x: Tensor) -> Tensor:
-        """``x`` with the mean taken off, in deviations."""
+        """``(x - mean) / deviation``."""
         mean, deviation = self._now(x)
         return (x - mean) / deviation
 
     def back(self, x: Tensor) -> Tensor:
-        """What `scaled` made ``x`` of."""
+        """The inverse of `scaled`."""
         mean, deviation = self._now(x)
         return x * deviation + mean
 

@@ -23,7 +23,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class OptimiseConfig(AlgorithmConfig):
-    """Options of the gradient step; an algorithm's own options are a class derived from this."""
+    """Options of the gradient step; options of algorithms derive from it."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
     """Gradients are scaled down to this norm; null: never."""
@@ -40,13 +40,13 @@ class OptimiseConfig(AlgorithmConfig):
 
 
 def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0, warmup: float = 0.0) -> float:
-    """Share of a starting value that is left.
+    """The factor of a scheduled value at this point of the training.
 
     Args:
         progress: progress of the training, clipped to 0 to 1.
-        schedule: how it falls from 1 to ``final`` after the warm-up; constant: not at all.
-        final: value at the end.
-        warmup: share of the training in which it rises linearly, so that it falls over the rest.
+        schedule: how the factor falls from 1 to ``final`` after the warm-up; constant: it stays 1.
+        final: factor at the end.
+        warmup: share of the training over which the factor first rises linearly from 0.
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
@@ -60,7 +60,7 @@ def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0,
 
 
 def unhooked(module: nn.Module) -> nn.Module:
-    """What a wrapper with a term of the loss wraps: forwards of it are not counted by that term."""
+    """The inner module of a wrapper that adds a loss term; its forwards do not enter that term."""
     inner: nn.Module = getattr(module, "module", module) if hasattr(module, "extra_loss") else module
     return inner
 
@@ -76,9 +76,9 @@ class Optimise:
         norm = optimise.step()
 
     Args:
-        optimizer: its learning rates, at construction or as ``initial_lr`` of a group, are the ones annealed from.
+        optimizer: schedules start from its learning rates at construction, or from ``initial_lr`` of a group.
         config: options.
-        module: wrapped in `DistributedDataParallel`, it exchanges gradients only at the last of several backwards.
+        module: if wrapped in `DistributedDataParallel`, gradients are exchanged only at the last of several backwards.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Optimise:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """In which forwards compute with the configured precision."""
+        """A context in which forwards use the configured precision."""
         if self._config.precision == "fp32":
             return nullcontext()
         return torch.autocast(self._device, _HALVES[self._config.precision])
 
     def shared(self, last: bool) -> AbstractContextManager[Any]:
-        """In which forward and backward of a micro-batch run: only the ``last`` exchanges gradients between ranks."""
+        """A context for forward and backward of a micro-batch: only the ``last`` one exchanges gradients."""
         no_sync = None if last else getattr(self._module, "no_sync", None)
         return nullcontext() if no_sync is None else no_sync()
 
@@ -131,14 +131,14 @@ class Optimise:
         """Adds the gradients of ``loss`` to those since the last `step`.
 
         Args:
-            loss: of a micro-batch.
-            part: share of the minibatch, by which the user's loss, a mean, is weighted.
+            loss: loss of a micro-batch.
+            part: its share of the minibatch; weights the user's loss, which is a mean.
         """
         first = not self._fresh
         if first:
             self.optimizer.zero_grad(set_to_none=True)
             self._fresh = True
-        extra = getattr(self._module, "extra_loss", None)  # the user's loss, of the module's last forwards
+        extra = getattr(self._module, "extra_loss", None)  # the user's loss for the module's last forwards
         if extra is not None and (term := extra()) is not None:
             loss = loss + part * term
         for term in self.terms if first else ():
@@ -153,7 +153,7 @@ class Optimise:
     def step(self) -> Tensor:
         """Clips, steps, and returns the norm of the gradients before clipping, ``[]`` on their device.
 
-        Gradients that overflowed in half precision change nothing but the scale.
+        If gradients overflowed in half precision, only the loss scale changes.
         """
         self._fresh = False
         if self._scaler is not None:
@@ -176,7 +176,7 @@ class Optimise:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale of the loss and of the learning rate; the optimiser's own state is its owner's to keep."""
+        """The scales of the loss and of the learning rate; the caller saves the optimiser's own state."""
         return {"scale": self.scale, "scaler": {} if self._scaler is None else self._scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,11 +1,10 @@
 """Proximal policy optimisation: options, loss, metrics and update, for any distribution and network. Torch only.
 
-Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Works on the
-learner batches of `brayx.replay.packing` (as tensors), and knows nothing of where they come from, of publishing or
-of checkpoints.
+Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.org/abs/1707.06347. Input: the learner
+batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from, of publishing or of checkpoints.
 
-The module gives the outputs of a policy (`brayx.nets.distributions`), and ``value`` ``[N]``, or ``[N, K]`` with reward
-heads. A module with memory is replayed in whole columns, see `brayx.algorithms.forward`.
+The module returns a policy's outputs (`brayx.nets.distributions`) and ``value`` ``[N]``, or ``[N, K]`` with reward
+heads. A recurrent module is replayed over whole columns, see `brayx.algorithms.forward`.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from brayx.nets.distributions import log_prob_entropy
 METRICS = (
     "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"
 )  # fmt: skip
-"""What `PPO.update` measures, besides ``learning_rate`` and ``epochs``."""
+"""Metrics of `PPO.update`, besides ``learning_rate`` and ``epochs``."""
 _NEVER = 1e4
-"""Log-probability at acting time of a step that is masked out: its ratio vanishes, as if it had never happened."""
+"""Old log-probability for masked steps: it makes their ratio 0."""
 _TOO_FAR = 1.5
-"""Epochs end when the KL is above this multiple of its target."""
+"""No further epoch starts once the KL exceeds its target by this factor."""
 _STEER = 1.5
-"""The learning rate is multiplied or divided by this when the KL is out of the range of half to twice its target."""
+"""Factor that raises or lowers the learning rate when the KL is below half or above twice its target."""
 _STEERED = (0.01, 10.0)
-"""Bounds of the factor that steers the learning rate."""
+"""Bounds of the product of these factors."""
 _FORWARD_ROWS = 2048
-"""Most rows of one forward that only evaluates, unless a minibatch has more."""
+"""Row limit of a forward without gradient, unless a minibatch has more rows."""
 _FORWARD_BYTES = 8 * 2**20
-"""Most bytes of observations in such a forward on a CPU. Images take four times that as floats, and allocating so much
-memory anew each time costs as much as the network."""
+"""Limit on the observation bytes of such a forward on a CPU. Images become four times larger as floats, and repeated
+allocation of more memory than that costs as much as the network itself."""
 
 
 class RewardHead(BaseModel):
@@ -124,9 +123,9 @@ class Loss(NamedTuple):
     """The loss of one micro-batch.
 
     Attributes:
-        total: with a gradient.
+        total: scalar to differentiate.
         parts: ``[3]`` policy loss, value loss and entropy, detached.
-        log_ratio: ``[N]`` of learning to acting policy, detached.
+        log_ratio: ``[N]`` log-ratio of the learning to the acting policy, detached.
     """
 
     total: Tensor
@@ -152,22 +151,22 @@ def ppo_loss(
     """The clipped surrogate of equation 7 with value loss and entropy bonus (equation 9), as weighted sums.
 
     Args:
-        log_prob: ``[N]`` of the actions under the policy that learns.
-        old_log_prob: ``[N]`` at acting time.
-        entropy: ``[N]``.
-        value: ``[N]`` or ``[N, K]`` predictions; heads are added up.
+        log_prob: ``[N]`` log-probability of the actions under the learning policy.
+        old_log_prob: ``[N]`` log-probability of the actions when they were taken.
+        entropy: ``[N]`` entropy of the learning policy.
+        value: ``[N]`` or ``[N, K]`` predictions; the losses of the heads are summed.
         weighted_advantage: ``[N]``, the advantage times ``weight``.
-        target: of the value.
-        weight: ``[N]``, at least 0: ``mask / mask.sum()`` makes sums means.
-        clip_param: epsilon.
-        value_coef: weight of half the squared error.
+        target: value targets, of the shape of ``value``.
+        weight: ``[N]``, at least 0; with ``mask / mask.sum()`` the sums are means.
+        clip_param: epsilon of the ratio clipping.
+        value_coef: weight of half the squared value error.
         entropy_coef: weight of the entropy bonus.
-        old_value: before the update; for ``clip_value``.
-        clip_value: the larger of two errors counts, that of ``value`` and that of ``value`` kept this near to
-            ``old_value``; None: only the first.
+        old_value: values before the update; needed for ``clip_value``.
+        clip_value: uses the larger of two value errors: that of ``value``, and that of ``value`` clipped to within
+            this distance of ``old_value``; None: no value clipping.
 
     Raises:
-        ValueError: ``value`` and ``target`` have other shapes, each of which would be pulled to all of the other.
+        ValueError: ``value`` and ``target`` differ in shape; broadcasting would compare each with all.
     """
     if value.shape != target.shape:
         raise ValueError(f"value: expected the shape of its targets, {tuple(target.shape)}, got {tuple(value.shape)}")
@@ -192,15 +191,15 @@ def ppo_loss(
 
 
 def kl_and_clipped(log_ratio: Tensor, weight: Tensor, clip_param: float) -> Tensor:
-    """``[2]``: KL(acting || learning) by the k3 estimate (Schulman, http://joschu.net/blog/kl-approx.html) and the
-    share of ratios that were clipped, as weighted sums."""
+    """``[2]``: KL(acting || learning) by the k3 estimator (Schulman, http://joschu.net/blog/kl-approx.html) and the
+    share of clipped ratios, as weighted sums."""
     ratio = log_ratio.exp()
     outside = (ratio < 1 - clip_param) | (ratio > 1 + clip_param)
     return torch.stack([torch.dot(weight, ratio - 1 - log_ratio), torch.dot(weight, outside.to(weight.dtype))])
 
 
 class ClosedForm(Protocol):
-    """Computes the gradient of `ppo_loss` without autograd, for a module whose derivative it knows."""
+    """Computes the gradient of `ppo_loss` without autograd, for a module with a known derivative."""
 
     def gradient(
         self,
@@ -212,21 +211,24 @@ class ClosedForm(Protocol):
         weight: Tensor,
         clip_param: float,
     ) -> tuple[Tensor, Tensor]:
-        """Overwrites ``.grad`` of every parameter; gives `Loss.parts` and `Loss.log_ratio`. Arguments as of `ppo_loss`,
-        without value clipping."""
+        """Overwrites ``.grad`` of every parameter and returns `Loss.parts` and `Loss.log_ratio`. Arguments as for
+        `ppo_loss`, without value clipping."""
         ...
 
 
 class _Data(NamedTuple):
-    """Steps to learn from. A *unit* is what is shuffled: a step, or with memory a column.
+    """The steps of a batch. Minibatches shuffle *units*: single steps, or whole columns for a recurrent module.
+
+    Every array is ``[units, ...]``, or ``[T, units, ...]`` for a recurrent module.
 
     Attributes:
-        obs, action: ``[units, ...]``, with memory ``[T, units, ...]``, as everything here.
-        state, carry: stored memory, and steps that continue it (`brayx.algorithms.forward`); None without memory.
-        log_prob: at acting time.
+        obs, action: observations and actions.
+        state, carry: stored recurrent state, and the steps that continue it (`brayx.algorithms.forward`); None for
+            other modules.
+        log_prob: log-probability of the action when it was taken.
         mask: 1 for steps to learn from.
         advantage, target, value: ``[units]``; with reward heads, targets and old values are ``[units, K]``.
-        weight, weighted_advantage: of a step in its minibatch.
+        weight, weighted_advantage: weight of each step in its minibatch, and that times the advantage.
     """
 
     obs: Any
@@ -243,15 +245,15 @@ class _Data(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """Of the units."""
+        """The axis of the units."""
         return self.mask.ndim - 1
 
     def at(self, index: Tensor) -> _Data:
-        """Some units."""
+        """The units at ``index``."""
         return cast(_Data, _each(partial(torch.index_select, dim=self.axis, index=index), self))
 
     def parts(self, count: int) -> Iterator[_Data]:
-        """Neighbouring units in ``count`` parts, without a copy."""
+        """Splits the units into ``count`` consecutive parts, without copying."""
         sizes = _sizes(self.mask.shape[self.axis], count)
         nest: Any = self
         leaves, tree = optree.tree_flatten(nest)
@@ -261,12 +263,12 @@ class _Data(NamedTuple):
 
 @dataclass
 class _Done:
-    """Results of the gradients of an update so far.
+    """Results of an update's gradient steps so far.
 
     Attributes:
-        losses: ``[3]`` of each micro-batch.
+        losses: `Loss.parts` ``[3]`` of each micro-batch.
         log_ratios, weights: ``[N]`` of each micro-batch.
-        norms: of each gradient.
+        norms: gradient norm of each step.
     """
 
     losses: list[Tensor] = field(default_factory=list)
@@ -276,10 +278,10 @@ class _Done:
 
 
 class PPO(Algorithm):
-    """Updates a module from learner batches.
+    """Updates a module from learner batches. Arguments as for `Algorithm`.
 
-    Ranks that learn together, each from its own batch, take the gradients of one rank that learns from all of them;
-    micro-batches (``accumulate``) take that of the whole minibatch. Arguments as of `Algorithm`.
+    Several ranks, each with its own batch, take the same gradient steps as one rank with all batches. Micro-batches
+    (``accumulate``) take the same step as the whole minibatch.
 
     Attributes:
         closed_form: computes the gradient of a minibatch; None: autograd does.
@@ -295,10 +297,11 @@ class PPO(Algorithm):
         self._moments = Moments(len(config.reward_heads)) if config.normalise_value else None
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch: ``epochs`` passes in minibatches. Arguments and errors as of `Algorithm.update`.
+        """Learns from one batch in up to ``epochs`` passes of minibatches. Arguments and errors as for
+        `Algorithm.update`.
 
         Returns:
-            Means over the minibatches, by the names in `METRICS`; ``learning_rate``; ``epochs`` that were taken.
+            Means over the minibatches, by the names in `METRICS`; ``learning_rate``; the number of ``epochs`` done.
         """
         config = self.config
         learning_rate = self.optimise.begin(progress)
@@ -307,13 +310,13 @@ class PPO(Algorithm):
         data, explained = self._prepare(batch)
         units = data.mask.shape[data.axis]
         count = min(max(1, round(data.mask.numel() / config.minibatch_size)), units)
-        # One minibatch is the whole batch: shuffling it, or weighing it again, would only cost time.
+        # A single minibatch is the whole batch: it needs no shuffling, and its weights never change.
         shuffled = self._weighted(data, 1) if count == 1 else data
         done, epochs = _Done(), 0
         while epochs < config.epochs and not self._too_far(done, epochs, count, clip_param):
             epochs += 1
             if count > 1:
-                # By the CPU's generator: a checkpoint has its state, and every device draws the same minibatches.
+                # Draw on the CPU: checkpoints save that generator, and every device gets the same minibatches.
                 shuffled = self._weighted(data.at(torch.randperm(units).to(data.mask.device)), count)
             for minibatch in shuffled.parts(count):
                 self._gradient_step(minibatch, clip_param, done)
@@ -347,7 +350,7 @@ class PPO(Algorithm):
         done.norms.append(self.optimise.step())
 
     def _loss(self, data: _Data, clip_param: float) -> Loss:
-        """The loss of some units."""
+        """The loss of one micro-batch."""
         config = self.config
         with self.optimise.autocast():
             outputs = self.forward(data.obs, data.state, data.carry)
@@ -370,9 +373,10 @@ class PPO(Algorithm):
         )
 
     def _weighted(self, data: _Data, count: int) -> _Data:
-        """With the weight and weighted advantage of each step in its minibatch, one of ``count``.
+        """Adds the weight and weighted advantage of each step in its minibatch, for ``count`` minibatches.
 
-        Over all ranks; times their number, because gradients are averaged over them.
+        Weights are shares of the minibatch over all ranks, times the number of ranks, because gradients are averaged
+        over ranks.
         """
         mask, advantage = data.mask, data.advantage
         units = mask.shape[-1]
@@ -387,14 +391,14 @@ class PPO(Algorithm):
         if self.config.normalise_advantage:
             centred = advantage - added(weight * advantage)[of_unit]
             deviation = added(weight * centred.square()).sqrt()
-            # Fewer than two steps have no deviation, and stay as they are.
+            # A minibatch of fewer than two steps has no deviation: keep its advantages.
             advantage = torch.where((number > 1)[of_unit], centred / (deviation[of_unit] + 1e-8), advantage)
         weight = weight * self.across.size
         return data._replace(weight=weight, weighted_advantage=weight * advantage)
 
     @torch.no_grad()
     def _prepare(self, batch: Mapping[str, Any]) -> tuple[_Data, Tensor]:
-        """Time-major learning data with values and advantages by the current module, and the explained variance."""
+        """Returns time-major data with values and advantages of the current module, and the explained variance."""
         mask = batch["mask"]
         if mask.ndim != 2 or mask.shape[1] < 2:
             raise ValueError(f"mask: expected [B, T + 1] with T >= 1, got shape {tuple(mask.shape)}")
@@ -440,7 +444,7 @@ class PPO(Algorithm):
         return _Data(obs, action, state, carry, log_prob, learn, advantage, target, value, learn, advantage), explained
 
     def _values(self, obs: Any, state: Any, carry: Tensor | None) -> Tensor:
-        """Of every step, in pieces that fit where minibatches fit: flat, time-major."""
+        """Values of every step, ``[T * B, ...]``, or ``[T, B, ...]`` if recurrent; in pieces, to bound memory."""
         leaves = optree.tree_leaves(obs)
         axis = 0 if carry is None else 1
         units = leaves[0].shape[axis]
@@ -459,7 +463,7 @@ class PPO(Algorithm):
         return torch.cat(found, axis)
 
     def _advantage(self, reward: Tensor, terminated: Tensor, truncated: Tensor, value: Tensor) -> Tensor:
-        """``[T, B]``, or ``[T, B, K]`` by reward head."""
+        """Advantages ``[T, B]``, or ``[T, B, K]`` with reward heads."""
         heads = self.config.reward_heads
         if not heads:
             discount_t, lambda_t = returns.discounts(
@@ -477,14 +481,14 @@ class PPO(Algorithm):
         return torch.stack(each, -1)
 
     def _kl(self, done: _Done, clip_param: float, last: int = 0) -> Tensor:
-        """``[2]``: KL and share clipped, means over the ``last`` or all minibatches and over all ranks."""
+        """``[2]``: KL and clipped share, means over all ranks and over the ``last`` minibatches (0: all)."""
         parts = last * len(done.weights) // max(len(done.norms), 1)
         log_ratio, weight = torch.cat(done.log_ratios[-parts:]), torch.cat(done.weights[-parts:])
         minibatches = last or len(done.norms)
         return self.across.sum(kl_and_clipped(log_ratio, weight, clip_param)) / (minibatches * self.across.size)
 
     def _too_far(self, done: _Done, epochs: int, count: int, clip_param: float) -> bool:
-        """Whether the last epoch went beyond the KL target. Without one it does not wait for the device."""
+        """Whether the last epoch exceeded the KL target. Without a target it does not wait for the device."""
         target = self.config.kl_target
         if target is None or self.config.kl_reaction != "stop" or not epochs:
             return False
@@ -504,7 +508,7 @@ class PPO(Algorithm):
         self.optimise.scale = min(max(self.optimise.scale * factor, _STEERED[0]), _STEERED[1])
 
     def _explained_variance(self, value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """Over all ranks and heads."""
+        """Explained variance of the values over all ranks, with heads summed."""
         if value.ndim == 3:
             value, target = value.sum(-1), target.sum(-1)
         error = target - value
@@ -519,14 +523,14 @@ class PPO(Algorithm):
         return {"optimise": self.optimise.state_dict(), **moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores a `state_dict`."""
         self.optimise.load_state_dict(state["optimise"])
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])
 
 
 def _sizes(units: int, count: int) -> list[int]:
-    """Of ``count`` parts, as equal as can be."""
+    """Sizes of ``count`` parts of ``units``, which differ by at most 1."""
     size, more = divmod(units, count)
     return [size + 1] * more + [size] * (count - more)
 

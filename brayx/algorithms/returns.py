@@ -1,20 +1,20 @@
 """Returns and advantages as pure functions on time-major tensors. Torch only.
 
 Names carry the time index, as in rlax: at step ``t - 1`` the agent saw an observation of value ``v_tm1`` and acted;
-``r_t``, ``discount_t`` and ``v_t`` came of it. Every argument is ``[T, ...]``, ``values`` is ``[T + 1, ...]``. The
-arguments that decide about ends are made by `discounts`:
+``r_t``, ``discount_t`` and ``v_t`` followed. Every argument is ``[T, ...]``, ``values`` is ``[T + 1, ...]``.
+`discounts` makes the arguments that encode the ends of episodes:
 
     discount_t = gamma * (1 - terminated)                bootstrapping stops where the environment ended
     lambda_t = lam * (1 - (terminated or truncated))     the trace stops where the trajectory was cut
 
-So ``lambda_t = 0`` with ``discount_t > 0`` is a truncation: bootstrap, and look no further. A step that only holds the
-observation to bootstrap from (mask 0 in a learner batch) needs no special case: the transition before it was cut,
-and what is computed for it is masked. The end of a column cuts like a truncation.
+So ``lambda_t = 0`` with ``discount_t > 0`` is a truncation: bootstrap, and end the trace. A step that only holds the
+observation to bootstrap from (mask 0 in a learner batch) needs no special case: the transition before it ends the
+trace, and its own results are masked out. The end of a column acts like a truncation.
 
-In games by turns `discounts` takes ``own_turn_t``: into a state where others move the trace does not decay
-(lambda_t = 1), so a target does not rest on values of states in which the agent decides nothing (HandyRL's rule).
+In turn-based games `discounts` takes ``own_turn_t``: the trace does not decay (lambda_t = 1) into a state where others
+move, so targets do not use the values of states in which the agent decides nothing (HandyRL's rule).
 
-Half precision is computed in float32, float64 stays. No gradient flows through a result.
+Half precision is computed in float32; float64 stays float64. No gradient flows through the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from brayx.algorithms.scan import backward_recurrence
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """float32, or float64 where it is that."""
+    """``x`` as float32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -48,8 +48,8 @@ def discounts(
         truncated: bool ``[T, ...]``: the trajectory was cut after it.
         gamma: discount in [0, 1].
         lam: trace decay in [0, 1].
-        own_turn_t: bool ``[T, ...]``: the state that the transition led to is one where the agent moves; None: all.
-        dtype: of the results; None: torch's default.
+        own_turn_t: bool ``[T, ...]``: the agent moves in the state after the transition; None: always.
+        dtype: dtype of the results; None: torch's default.
 
     Raises:
         ValueError: shapes differ.
@@ -76,7 +76,7 @@ def gae(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Tensor) -> Te
         r_t: rewards ``[T, ...]``.
         discount_t: ``[T, ...]``.
         lambda_t: ``[T, ...]``; 0 cuts the trace after that transition and keeps its bootstrap.
-        values: ``[T + 1, ...]``, of every observation and the one after the last.
+        values: ``[T + 1, ...]``, of every observation, including the one after the last transition.
 
     Returns:
         Advantages ``[T, ...]`` of the actions at ``t - 1``.
@@ -100,12 +100,12 @@ def lambda_returns(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, values: Te
 
 
 class NStep(NamedTuple):
-    """What `n_steps` gives, ``[T, ...]`` each.
+    """Results of `n_steps`, ``[T, ...]`` each.
 
     Attributes:
         reward: sum of the discounted rewards.
-        discount: factor of the value to bootstrap from; 0 after a termination.
-        at: int64, where along ``values`` that value is, ``t`` to ``t - 1 + n``, the transition itself being the first.
+        discount: factor of the bootstrap value; 0 after a termination.
+        at: int64 index along ``values`` of the bootstrap value, from ``t`` to ``t - 1 + n``.
     """
 
     reward: Tensor
@@ -115,15 +115,15 @@ class NStep(NamedTuple):
 
 @torch.no_grad()
 def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
-    """Rewards of up to ``n`` transitions, and where to bootstrap after them.
+    """Sums the rewards of up to ``n`` transitions, and finds the value to bootstrap from.
 
-    Sutton and Barto 2018, equation 7.1:  G = r_t + discount_t r_{t+1} + ... + discount_t ... v_{t-1+n}. It takes fewer
-    where the trajectory is cut or the column ends before, and bootstraps there.
+    Sutton and Barto 2018, equation 7.1:  G = r_t + discount_t r_{t+1} + ... + discount_t ... v_{t-1+n}. The sum is
+    shorter if the trajectory or the column ends earlier; it then bootstraps there.
 
     Args:
         r_t: rewards ``[T, ...]``.
         discount_t: ``[T, ...]``.
-        lambda_t: ``[T, ...]``; 0 cuts after that transition, anything else continues.
+        lambda_t: ``[T, ...]``; 0 ends the sum after that transition, any other value continues it.
         n: at least 1.
 
     Raises:
@@ -138,7 +138,7 @@ def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
     at = torch.arange(1, steps + 1, device=r_t.device).view(-1, *[1] * (r_t.ndim - 1)).expand(r_t.shape).clone()
     open_ = lambda_t != 0
     for k in range(1, min(n, steps)):
-        goes_on = open_[: steps - k]  # from its transition over k - 1 more, with this one to come
+        goes_on = open_[: steps - k]  # the sum includes k transitions and continues
         reward[: steps - k] += torch.where(goes_on, discount[: steps - k] * r_t[k:], 0)
         discount[: steps - k] *= torch.where(goes_on, discount_t[k:], 1)
         at[: steps - k] += goes_on
@@ -147,11 +147,11 @@ def n_steps(r_t: Tensor, discount_t: Tensor, lambda_t: Tensor, n: int) -> NStep:
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` gives, ``[T, ...]`` each.
+    """Results of `vtrace`, ``[T, ...]`` each.
 
     Attributes:
-        target: of the value, ``v_s`` in the paper.
-        advantage: factor of the policy gradient, its clipped importance weight included.
+        target: value target, ``v_s`` in the paper.
+        advantage: factor of the policy gradient, including the clipped importance weight.
     """
 
     target: Tensor
@@ -177,15 +177,17 @@ def vtrace(
 
         v_s = V(x_s) + rho_s (r_s + gamma V(x_{s+1}) - V(x_s)) + gamma c_s (v_{s+1} - V(x_{s+1}))
 
-    where c_s has the factor lambda; and the advantage of section 4.2, rho_s (r_s + gamma v_{s+1} - V(x_s)),
-    where v_{s+1} is mixed with V(x_{s+1}) by lambda, as a lambda-return does: after a cut comes another trajectory.
+    where c_s includes the factor lambda; and the advantage of section 4.2, rho_s (r_s + gamma v_{s+1} - V(x_s)),
+    where v_{s+1} is mixed with V(x_{s+1}) by lambda, as in a lambda-return, because after a cut the next step belongs
+    to another trajectory.
 
     Args:
         r_t: rewards ``[T, ...]``.
         discount_t: ``[T, ...]``.
         lambda_t: ``[T, ...]``.
-        values: ``[T + 1, ...]`` of the policy that learns.
-        log_rho_tm1: ``[T, ...]``, log-probability of the action under the policy that learns, less that at acting time.
+        values: ``[T + 1, ...]`` of the learning policy.
+        log_rho_tm1: ``[T, ...]``, log-probability of the action under the learning policy minus that under the acting
+            policy.
         clip_rho: bound of rho in the target; None: none.
         clip_c: bound of c; None: none.
         clip_pg_rho: bound of rho in the advantage; None: none.
@@ -201,7 +203,7 @@ def vtrace(
     decay_t = discount_t * lambda_t
     delta_t = _clipped(rho, clip_rho) * (r_t + discount_t * values[1:] - values[:-1])
     above = backward_recurrence(decay_t * _clipped(rho, clip_c), delta_t)  # v_s - V(x_s)
-    # gamma * (lambda v_{s+1} + (1 - lambda) V(x_{s+1})); the last one's v is its V.
+    # gamma * (lambda v_{s+1} + (1 - lambda) V(x_{s+1})); at the last step v = V.
     after = discount_t * values[1:]
     after[:-1] += decay_t[:-1] * above[1:]
     return VTrace(values[:-1] + above, _clipped(rho, clip_pg_rho) * (r_t + after - values[:-1]))
@@ -212,13 +214,13 @@ def _clipped(rho: Tensor, bound: float | None) -> Tensor:
 
 
 def _one_dtype(*tensors: Tensor) -> list[Tensor]:
-    """float64 where one of them is, else float32."""
+    """Converts all to float64 if one of them is float64, otherwise to float32."""
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
     return [x.to(dtype) for x in tensors]
 
 
 def _checked(*, values: Tensor, **tensors: Tensor) -> list[Tensor]:
-    """The arguments in one dtype, ``values`` in the fourth place as callers have it."""
+    """Checks shapes and returns the arguments in one dtype, with ``values`` fourth."""
     _same_shape(**tensors)
     first = tensors["r_t"]
     if values.shape != (len(first) + 1, *first.shape[1:]):

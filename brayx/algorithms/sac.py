@@ -1,18 +1,18 @@
 """Soft actor-critic with twin critics and automatic temperature, for continuous actions. Torch only.
 
 Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", https://arxiv.org/abs/1812.05905. Takes one
-gradient step a batch. Each transition of the batch begins a return, of ``n_step`` transitions, or fewer where the
-episode or the column ends before. The return bootstraps at its end, unless the episode terminated there. With
-``n_step`` above 1 the return is not exact: it contains the entropy of the step it bootstraps from, not that of the
-steps between, and it is not corrected for what the policy would do by now. Both errors are small for few steps. Columns
-may have a ``weight`` (Schaul et al. 2016, "Prioritized experience replay", section 3.4), which counts in the critics'
-loss. A batch with an ``index`` gets priorities back, the mean absolute error of the critics.
+gradient step per batch. Each transition of the batch starts a return of ``n_step`` transitions, or fewer if the episode
+or the column ends earlier. The return bootstraps at its end, unless the episode terminated there. With ``n_step`` above
+1 the return is approximate: it includes the entropy of the bootstrap step but not of the steps between, and it has no
+off-policy correction. Both errors are small for few steps. Columns may have a ``weight`` (Schaul et al. 2016,
+"Prioritized experience replay", section 3.4), which weights the critics' loss. Columns with an ``index`` get
+priorities: the mean absolute error of the critics.
 
-The module gives ``tanh_mean`` and ``tanh_log_std``, and has a submodule ``critic``, called with observations and
-actions for ``[N, number of critics]``, which acting never computes (`brayx.nets.soft`). The critics that targets come
-from are a copy, which is in `SAC.state_dict` with the temperature. Only ``terminated`` stops the bootstrap.
+The module returns ``tanh_mean`` and ``tanh_log_std``. Its submodule ``critic`` takes observations and actions, returns
+``[N, number of critics]``, and runs only in learning (`brayx.nets.soft`). Targets use a slow copy of the critics, which
+`SAC.state_dict` saves with the temperature. Only ``terminated`` stops the bootstrap.
 
-Works on the learner batches of `brayx.replay.packing` (as tensors), and knows nothing of how they were sampled.
+Input: the learner batches of `brayx.replay.packing`, as tensors. Knows nothing of how they were sampled.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from brayx.algorithms.optimise import OptimiseConfig, Schedule
 from brayx.nets.distributions import sample
 
 METRICS = ("loss", "critic_loss", "policy_loss", "entropy", "q", "td_error", "alpha", "grad_norm")
-"""What `SAC.update` measures, besides ``learning_rate``; ``entropy`` is that of the actions drawn, squashed."""
+"""Metrics of `SAC.update`, besides ``learning_rate``; ``entropy`` is estimated from the drawn, squashed actions."""
 
 CRITIC = Critic("(observation, action) -> [N, critics]", takes=("obs", "action"), rank=2)
-"""What a module's submodule ``critic`` is to SAC."""
+"""The submodule ``critic`` that SAC needs."""
 
 
 class SACConfig(OptimiseConfig):
@@ -83,16 +83,16 @@ class SACConfig(OptimiseConfig):
 
 
 class Step(NamedTuple):
-    """What a gradient is computed from, ``[N, ...]`` each.
+    """Inputs of a gradient, ``[N, ...]`` each.
 
     Attributes:
-        obs, action: where the agent acted and how.
-        reward: discounted sum over the transitions that follow.
-        discount: of the value to bootstrap from.
+        obs, action: observation and action.
+        reward: discounted sum of the return's rewards.
+        discount: factor of the bootstrap value.
         next_obs: the observation to bootstrap from.
-        weight: of the step in means; they add up to 1, but on several ranks.
-        importance: of the step in the critics' loss, a further factor.
-        next_noise, noise: what the actions at ``next_obs`` and ``obs`` are made of.
+        weight: weight of the step in means; on a single rank the weights add up to 1.
+        importance: further weight of the step in the critics' loss.
+        next_noise, noise: Gaussian noise that makes the actions at ``next_obs`` and ``obs``.
     """
 
     obs: Any
@@ -111,7 +111,7 @@ def critic_loss(q: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
     Args:
         q: ``[N, critics]``.
-        target: ``[N]``, of equation 5's braces, without gradient.
+        target: ``[N]``, the target in equation 5, without gradient.
         weight: ``[N]``.
     """
     return 0.5 * (weight.unsqueeze(-1) * (q - target.unsqueeze(-1)).square()).sum()
@@ -123,14 +123,14 @@ def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob:
 
 
 def policy_loss(q: Tensor, log_prob: Tensor, alpha: Tensor, weight: Tensor) -> Tensor:
-    """Equation 9 with the least of the critics ``[N, critics]``: the mean of ``alpha log pi - Q``."""
+    """Equation 9 with the minimum of the critics ``[N, critics]``: the mean of ``alpha log pi - Q``."""
     return (weight * (alpha * log_prob - q.amin(-1))).sum()
 
 
 class SAC(Algorithm):
-    """Updates a module from learner batches; arguments as of `Algorithm`.
+    """Updates a module from learner batches; arguments as for `Algorithm`.
 
-    The optimiser has the critics' parameters too; the temperature's learning rate is the first of its learning rates.
+    The optimiser includes the critics' parameters. The temperature uses the optimiser's first learning rate.
 
     Raises:
         ValueError: the module has no critic.
@@ -152,7 +152,7 @@ class SAC(Algorithm):
         self._alpha_optimizer = Adam([self._log_alpha], lr=optimizer.param_groups[0]["lr"])
 
     def update(self, batch: Mapping[str, Any], progress: float) -> dict[str, float]:
-        """Learns from one batch by one gradient, as `Algorithm.update`; gives `METRICS` and ``learning_rate``.
+        """Takes one gradient step on a batch, as `Algorithm.update`; returns `METRICS` and ``learning_rate``.
 
         Columns need at least ``n_step`` transitions, and actions within (-1, 1).
         """
@@ -161,8 +161,8 @@ class SAC(Algorithm):
         learned = batch["mask"][:, :-1]
         count = self.across.sum(learned.sum())
         alpha = self._log_alpha.exp()
-        # For the whole batch, so that micro-batches change nothing; by the CPU's generator, whose state is in every
-        # checkpoint.
+        # Draw for the whole batch, so that micro-batches do not change the result, and on the CPU, because checkpoints
+        # save that generator.
         action = returns.full_precision(batch["action"][:, :-1])
         noise = torch.randn(*learned.shape, 2, *action.shape[2:], dtype=action.dtype).to(action.device)
         pieces = columns.parts({**batch, "noise": noise}, self.config.accumulate)
@@ -187,7 +187,7 @@ class SAC(Algorithm):
 
     @torch.no_grad()
     def _steps(self, batch: Mapping[str, Any], count: Tensor) -> Step:
-        """The steps that a batch gives, column by column."""
+        """The steps of a batch, column by column."""
         reward, terminated, truncated = (
             columns.transitions(batch, key) for key in ("reward", "terminated", "truncated")
         )
@@ -213,7 +213,7 @@ class SAC(Algorithm):
         )
 
     def _loss(self, step: Step, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, what is measured ``[6]``, and every step's error."""
+        """The loss, the sums of the metrics ``[6]``, and every step's error."""
         with self.optimise.autocast():
             with torch.no_grad():
                 next_action, next_log_prob = sample(_call(self.module, step.next_obs), step.next_noise)
@@ -221,10 +221,10 @@ class SAC(Algorithm):
             outputs = _call(self.module, step.obs)
             q = returns.full_precision(_call(self._critic, step.obs, step.action))
             action, log_prob = sample(outputs, step.noise)
-            self._critic.requires_grad_(False)  # the policy's loss must not train them
+            self._critic.requires_grad_(False)  # the policy's loss must not train the critics
             q_of_policy = returns.full_precision(_call(self._critic, step.obs, action))
             self._critic.requires_grad_(True)
-        if q.ndim != 2 or len(q) != len(step.reward):  # else errors of all with all
+        if q.ndim != 2 or len(q) != len(step.reward):  # broadcasting would compare each with all
             raise ValueError(f"critic: expected [{len(step.reward)}, critics], got shape {tuple(q.shape)}")
         target = soft_target(step.reward, step.discount, next_q, next_log_prob, alpha)
         of_critic = critic_loss(q, target, step.weight * step.importance)
@@ -238,7 +238,7 @@ class SAC(Algorithm):
 
     @torch.no_grad()
     def _warm(self, entropy: Tensor, count: Tensor, action_size: int) -> None:
-        """A gradient step of the temperature: section 5, of its logarithm."""
+        """Takes a gradient step on the logarithm of the temperature (section 5)."""
         target = self.config.target_entropy
         mean = self.across.sum(entropy) / self.across.size
         gradient = mean - (-action_size if target is None else target)
@@ -249,7 +249,7 @@ class SAC(Algorithm):
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """The slow critics take over their share; what is no parameter, a normalisation's moments say, at once."""
+        """Moves the slow critics by ``tau``; buffers, such as a normalisation's moments, are copied."""
         torch._foreach_lerp_(list(self._slow.parameters()), list(self._critic.parameters()), self.config.tau)
         for slow, fast in zip(self._slow.buffers(), self._critic.buffers(), strict=True):
             slow.copy_(fast)
@@ -266,7 +266,7 @@ class SAC(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict`; a temperature is restored only if it is learned, not an option."""
         self._slow.load_state_dict(state["slow"])
-        if self.config.alpha is None and torch.isfinite(state["log_alpha"]):  # from one of 0 none is found
+        if self.config.alpha is None and torch.isfinite(state["log_alpha"]):  # a temperature of 0 cannot be learned
             with torch.no_grad():
                 self._log_alpha.copy_(state["log_alpha"])
         self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])

@@ -1,11 +1,12 @@
-"""The linear recurrence backwards in time, which every return is made of. Torch only; knows nothing of returns.
+"""A linear recurrence backwards in time, the basis of all returns. Torch only; knows nothing of returns.
 
     y_t = x_t + decay_t * y_{t+1},  y_T = 0
 
-Two ways, the same numbers up to rounding. Row by row is one small operation a step: best for short columns, and for
-wide ones, whose rows cost more than the call. In chunks of C steps, every chunk at once, then one carry a chunk: some
-2 C + T / C operations instead of T. A scan of logarithmic depth has fewer operations still, but each goes over
-everything; on a CPU it won for rows of a few numbers only, and lost tenfold for wide ones (`benchmarks/scan.py`).
+Two implementations give the same result up to rounding. `rows` takes one small operation per step: best for short
+columns, and for wide ones, where the row itself costs more than the call. `chunks` computes all chunks of C steps
+together, then carries from chunk to chunk: about 2 C + T / C operations instead of T. A scan of logarithmic depth takes
+fewer operations, but each covers the whole tensor: on a CPU it was faster only for rows of a few numbers, and ten times
+slower for wide ones (`benchmarks/scan.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 _CHUNKS_FROM = 32
-"""Steps; shorter columns go row by row."""
+"""Least number of steps for `chunks`."""
 _WIDE = 1024
-"""Wider rows go row by row on a CPU."""
+"""Greatest row size for `chunks` on a CPU."""
 
 
 def backward_recurrence(decay_t: Tensor, x_t: Tensor) -> Tensor:
-    """``y`` of the recurrence above, ``[T, ...]``, in a new tensor.
+    """Solves the recurrence for ``y``, ``[T, ...]``, in a new tensor.
 
     Args:
         decay_t: ``[T, ...]``.
@@ -35,7 +36,7 @@ def backward_recurrence(decay_t: Tensor, x_t: Tensor) -> Tensor:
 
 
 def rows(decay_t: Tensor, x_t: Tensor) -> Tensor:
-    """The recurrence, one step after the other."""
+    """Solves the recurrence step by step."""
     y_t = x_t.clone()
     after, *before = reversed(y_t.unbind(0))
     for row, decay in zip(before, reversed(decay_t[:-1].unbind(0)), strict=True):
@@ -44,10 +45,10 @@ def rows(decay_t: Tensor, x_t: Tensor) -> Tensor:
 
 
 def chunks(decay_t: Tensor, x_t: Tensor, size: int) -> Tensor:
-    """The recurrence in chunks of ``size`` steps, at least 2, all chunks together."""
+    """Solves the recurrence for all chunks of ``size`` steps (at least 2) together."""
     steps, *shape = x_t.shape
     count = -(-steps // size)
-    # Padded with zeros after the end, from which nothing comes back. Chunk-major: a step of every chunk is one block.
+    # Zeros after the end do not change the result. Chunk-major: one step of all chunks is one block.
     x = x_t.new_zeros(count * size, *shape)
     decay = torch.zeros_like(x)
     x[:steps], decay[:steps] = x_t, decay_t

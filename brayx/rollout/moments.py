@@ -27,7 +27,7 @@ class Moments:
         shape: shape of one sample.
 
     Attributes:
-        skipped: samples left out because they held NaN or infinity, which would make the sums NaN for ever.
+        skipped: samples with NaN or infinity, left out because the sums could never recover.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -45,9 +45,9 @@ class Moments:
         return deviation
 
     def add(self, samples: np.ndarray) -> None:
-        """Adds ``[N, *shape]``, but for samples that are not finite."""
+        """Adds samples ``[N, *shape]``; skips those that are not finite."""
         part = Moments(self.mean.shape)
-        with np.errstate(all="ignore"):  # a sum needs no second array; only one that is not finite is looked into
+        with np.errstate(all="ignore"):  # search for bad samples only if the sum, which is cheap, is not finite
             if not np.isfinite(samples.sum(dtype=np.float64)):
                 finite = np.isfinite(samples).reshape(len(samples), -1).all(axis=1)
                 self.skipped += int(np.count_nonzero(~finite))
@@ -264,14 +264,15 @@ class MomentsStore:
         self._all: AllMoments = {}
 
     def exchange(self, fresh: AllMoments, known: int) -> AllMoments | None:
-        """Adds what a worker has seen, and gives what all have.
+        """Merges a worker's new moments, and returns the moments of all workers.
 
         Args:
-            fresh: what it has not handed over before.
-            known: samples in what it was last given.
+            fresh: moments of the worker's samples since its last call.
+            known: number of samples in the moments that the worker got last.
 
         Returns:
-            None when there is less here than that: the store was restarted, and took nothing. `restore` mends it.
+            None if the store has fewer samples than ``known``, because it was restarted; it then merges nothing.
+            Call `restore`.
         """
         if count_of(self._all) < known:
             return None
@@ -283,22 +284,22 @@ class MomentsStore:
         return self._all
 
     def restore(self, all_: AllMoments) -> None:
-        """Takes back what was lost in a restart, or saved with a checkpoint, unless there is as much already."""
+        """Restores moments after a restart or from a checkpoint, unless the store has at least as many samples."""
         if count_of(self._all) < count_of(all_):
             self._all = {name: Moments.from_state(moments.state_dict()) for name, moments in all_.items()}
 
     def get(self) -> AllMoments:
-        """What all have seen."""
+        """The moments of all workers."""
         return self._all
 
 
 def count_of(all_: AllMoments) -> int:
-    """Samples in all of them."""
+    """The total number of samples."""
     return sum(moments.count for moments in all_.values())
 
 
 def obs_scalings(all_: AllMoments) -> dict[str, Scaling]:
-    """How observations are normalised by these, by path."""
+    """The normalisations of observations by these moments, by path."""
     return {name: scaling_of(moments) for name, moments in all_.items() if name != "reward"}
 
 
@@ -308,7 +309,7 @@ def to_arrays(all_: AllMoments) -> dict[str, np.ndarray]:
 
 
 def from_arrays(state: Mapping[str, np.ndarray]) -> AllMoments:
-    """What `to_arrays` gave."""
+    """The inverse of `to_arrays`."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for key, array in state.items():
         name, _, part = key.rpartition(":")

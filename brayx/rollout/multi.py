@@ -1,8 +1,8 @@
 """PettingZoo's parallel games as a Gymnasium vector environment: each agent of each game is a row.
 
 Rows of one game are adjacent, and their episodes end together. With ``state``, an observation is
-``{"obs": an agent's own, "state": the game's}``, for algorithms whose value sees the whole game. Knows nothing of
-policies.
+``{"obs": the agent's observation, "state": the game's state}``, for algorithms with a value of the whole game. Knows
+nothing of policies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AgentsAsRows(VectorEnv):
     """Steps games one after the other; a game that has ended is reset at the next step, which ignores actions.
 
     Args:
-        make: makes a game, a PettingZoo `ParallelEnv` whose agents have the same spaces and stay until the game ends.
+        make: makes a game, a PettingZoo `ParallelEnv`. All agents must have the same spaces and stay until the end.
         games: number of games.
         state: observations also have the game's state.
         ids: append the row's agent, one-hot, to the state; a value needs it if the agents' rewards differ.
@@ -64,7 +64,7 @@ class AgentsAsRows(VectorEnv):
         self._ended = [False] * games
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets every game, each with its own seed."""
+        """Resets every game, each with a different seed."""
         rows, infos = [], []
         for index, game in enumerate(self._games):
             found, info = game.reset(seed=None if seed is None else int(seed) + index, options=options)

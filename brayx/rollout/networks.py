@@ -1,4 +1,4 @@
-"""Ready-made networks for an environment, by its observation and action space and by what the algorithm needs.
+"""Ready-made networks for an environment's observation and action space and an algorithm's needs.
 
 Knows nothing of training.
 """
@@ -36,10 +36,10 @@ def observation_of(envs: Any) -> NestedArray:
 def ready_made(
     network: NetworkConfig | None, envs: Any, algorithm: AlgorithmConfig | None = None
 ) -> Callable[[NestedArray, ActionSpec], Model]:
-    """Makes the networks that an algorithm learns, for an observation and an action space.
+    """Returns a function that makes a network from an observation and an action space.
 
-    An actor-critic, or a policy with the critic that the algorithm needs, which does not act. Whole numbers become
-    one-hot.
+    The network is an actor-critic, or a policy with the separate critic that the algorithm needs. Discrete observations
+    are encoded one-hot.
 
     Raises:
         ConfigError: there is no ready-made network for the observation space.
@@ -79,7 +79,7 @@ def _parts(space: Any) -> list[Any]:
 
 
 def _categories(space: Any) -> Any:
-    """How many categories a Discrete observation has; of a Dict by name, of those that have any."""
+    """Number of categories of a Discrete observation; for a Dict, by the names of its discrete leaves."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gymnasium.spaces.Dict):

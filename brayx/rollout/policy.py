@@ -1,6 +1,6 @@
 """The policy of a rollout: an engine with the newest weights bound, and the state of a recurrent model.
 
-The graph has only the outputs that acting needs, without the value's tower. Knows nothing of environments.
+The exported graph has only the outputs that acting needs, so not the value. Knows nothing of environments.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Policy:
     """Runs a model on batches of observations, with one set of weights at a time.
 
     Args:
-        module: takes ``forward_args``, returns outputs that `brayx.actions` draws from; copied.
-        forward_args: example arguments, batch axis of at least 1; a memory's state is kept from step to step.
+        module: takes ``forward_args`` and returns outputs that `brayx.actions` draws from; it is copied.
+        forward_args: example arguments with a batch axis of at least 1; recurrent state is carried from step to step.
         engine: ``onnx``, or ``torch`` for a module that cannot be exported.
-        threads: of one run, with ``onnx``.
+        threads: threads of one run, with ``onnx``.
 
     Attributes:
-        version: of the weights; 0: the module's own.
-        obs_keys: a learner batch's names of an observation's leaves, in the order in which `step` takes them.
+        version: version of the weights; 0: the module's own.
+        obs_keys: names of the observation's leaves in a learner batch, in the order of `step`'s arguments.
         obs_leaves: their shapes and dtypes.
         output_names: names of all outputs of the module.
-        state_keys: a learner batch's names of the state's leaves; none for a model without one.
+        state_keys: names of the recurrent state's leaves in a learner batch; empty without one.
 
     Raises:
         ModelError: the module does not return a mapping of outputs, or cannot be exported.
@@ -93,7 +93,7 @@ class Policy:
         self.version = version
 
     def initial_state(self, num: int) -> list[np.ndarray]:
-        """The state's leaves ``[num, ...]`` at an episode's start; none for a model without one."""
+        """The recurrent state's leaves ``[num, ...]`` at an episode's start; empty without one."""
         return [np.repeat(leaf[None], num, 0) for leaf in self._initial]
 
     def step(self, obs: Sequence[np.ndarray], state: Sequence[np.ndarray]) -> tuple[dict[str, Any], list[np.ndarray]]:

@@ -1,4 +1,4 @@
-"""A rollout as a job describes it: its options, its collector, and a look at it before anything starts.
+"""A job's rollout: its options, its collector, and a check of both before anything starts.
 
 Knows nothing of threads, processes, or where fragments go.
 """
@@ -25,19 +25,19 @@ from brayx.rollout.policy import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec:
-    """Everything that a worker needs to know; picklable.
+    """The settings of a rollout's workers; picklable.
 
     Attributes:
-        name: of the component.
+        name: name of the component.
         config: its options.
         model_name, model: the model component that acts.
-        buffer_config: options of the buffer, whose ``unroll_length`` is the length of a fragment.
-        folder: where modules are looked up first.
+        buffer_config: options of the buffer; its ``unroll_length`` is the length of a fragment.
+        folder: searched first for the user's modules.
         job: the whole job as plain dicts, for the user's functions.
-        gamma: discount of the learner; rewards are normalised with it.
-        seed: of the environments and of what is drawn; each worker gets its own from it.
-        update_columns: columns that lead to new weights: what an update of all ranks takes, times the updates between
-            two publishes. A ``blocking`` rollout collects no more with one version.
+        gamma: discount of the learner, used to normalise rewards.
+        seed: seed of environments and actions; each worker derives its own.
+        update_columns: columns per publish: those of one update of all ranks, times the updates between two publishes.
+            A ``blocking`` rollout collects as many with each version.
     """
 
     name: str
@@ -53,28 +53,28 @@ class RolloutSpec:
 
     @property
     def env_name(self) -> str:
-        """What it plays, for people."""
+        """Display name of the environment."""
         return self.config.env or f"{self.config.module}.{self.config.func}"
 
     @property
     def fragment_steps(self) -> int:
-        """Transitions of one fragment of a worker at most."""
+        """Most transitions in one fragment of a worker."""
         return self.config.num_envs * self.buffer_config.unroll_length
 
 
 def make_collector(
     spec: RolloutSpec, *, num_envs: int | None = None, unroll_length: int | None = None, index: int = 0, past: int = 0
 ) -> Collector:
-    """The environments of one worker and the policy that plays them, with the weights that the model was built with.
+    """Makes the environments of one worker and its policy, with the model's initial weights.
 
     Args:
-        spec: of the rollout.
-        num_envs, unroll_length: instead of the component's and the buffer's.
-        index: of the worker.
-        past: how many workers had this index before: their environments' seeds are not played again.
+        spec: the rollout.
+        num_envs, unroll_length: override the component's and the buffer's values.
+        index: index of the worker.
+        past: number of earlier workers with this index; the seeds of their environments are not used again.
 
     Raises:
-        ConfigError: there is no such environment, it cannot be made, or the model does not fit it.
+        ConfigError: the environment does not exist or cannot be made, or the model does not fit it.
         ModelError: the model cannot act.
     """
     config = spec.config
@@ -92,7 +92,7 @@ def make_collector(
         envs,
         policy,
         spec.buffer_config.unroll_length if unroll_length is None else unroll_length,
-        # One number of three: neighbours' environments must not be the same ones, one later.
+        # Hash the three: with seed + index, neighbouring workers would play mostly the same environments.
         seed=int(np.random.SeedSequence([spec.seed, index, past]).generate_state(1)[0] >> 1),
         scale_actions=config.scale_actions,
         normalise_obs=config.normalise_obs,
@@ -104,11 +104,11 @@ def make_collector(
 
 
 def rounds(spec: RolloutSpec, workers: int) -> int:
-    """Fragments that each of ``workers`` blocking workers collects with one version of the weights.
+    """Number of fragments that each of ``workers`` blocking workers collects with one version of the weights.
 
     Raises:
-        ConfigError: these do not make up updates, or not in each shard, or the buffer samples: all would wait for
-            weights that never come.
+        ConfigError: the fragments do not add up to whole updates in each shard, or the buffer samples. Workers and
+            learner would wait for each other forever.
     """
     buffer = spec.buffer_config
     if buffer.sampler != "fifo":
@@ -137,20 +137,20 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
 
 
 def counts_that_fit(spec: RolloutSpec) -> list[int]:
-    """How many blocking workers there may be, see `rounds`."""
+    """The possible numbers of blocking workers, see `rounds`."""
     each = spec.config.num_envs
     return [count for count in range(1, spec.update_columns // each + 1) if spec.update_columns % (count * each) == 0]
 
 
 def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
-    """Makes one environment, acts in it once and closes it, so that errors are reported before anything starts.
+    """Makes one environment, takes one step in it and closes it, so that errors are reported before anything starts.
 
     Returns:
-        The kind of its actions, as `ActionSpec` names it, and a batch of it: columns of one transition.
+        The kind of its actions, as in `ActionSpec`, and a batch with columns of one transition.
 
     Raises:
-        ConfigError, ModelError: as `make_collector`; names the environment.
-        EnvironmentFailed: it raised.
+        ConfigError, ModelError: as for `make_collector`; names the environment.
+        EnvironmentFailed: the environment raised.
     """
     with naming(f"rollout {spec.name!r} ({spec.env_name})"):
         if spec.config.mode == "blocking":
@@ -163,27 +163,27 @@ def check_rollout(spec: RolloutSpec) -> tuple[str, dict[str, np.ndarray]]:
 
 
 @contextlib.contextmanager
-def naming(who: str) -> Iterator[None]:
-    """Prefixes errors with ``who``; an environment's exception becomes `EnvironmentFailed`."""
+def naming(source: str) -> Iterator[None]:
+    """Prefixes errors with ``source``; an environment's exception becomes `EnvironmentFailed`."""
     try:
         yield
     except BrayxError as error:
-        raise type(error)(f"{who}: {error.message}", **error.details) from error
+        raise type(error)(f"{source}: {error.message}", **error.details) from error
     except Exception as error:
-        raise EnvironmentFailed(f"{who} raised {type(error).__name__}: {first_line(error)}") from error
+        raise EnvironmentFailed(f"{source} raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def env_source(name: str, config: RolloutComponent, job: Mapping[str, Any], folder: str = "") -> EnvSource:
-    """What makes the environments of a rollout component, for `make_envs`.
+    """Returns the source of a rollout component's environments, for `make_envs`.
 
     Args:
-        name: of the component.
+        name: name of the component.
         config: its options.
         job: the whole job as plain dicts.
-        folder: where its module is looked up first.
+        folder: searched first for its module.
 
     Raises:
-        ConfigError: the module or function is not there.
+        ConfigError: the module or function does not exist.
     """
     if config.func is None:
         assert config.env is not None
@@ -196,5 +196,5 @@ def env_source(name: str, config: RolloutComponent, job: Mapping[str, Any], fold
 
 
 def _made_at_once(spec: RolloutSpec) -> int:
-    """A user's function may make all environments at once; one of a Gymnasium id is enough to look at."""
+    """Number of environments to check: one of a Gymnasium id; all of a user's function, which may make a vector."""
     return 1 if spec.config.func is None else spec.config.num_envs

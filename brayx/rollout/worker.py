@@ -1,9 +1,9 @@
-"""One rollout worker: collects fragments with the newest weights and hands them to a buffer, one turn after another.
+"""One rollout worker: collects fragments with the newest weights and pushes them to a buffer.
 
-How close it stays to the newest weights is the mode: ``blocking`` collects what one update takes and waits for the
-weights that come of it; ``non_blocking`` goes on, and waits only while the buffer has no room. The worker keeps what
-the buffer does not take at once, and offers it again: nothing is lost because several fragments arrive together. Knows
-nothing of threads, processes or other workers; the hosts give it turns.
+A ``blocking`` worker collects its share of one update, then waits for the weights of that update. A ``non_blocking``
+worker collects all the time, and waits only while the buffer is full. The worker keeps a fragment that the buffer
+cannot take yet and offers it again, so a burst of fragments loses none. Knows nothing of threads, processes or other
+workers; the host calls `Worker.turn`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _ANSWER_S = 30.0
 _OFFER_S = 0.5
-"""Longest wait for room before a worker looks whether it has to stop."""
+"""Longest wait for room before a worker checks whether to stop."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a worker has done.
+    """The work that a worker has done; progress of several workers can be added.
 
     Attributes:
-        fragments: collected and pushed, of all its environments each.
+        fragments: runs collected and pushed, each of all the worker's environments.
         steps: transitions in them.
-        overdue: waits that were given up, see ``wait_s``.
-        waited_s: spent waiting for weights or room.
-        version: of the weights that it acted with last; a sum of progress has the highest.
+        overdue: waits that exceeded ``wait_s``.
+        waited_s: seconds spent waiting for weights or room.
+        version: version of the last weights that acted; a sum has the highest.
     """
 
     fragments: int = 0
@@ -57,20 +57,20 @@ class Progress:
 
 
 class Newest:
-    """The newest weights, from the thread that has them to the thread that acts."""
+    """Hands the newest weights from the thread that receives them to the thread that acts."""
 
     def __init__(self) -> None:
         self._held: tuple[int, Weights] | None = None
         self._came = threading.Condition()
 
     def put(self, version: int, weights: Weights) -> None:
-        """Takes a new version."""
+        """Sets a new version."""
         with self._came:
             self._held = (version, weights)
             self._came.notify_all()
 
     def get(self, than: int, timeout_s: float = 0.0) -> tuple[int, Weights] | None:
-        """Version and weights of the newest, once above ``than``; None if that takes longer than ``timeout_s``."""
+        """Waits for a version above ``than`` and returns it with its weights; None after ``timeout_s``."""
         with self._came:
             self._came.wait_for(lambda: self._held is not None and self._held[0] > than, timeout_s)
             return self._held if self._held is not None and self._held[0] > than else None
@@ -83,33 +83,33 @@ class Buffer(Protocol):
         """Whether a fragment can be stored without dropping one; ``timeout_s`` bounds the wait for the answer."""
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
-        """Stores as much as there is room for; returns the rest."""
+        """Stores as many as fit; returns the rest."""
 
     def push(self, *replays: Fragment | Columns) -> object:
-        """Stores everything; the oldest is dropped where there is no room."""
+        """Stores all; drops the oldest if the buffer is full."""
 
 
 class Exchange(Protocol):
-    """A worker's end of the moments that all workers normalise by."""
+    """A worker's connection to the moments that all workers share."""
 
     def catch_up(self) -> None:
-        """Takes in what all have seen."""
+        """Gets the shared moments."""
 
     def turn(self) -> None:
-        """Hands over what the worker has seen since the last turn, and takes in what all have seen."""
+        """Sends the worker's new moments and gets the shared ones."""
 
 
 class Worker:
-    """A worker at work.
+    """Collects and pushes one fragment per `turn`.
 
     Args:
-        spec: of the rollout.
-        collector: its environments and policy.
+        spec: the rollout.
+        collector: the worker's environments and policy.
         newest: weights to act with.
         buffer: gets the fragments.
         sink: counts episodes, waits and drops.
-        moments: shared with other workers; None: the collector has its own, or none.
-        stopping: ends a wait early.
+        moments: moments shared with other workers; None: the collector has its own, or none.
+        stopping: once set, waits end early.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class Worker:
         self._newest, self._buffer, self._sink, self._moments = newest, buffer, sink, moments
         self._stopping = stopping
         self._version = 0
-        self._made = 0  # fragments with this version, but for those that were refused
-        self._left: list[Fragment | Columns] = []  # collected, and waits for room
+        self._made = 0  # fragments collected with this version, without refused ones
+        self._left: list[Fragment | Columns] = []  # collected, waiting for room
         self._waiting_since = time.monotonic()
 
     def turn(self, until: float, workers: int) -> Progress:
-        """One fragment, or a wait that ends at ``until`` at the latest.
+        """Collects one fragment, or waits until ``until`` at the latest.
 
         Args:
-            until: on the monotonic clock; a fragment that was begun is finished.
-            workers: how many there are now: blocking ones share out what an update takes.
+            until: time on the monotonic clock; a started fragment is finished even if that takes longer.
+            workers: current number of workers; blocking ones share the fragments of an update.
 
         Raises:
             BrayxError: an environment or the model failed.
@@ -154,7 +154,7 @@ class Worker:
                 return Progress(waited_s=time.monotonic() - began)
         if newer is not None:
             if self._version == 0 and self._moments is not None:
-                self._moments.catch_up()  # a learner restores its checkpoint's moments before it publishes anything
+                self._moments.catch_up()  # a learner restores its checkpoint's moments before its first publish
             self._version = newer[0]
             self._collector.load(newer[1], self._version)
             self._made = 0
@@ -171,7 +171,8 @@ class Worker:
         return Progress(1, len(columns), int(overdue), 0.0, self._version)
 
     def finish(self) -> None:
-        """Hands over what is left; what has no room now is counted as dropped. Leaves the collector open."""
+        """Offers the remaining fragments once, and counts those without room as dropped. Does not close the
+        collector."""
         self._offer(0.0)
         if self._left:
             self._sink.add("fragments_dropped", sum(map(len, self._left)), label="closed")
@@ -180,7 +181,7 @@ class Worker:
             self._moments.turn()
 
     def _hand_over(self, began: float, until: float, overdue: bool) -> Progress:
-        """A turn that waits for room for what was collected; with ``overdue`` it drops something instead."""
+        """A turn that waits for room for a collected fragment; with ``overdue`` it drops one instead."""
         if overdue:
             self._buffer.push(*self._left)
             self._left, self._waiting_since = [], began
@@ -190,19 +191,19 @@ class Worker:
         return Progress(overdue=int(overdue), waited_s=time.monotonic() - began, version=self._version)
 
     def _offer(self, timeout_s: float) -> None:
-        """Hands over what waits as far as there is room, which it waits for ``timeout_s`` at most."""
+        """Offers the waiting fragments to the buffer, and waits up to ``timeout_s`` for room."""
         left, self._left = self._left, []
         if not left:
             return
         try:
             self._left = self._buffer.offer(*left, timeout_s=timeout_s)
         except BadFragment:  # the buffer counts the transitions and keeps the message
-            self._made -= 1  # another one replaces it: without it, the update that all wait for would not be full
-        except ReplayError as error:  # counted, too; a worker outlives a buffer that is lost, and its job says so
+            self._made -= 1  # collect another one: all workers wait for an update that needs it
+        except ReplayError as error:  # counted too; the worker outlives a lost buffer, which the job reports
             log.warning("%s", error.message)
 
     def _push(self, columns: Columns, overdue: bool, waited_s: float, until: float) -> None:
-        if overdue:  # the learner does not make room: when it goes on, it is to find the newest
+        if overdue:  # the learner makes no room: keep the newest fragments for when it continues
             self._buffer.push(columns)
         else:
             self._left = [columns]
@@ -217,7 +218,7 @@ class Worker:
 
 
 class Failures:
-    """Counts the environment errors of one worker and its successors; an old error does not count any more.
+    """Counts the recent environment errors of one worker and its successors.
 
     Args:
         within_s: seconds for which an error counts.
@@ -226,9 +227,9 @@ class Failures:
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
         self.at: list[float] = []
-        """When those that count happened."""
+        """Times of the errors that count."""
 
     def add(self, now: float) -> int:
-        """Notes an error at ``now``, in seconds; gives how many count."""
+        """Adds an error at ``now``, in seconds; returns the number of recent errors."""
         self.at = [at for at in self.at if now - at < self._within_s] + [now]
         return len(self.at)
