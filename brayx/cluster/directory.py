@@ -4,11 +4,11 @@
 when a session starts or ends, and when a tick reaches a replica that does not own the session; never on an ordinary
 tick.
 
-Owners renew a lease. An owner whose lease ran out, or that a peer found dead, loses its sessions: the directory
-reports each loss once, then the id is free. An owner that comes back hears which sessions it has lost. After a restart
-of the directory, the owners' next renewals restore its sessions; until each owner has had time for one, no session is
-reported as unknown and no id is given out. Ray's key-value store has the sessions of each owner at its last renewal,
-for an owner that died meanwhile.
+Owners renew a lease. An owner loses its sessions when its lease expires or a peer finds it dead. The directory reports
+each loss once, then the id is free. An owner that returns gets a list of the sessions it has lost. After a restart, the
+directory gets its sessions back from the owners' next renewals. Until each owner has had time for one, the directory
+reports no session as unknown and gives out no id. For owners that died meanwhile, it reads their sessions at their last
+renewal from Ray's key-value store.
 
 A session's id names its game; the owner of a game is the living owner of the game's first session.
 """
@@ -41,20 +41,20 @@ _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
 MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
 INTERFACE = 2
-"""Changes with what a directory is asked and answers. It outlives its replicas, and so an update of brayx."""
+"""Version of the directory's methods and replies. The actor outlives its replicas, and so an update of brayx."""
 PARKED = "parked"
-"""Owner of sessions between two replicas; never alive."""
+"""Owner of sessions that are moving between replicas; never alive."""
 
 
 class DirectoryRecovering(Overloaded):
-    """The directory has just restarted and does not know all sessions yet: ask again."""
+    """The directory has just restarted and does not know all sessions yet; the caller should retry."""
 
     code = "directory_recovering"
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a session lives."""
+    """The owner of a session and its address."""
 
     owner: str
     address: str
@@ -62,13 +62,13 @@ class Location:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What an owner is told that has renewed its lease.
+    """The reply to an owner that renewed its lease.
 
     Attributes:
-        lost: those of its sessions that are its own no more: another has taken them since, or their loss was told.
-            Whoever took or told it counts their end.
-        forgotten: how many sessions have ended without an owner since anybody was told so. No replica has counted
-            their end: who is told does.
+        lost: sessions that it no longer owns, because another replica took them or reported their loss. That other
+            replica counts their end.
+        forgotten: number of sessions that ended without an owner since this was last reported. No replica has counted
+            their end, so the receiver does.
     """
 
     lost: list[str]
@@ -76,15 +76,15 @@ class Renewal:
 
 
 class Directory:
-    """Sessions by owner.
+    """Maps sessions to owners.
 
     Args:
-        lease_s: an owner not heard of for this long is dead.
-        recovery_s: after a restart, how long owners have to bring their sessions back.
-        grace_s: how long the sessions of a dead owner are kept for a client to be told of their loss.
-        clock: seconds, for tests.
-        renewed: sessions by owner at the last renewal, as a directory before this one wrote them.
-        write: called with an owner and its sessions when a renewal changes them; an owner without sessions has none.
+        lease_s: an owner that does not renew for this long is dead.
+        recovery_s: time for owners to report their sessions after a restart.
+        grace_s: time for which a dead owner's sessions are kept, so that clients learn of their loss.
+        clock: returns seconds, for tests.
+        renewed: sessions by owner at the last renewal, written by the directory before the restart.
+        write: called with an owner and its sessions whenever a renewal changes them; an empty list deletes the record.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Directory:
         self._recovered_at = clock() + recovery_s
         self._owner_of: dict[str, str] = {}
         self._sessions: dict[str, set[str]] = {}
-        self._games: dict[str, dict[str, None]] = {}  # a game's sessions in the order in which they were taken
+        self._games: dict[str, dict[str, None]] = {}  # sessions of each game, in the order of their claims
         self._address: dict[str, str] = {}
         self._seen: dict[str, float] = {}
         self._snapshots: dict[str, tuple[Snapshot, int]] = {}
@@ -111,7 +111,7 @@ class Directory:
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._forgotten = 0
         self._secret = ""
-        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions that a dead owner has no more
+        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()  # sessions taken from dead owners
         self._changed: set[str] = set()  # owners that lost sessions and may never renew again
         self._write = write
         self._remembered: dict[str, set[str]] = {}
@@ -120,7 +120,7 @@ class Directory:
             self._remembered[owner] = self._recalled[owner] = set(sessions)
             for session in sessions:
                 self._take(session, owner)
-        self._left.clear()  # of a session that two had, either may say that it has it
+        self._left.clear()  # either of two owners of a session may claim it after the restart
         self._changed.clear()
 
     def interface(self) -> int:
@@ -128,16 +128,16 @@ class Directory:
         return INTERFACE
 
     def renew(self, owner: str, address: str, sessions: list[str] | None = None) -> Renewal | None:
-        """Keeps an owner alive.
+        """Renews an owner's lease.
 
         Args:
             owner: its id, new with every start of a replica.
-            address: URL under which peers reach it.
-            sessions: all its sessions; given after the answer was None.
+            address: URL at which peers reach it.
+            sessions: all its sessions, if the last reply was None.
 
         Returns:
-            None: this directory does not know the owner as a living one (either of the two was away), which should
-            send its sessions.
+            None if the directory does not know the owner as alive, after a restart or an expired lease; the owner
+            should renew again with its sessions.
         """
         self._sweep()
         if sessions is None and not self._alive(owner):
@@ -148,7 +148,7 @@ class Directory:
         if sessions is not None:
             for session in self._recalled.pop(owner, set()).difference(sessions):
                 if self._owner_of.get(session) == owner:
-                    self._forget(session)  # it has ended since
+                    self._forget(session)  # it has ended since the last renewal
         lost = []
         for session in sessions or ():
             holder = self._owner_of.get(session, owner)
@@ -163,14 +163,14 @@ class Directory:
         return Renewal(lost, forgotten)
 
     def secret(self, offer: str, fresh: bool = False) -> str:
-        """What the owners prove to each other with that they are owners: the first offer, for as long as this lives.
+        """The shared secret by which owners authenticate each other: the first one offered.
 
         Args:
-            offer: a secret of the owner that asks; after a restart of this directory, the one that it had.
-            fresh: the owner has just made it up.
+            offer: a secret of the caller; after a restart of the directory, the one in use before.
+            fresh: the caller has just generated it.
 
         Raises:
-            DirectoryRecovering: owners that have one may not have offered it yet.
+            DirectoryRecovering: owners may not have offered the secret in use yet.
         """
         if not self._secret:
             if fresh:
@@ -179,19 +179,19 @@ class Directory:
         return self._secret
 
     def claim(self, session: str, owner: str, together: bool = False) -> Location | None:
-        """Makes a session an owner's.
+        """Assigns a session to an owner.
 
         Args:
             session: its id.
-            owner: who is to have it.
-            together: only if no other living owner has the game that the session is one agent of.
+            owner: the new owner.
+            together: refuse if another living owner has the session's game.
 
         Returns:
-            None: it is this owner's now. Otherwise the owner of its game, and nothing has changed.
+            None if the session is assigned; otherwise the owner of its game, and nothing has changed.
 
         Raises:
-            SessionExists: a living owner has it.
-            DirectoryRecovering: whether one has it, or its game, is not known yet.
+            SessionExists: a living owner has the session.
+            DirectoryRecovering: the owner of the session or of its game is not known yet.
         """
         holder = self._owner_of.get(session)
         if holder is None or holder in self._recalled:
@@ -205,14 +205,14 @@ class Directory:
             if first is not None and first != owner:
                 return Location(first, self._address[first])
         if holder is not None and holder != owner:
-            self._forgotten += 1  # it ended when its owner died, or between two of them; nobody will ask for it now
+            self._forgotten += 1  # it ended with its owner or while moving, and this claim hides the loss
         self._drop_snapshot(session)
         self._reasons.pop(session, None)
         self._take(session, owner)
         return None
 
     def release(self, session: str, owner: str, reason: str = "stop") -> None:
-        """Frees a session's id, if it is still this owner's; whoever asks for it next is told the reason, once."""
+        """Frees a session's id, if this owner still has it. The next `locate` reports the reason, once."""
         if self._owner_of.get(session) != owner:
             return
         self._forget(session)
@@ -220,16 +220,16 @@ class Directory:
             self._keep_reason(session, reason)
 
     def keep(self, session: str, owner: str, snapshot: Snapshot) -> bool:
-        """Keeps a session's newest snapshot in case its owner dies; False: it is too large, or not this owner's."""
+        """Keeps a session's newest snapshot in case its owner dies; False if it is too large, or not this owner's."""
         if self._owner_of.get(session) != owner:
             return False
         return self._store(session, snapshot)
 
     def park(self, session: str, owner: str, snapshot: Snapshot) -> None:
-        """Takes a session over from an owner that ends, for the next replica that is asked for it.
+        """Takes a session from an owner that shuts down, for the next replica that gets a request for it.
 
         Raises:
-            Overloaded: the snapshot is too large to be kept.
+            Overloaded: the snapshot is too large.
         """
         if self._owner_of.get(session) != owner:
             return
@@ -240,7 +240,7 @@ class Directory:
         self._seen[PARKED] = self._dead_since_now()
 
     def leave(self, owner: str) -> None:
-        """An owner ends in order: it has no sessions any more."""
+        """Removes an owner that shut down in order and has no sessions left."""
         for session in list(self._sessions.get(owner, ())):
             self.release(session, owner, "drained")
         self.bury(owner)
@@ -251,7 +251,7 @@ class Directory:
         held = self._snapshots.get(session)
         total = self._snapshot_bytes + size - (held[1] if held else 0)
         if size > MAX_SNAPSHOT_BYTES:
-            return False  # its owner has seen to that, and told
+            return False  # the owner has checked the size before, and logged it
         if total > MAX_SNAPSHOTS_BYTES:
             if not self._full:
                 logger.warning("snapshots fill %d MiB: sessions keep older ones until others end", total // 2**20)
@@ -263,18 +263,18 @@ class Directory:
         return True
 
     def locate(self, session: str, taker: str = "", repeats: bool = False) -> Location | Snapshot | None:
-        """The living owner of a session; None: there is no such session.
+        """Finds the living owner of a session; None if the session does not exist.
 
         Args:
             session: its id.
-            taker: the owner that asks. It gets the snapshot of a session that has lost its own, which is its own from
-                then on; again if it asks again, since it does not have it. Empty: it takes none.
-            repeats: the request may be a repeat of one whose reply has not arrived.
+            taker: the calling owner. If the session's owner is dead and left a snapshot, the caller gets the snapshot
+                and becomes the owner; if it repeats the call it gets the snapshot again. Empty: it takes no session.
+            repeats: the request may repeat an earlier one with a lost reply.
 
         Raises:
-            SessionLost: its owner ended it, or died without a snapshot. Told once, to ``repeats`` each time until the
-                id is claimed: it is free afterwards.
-            DirectoryRecovering: whether there is one is not known yet.
+            SessionLost: its owner ended it, or died without a snapshot. Raised once, then the id is free; with
+                ``repeats`` raised each time until the id is claimed.
+            DirectoryRecovering: it is not known yet whether the session exists.
         """
         owner = self._owner_of.get(session)
         if owner is None:
@@ -292,7 +292,7 @@ class Directory:
                 raise Overloaded(f"session {session!r} is moving to another replica; try again", layer="directory")
             snapshot, size = self._snapshots[session]
             self._take(session, taker)
-            self._snapshots[session] = (replace(snapshot, exact=False), size)  # its taker goes on from it
+            self._snapshots[session] = (replace(snapshot, exact=False), size)  # out of date once the taker continues
             return snapshot
         self._forget(session)
         self._leave(session, owner)
@@ -304,12 +304,12 @@ class Directory:
         )
 
     def bury(self, owner: str) -> None:
-        """A peer could not reach this owner: its lease ends now."""
+        """Ends the lease of an owner that a peer could not reach."""
         if owner in self._seen:
             self._seen[owner] = self._dead_since_now()
 
     def _game_owner(self, session: str) -> str | None:
-        """The living owner of the game that a session is one agent of."""
+        """The living owner of the session's game."""
         for other in self._games.get(game_of(session), ()):
             owner = self._owner_of[other]
             if self._alive(owner):
@@ -325,14 +325,14 @@ class Directory:
         return [address for owner, address in self._address.items() if self._alive(owner)]
 
     def _leave(self, session: str, owner: str) -> None:
-        """A session is not this owner's any more, and the owner was not asked: should it come back, it hears so."""
+        """Remembers that a session was taken from an owner, to report it if the owner returns."""
         self._changed.add(owner)
         self._left[session, owner] = None
         while len(self._left) > _REMEMBERED_ENDS:
             self._left.popitem(last=False)
 
     def _remember(self, owner: str) -> None:
-        """Writes down what an owner has, if that is something else than before."""
+        """Writes an owner's sessions, if they have changed."""
         sessions = self._sessions.get(owner, set())
         if sessions == self._remembered.get(owner, set()):
             return
@@ -373,10 +373,10 @@ class Directory:
         game = game_of(session)
         if game:
             self._games.setdefault(game, {})[session] = None
-        self._seen.setdefault(owner, self._dead_since_now())  # until its renewal has told its address
+        self._seen.setdefault(owner, self._dead_since_now())  # dead until its renewal gives its address
 
     def _sweep(self) -> None:
-        """Forgets owners that have been dead for long, and their sessions, which nobody has asked for since."""
+        """Forgets owners that died more than ``grace_s`` ago, with sessions that no client has requested since."""
         limit = self._clock() - self._lease_s - self._grace_s
         for owner in [owner for owner, seen in self._seen.items() if seen < limit]:
             for session in self._sessions.pop(owner, ()):
@@ -416,16 +416,16 @@ class Directory:
 
 
 class _DirectoryActor(Directory):
-    """The directory in its actor, which knows whether it is a restarted one.
+    """The directory as a Ray actor; it detects its own restart.
 
     Args:
-        name: of the actor.
+        name: name of the actor.
     """
 
     def __init__(self, name: str) -> None:
         import ray
 
-        with warnings.catch_warnings():  # the property itself uses what Ray has deprecated
+        with warnings.catch_warnings():  # Ray's property calls deprecated functions of Ray
             warnings.simplefilter("ignore")
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
         store = renewals(name)
@@ -438,14 +438,14 @@ class _DirectoryActor(Directory):
 
 
 def renewals(name: str) -> KeyValueStore:
-    """The sessions by owner that the directory of that name has written."""
+    """The record of sessions by owner, written by the directory of that name."""
     return KeyValueStore(NAMESPACE, f"{name}/")
 
 
 def create_directory(name: str) -> Any:
-    """The directory's Ray actor of that name, started if there is none.
+    """Finds the directory's Ray actor of that name, or starts it.
 
-    It is detached, so that it outlives the replica that happened to start it; who owns the application ends it with
+    It is detached, so that it outlives the replica that started it; the owner of the application ends it with
     `stop_directory`.
     """
     from brayx.cluster.named import named_actor
@@ -454,16 +454,16 @@ def create_directory(name: str) -> Any:
 
 
 async def check_directory(name: str, directory: Any) -> None:
-    """Makes sure that a directory speaks as this version of brayx does.
+    """Checks that a directory has the interface of this version of brayx.
 
     Args:
-        name: of its actor.
+        name: name of its actor.
         directory: the actor's handle.
 
     Raises:
-        StartupError: it is of another version.
+        StartupError: it has another interface.
     """
-    # An actor's handle has the methods of the class that the actor was made of.
+    # A handle has the methods of the class that the actor was created from.
     told = await directory.interface.remote() if hasattr(directory, "interface") else 1
     if told != INTERFACE:
         raise StartupError(
@@ -475,7 +475,7 @@ async def check_directory(name: str, directory: Any) -> None:
 
 
 def stop_directory(name: str) -> None:
-    """Ends the directory's actor, if there is one."""
+    """Ends the directory's actor, if it exists."""
     from brayx.cluster.named import end_actor, find_actor
 
     end_actor(find_actor(name))

@@ -1,13 +1,13 @@
-"""The way of new weights from the learner to the models that act: a versioned store, its publisher, its subscribers.
+"""Distributes new weights from the learner to the acting models: a versioned store, its publisher, its subscribers.
 
 The store is a named actor that keeps the newest few weight sets. It owns their objects, so they outlive the learner
-that published them. Subscribers on one node share one read-only copy of each. A relay on their node announces new
-versions: in the store itself, or in an actor of the store's on another node. So a version costs the store one request
-per node; where there is no relay, each subscriber calls the store.
+that published them. Subscribers on one node share one read-only copy of each set. A relay on each node announces new
+versions; it runs in the store itself, or on other nodes in an actor that the store starts. So a version costs the store
+one request per node. Without a relay, each subscriber calls the store.
 
-Versions start at 1 and only grow. A restarted store gets the newest version back from the first subscriber that has
-it, under its number; without a subscriber it is empty until the next publish, whose version and step follow the last
-ones. Older versions are lost with it. Knows nothing of engines or models.
+Versions start at 1 and only grow. After a restart, the first subscriber with the newest version gives it back to the
+store, under the same number. Without a subscriber the store stays empty until the next publish, whose version and step
+follow the last ones. Older versions are lost. Knows nothing of engines or models.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from brayx.types import Weights
 _log = logging.getLogger(__name__)
 
 _MARGIN_S = 10.0
-"""What a question to the store, or a fetch, may take beyond the time it is meant to wait."""
+"""Extra time for a call to the store, or a fetch, beyond its own wait."""
 
 AGAIN_S = 2.0
-"""When a fetch asks the store anew. Of two threads that fetch the same weights at once, Ray leaves one in a thousand
-without them for ever; with a reference of its own it gets them."""
+"""Seconds after which a fetch requests a new reference. When two threads fetch the same object at once, Ray leaves
+about one in a thousand waiting forever; a new reference resolves."""
 
 _AGAIN_AFTER_S = 0.2
-"""Between two questions when one of them failed."""
+"""Pause after a failed call to the store."""
 
 _PLACED_S = 5.0
-"""How long a subscriber waits for a relay to be there; without it, it asks the store."""
+"""Longest wait of a subscriber for a relay; without one, it calls the store."""
 
 _DIAL_AGAIN_S = 10.0
-"""When it asks for a relay again."""
+"""Pause before a subscriber tries to connect to a relay again."""
 
 _MUTE_S = 60.0
-"""When a relay that does not answer is ended, so that there will be another one."""
+"""Seconds without an answer after which a relay is killed and replaced."""
 
 KEPT_VERSIONS = 4
-"""How many weight sets a store keeps."""
+"""Default number of weight sets that a store keeps."""
 
 _LAST = KeyValueStore("brayx-weights")
-"""Version and step of each store's last publish, by its actor's id, so that a restarted store counts on from them."""
+"""Version and step of each store's last publish, by actor id, so that a restarted store continues from them."""
 
 _WRITTEN_S = 2.0
-"""How long a publish waits until that is written."""
+"""Longest wait of a publish for that write."""
 
 Kept = TypeVar("Kept")
 
 StoreHandle: TypeAlias = Any
-"""Ray's handle of a weight store; its methods are made at run time, so no type says more."""
+"""Ray's handle of a weight store. Ray creates its methods at run time, so it has no precise type."""
 
 
 class WeightStore(Generic[Kept]):
-    """Keeps the newest of what is published, and lets others wait for a newer one. Pure asyncio, knows no Ray.
+    """Keeps the newest published items, and lets callers wait for a newer one. Pure asyncio, knows no Ray.
 
     Args:
-        keep: how many of the newest are kept; an older one goes when a new one comes.
-        last: version and step of the last publish before a restart, which this one counts on from.
+        keep: number of items kept; a new one replaces the oldest.
+        last: version and step of the last publish before a restart; the next publish continues from them.
     """
 
     def __init__(self, keep: int = KEPT_VERSIONS, last: tuple[int, int] = (0, 0)) -> None:
@@ -88,24 +88,24 @@ class WeightStore(Generic[Kept]):
         self._asked_until = 0.0
 
     def following(self, step: int, at_least: int = 1) -> tuple[int, int]:
-        """Version and step that a publish with these arguments gets now.
+        """The version and step that a publish with these arguments would get now.
 
         Args:
-            step: -1: one more than the last.
-            at_least: the version is this or more, and above all before.
+            step: the learner's step; -1: one more than the last.
+            at_least: least version; the version also exceeds all earlier ones.
         """
         version, last_step = self._last
-        # Plain integers, since NumPy's are written down and sent differently.
+        # Plain integers, since NumPy's serialise differently.
         return int(max(at_least, version + 1)), int(last_step + 1 if step < 0 else step)
 
     def publish(self, step: int, kept: Kept, at_least: int = 1) -> int:
-        """Makes ``kept`` the newest and returns its version; arguments as of `following`."""
+        """Makes ``kept`` the newest and returns its version; other arguments as for `following`."""
         version, step = self.following(step, at_least)
         self._add(version, step, kept)
         return version
 
     def restore(self, version: int, step: int, kept: Kept) -> bool:
-        """Takes back what was lost in a restart, unless there is something as new; whether it was taken."""
+        """Restores an item that was lost in a restart; returns False if the store already has one at least as new."""
         newest = self.newest()
         if newest is not None and newest[0] >= version:
             return False
@@ -117,23 +117,23 @@ class WeightStore(Generic[Kept]):
         return next(reversed(self._kept.values()), None)
 
     def standing(self) -> tuple[int, int]:
-        """Version and step of the newest that is kept, else of the last that was published; zeros before the first."""
+        """Version and step of the newest kept item, or else of the last publish; zeros before the first publish."""
         newest = self.newest()
         return self._last if newest is None else newest[:2]
 
     def get(self, version: int) -> tuple[int, int, Kept] | None:
-        """Version, step and content of that version; None when it is not kept."""
+        """Version, step and content of that version; None if it is not kept."""
         return self._kept.get(version)
 
     def steps(self) -> dict[int, int]:
-        """Step by version, of all that are kept, in order."""
+        """Steps of all kept versions, by version, in order."""
         return {version: step for version, step, _ in self._kept.values()}
 
     async def wait_newer(self, than: int, timeout_s: float) -> tuple[int, int, Kept] | int | None:
-        """The newest once its version is above ``than``; None if that does not happen in time.
+        """Waits for a version above ``than`` and returns the newest; None after ``timeout_s``.
 
-        A number instead: the newest here is older than what the caller has, since this store was restarted, and the
-        caller is the one that should give that back with `restore`. One is asked at a time.
+        Returns an integer if the caller has newer weights than this restarted store: the caller should then call
+        `restore`. Only one caller at a time gets this answer.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -161,44 +161,44 @@ class WeightStore(Generic[Kept]):
 
 
 class _WeightStoreActor:
-    """The store as a Ray actor. What it keeps is a list of one object reference, so that Ray does not resolve it."""
+    """The store as a Ray actor. Items are lists of one object reference, because Ray resolves bare references."""
 
     def __init__(self, keep: int, about: bytes) -> None:
         context = ray.get_runtime_context()
-        self._id = context.get_actor_id() or ""  # stays through restarts, and is never that of another store
+        self._id = context.get_actor_id() or ""  # unique, and the same after a restart
         self._store: WeightStore[list[Any]] = WeightStore(keep, self._read_last())
         self._turn = asyncio.Lock()
         self._about = about
         self._node = context.get_node_id()
         self._relay: Relay | None = None
         self._relays: dict[str, Any] = {}  # actors, by node; they end with this one
-        self._mute: dict[str, float] = {}  # since when they have not answered
+        self._mute: dict[str, float] = {}  # by node: time of the first unanswered call
 
     async def publish(self, step: int, weights: Weights, at_least: int) -> tuple[int, int]:
         async with self._turn:
             version, step = self._store.following(step, at_least)
-            # Before anybody sees them: after a kill no other weights get a number that somebody knows.
+            # Write first: otherwise, after a kill, other weights could get a version that subscribers already know.
             _LAST.write(self._id, [version, step])
             if not await asyncio.to_thread(_LAST.flush, _WRITTEN_S):
                 _log.warning("version %d is published before it was written down", version)
-            # Putting again here costs a copy in shared memory and makes this actor the owner: an object dies with the
-            # process that owns it, and learners come and go.
+            # A second put costs a copy in shared memory, but makes this actor the owner. An object is lost with its
+            # owner's process, and learners end before the store does.
             self._store.publish(step, [ray.put(weights)], version)
             if self._relay is not None:
                 self._relay.changed(version)
         return version, step
 
     def _read_last(self) -> tuple[int, int]:
-        """Version and step of the last publish; zeros before the first, or if nothing can be read."""
+        """Version and step of the last publish; zeros before the first, or if they cannot be read."""
         try:
             version, step = _LAST.read(self._id) or (0, 0)
             return int(version), int(step)
-        except Exception as error:  # Ray's own, or a value that is none
+        except Exception as error:  # an error of Ray's, or an invalid value
             _log.warning("the last version that was published cannot be read: %s: %s", type(error).__name__, error)
             return 0, 0
 
     async def restore(self, version: int, step: int, weights: Weights) -> bool:
-        async with self._turn:  # not between a publish's number and its weights
+        async with self._turn:  # never while a publish has a version but not yet its weights
             taken = self._store.restore(version, step, [ray.put(weights)])
             if taken and self._relay is not None:
                 self._relay.changed(version)
@@ -220,7 +220,7 @@ class _WeightStoreActor:
         return await self._store.wait_newer(than, timeout_s)
 
     async def relay(self, node: str) -> str | None:
-        """Address of the relay on a node; None: there is none now."""
+        """Address of the relay on a node; None: no relay runs there now."""
         if node == self._node:
             return self._own_relay()
         if node not in self._relays:
@@ -240,7 +240,7 @@ class _WeightStoreActor:
             ended = now - self._mute.setdefault(node, now) > _MUTE_S
         except RayError as error:
             ended = isinstance(error, ActorDiedError)
-        if ended and self._relays.get(node) is handle:  # another one, when somebody asks again
+        if ended and self._relays.get(node) is handle:  # the next call starts another one
             end_actor(self._relays.pop(node))
             self._mute.pop(node, None)
         return None
@@ -268,7 +268,7 @@ class _WeightStoreActor:
 
 
 class _WeightRelayActor:
-    """The relay of a node that the store is not on: it asks the store for all subscribers there."""
+    """The relay on a node without the store: it follows the store for all subscribers of the node."""
 
     def __init__(self, store: StoreHandle) -> None:
         self._subscriber = WeightSubscriber(store, self._came, relayed=False)
@@ -297,7 +297,7 @@ class _WeightRelayActor:
 
 
 def _open_relay(newest: Callable[[], Awaitable[tuple[int, int, Weights] | None]]) -> Relay | None:
-    """A relay, where the system has what it needs."""
+    """Opens a relay, if the system supports it."""
     try:
         return Relay(newest) if available() else None
     except OSError as error:
@@ -313,14 +313,14 @@ def create_weight_store(
     about: bytes = b"",
     detached: bool = False,
 ) -> StoreHandle:
-    """The weight store of that name, started if there is none.
+    """Finds the weight store of that name, or starts it.
 
     Args:
-        name: of the actor.
-        namespace: Ray's.
-        keep: how many of the newest weight sets it keeps.
-        about: small and opaque; the store gives it to whoever asks, after a restart too.
-        detached: it lives until killed; otherwise with its Ray job.
+        name: name of the actor.
+        namespace: Ray's namespace.
+        keep: number of weight sets that it keeps.
+        about: a small opaque value for readers of the store; it survives a restart.
+        detached: the store lives until it is killed; otherwise it ends with its Ray job.
     """
     lifetime = "detached" if detached else None
     actor = named_actor(_WeightStoreActor, name, namespace, max_concurrency=10_000, lifetime=lifetime)
@@ -329,10 +329,10 @@ def create_weight_store(
 
 
 def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
-    """The weight store of that name.
+    """Finds the weight store of that name.
 
     Raises:
-        StartupError: there is none.
+        StartupError: it does not exist.
     """
     handle: StoreHandle | None = find_actor(name, namespace)
     if handle is None:
@@ -341,7 +341,7 @@ def get_weight_store(name: str, namespace: str | None = None) -> StoreHandle:
 
 
 def end_weight_store(store: StoreHandle) -> None:
-    """Ends a weight store and what it would find after a restart."""
+    """Ends a weight store and deletes its record of the last publish."""
     end_actor(store)
     try:
         _LAST.put(store._actor_id.hex(), None)
@@ -353,9 +353,9 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
     """The weights of a version that the store keeps: read-only views of shared memory.
 
     Raises:
-        VersionUnknown: it does not keep that one; names the nearest.
+        VersionUnknown: the store does not keep that version; names the nearest.
         DeadlineExceeded: the store did not answer in time.
-        ModelError: the weights went with the node or the process that had them, or the store has ended for good.
+        ModelError: the weights were lost with their node or process, or the store has ended.
     """
     longest_s, restarts = AGAIN_S, Restarts()
     try:
@@ -369,7 +369,7 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
                     weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=min(longest_s, timeout_s))
                     return weights
                 except GetTimeoutError:
-                    longest_s *= 2  # large weights may take longer than that between nodes
+                    longest_s *= 2  # large weights may take longer between nodes
                 except RayActorError as error:
                     await asyncio.sleep(restarts.wait_s(error))
     except TimeoutError as error:
@@ -379,12 +379,12 @@ async def fetch_weights(store: StoreHandle, version: int, timeout_s: float = _MA
 
 
 class WeightPublisher:
-    """The learner's end of a weight store. Blocking; use it from one thread.
+    """Publishes the learner's weights to a store. Blocking; use it from one thread.
 
     Args:
         store: handle of the store.
-        timeout_s: of one publish, including a restart of the store.
-        last_version: newest version known, when a trial is resumed: the next one will be higher.
+        timeout_s: deadline of one publish, including a restart of the store.
+        last_version: newest version of a resumed trial; the next version is higher.
     """
 
     def __init__(self, store: StoreHandle, *, timeout_s: float = ANSWER_S, last_version: int = 0) -> None:
@@ -408,17 +408,17 @@ class WeightPublisher:
 
         Args:
             weights: copied before this returns.
-            step: learner's count, for the record, an integer from 0; -1: one more than the store's last.
+            step: the learner's step, an integer from 0; -1: one more than the store's last.
 
         Raises:
-            ConfigError: the step is something else; nothing was published.
-            BadWeights: NaN or infinity, naming the leaf; nothing was published.
+            ConfigError: the step is invalid; nothing was published.
+            BadWeights: the weights contain NaN or infinity; names the leaf. Nothing was published.
             DeadlineExceeded: the store did not answer in time.
-            ModelError: it has ended for good.
+            ModelError: the store has ended.
         """
         step = _checked_step(step)
         check_finite(weights)
-        # One that is applied twice, after a restart, only skips a version.
+        # Safe to retry: a publish that is applied twice, around a restart, only skips a version.
         self._last_version, self._last_step = call_with_retry(
             self._store.publish, step, weights, self._last_version + 1, timeout_s=self._timeout_s
         )
@@ -426,7 +426,7 @@ class WeightPublisher:
 
 
 def _checked_step(step: Any) -> int:
-    """A step as it was given, NumPy's integers as Python's."""
+    """Checks a step, and converts NumPy integers to Python's."""
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
@@ -438,18 +438,18 @@ def _checked_step(step: Any) -> int:
 class WeightSubscriber:
     """Follows a weight store: calls ``on_weights(version, weights)`` for the newest, one call at a time, in a thread.
 
-    In a thread, because an engine may take long to make weights ready, and ticks do not wait for that.
+    The call runs in a thread, because an engine may take long to load weights, and ticks must not wait for it.
 
-    Versions it passes on only grow, and some are skipped when they follow each other quickly. Arrays are read-only
-    views of shared memory. A store that is away is asked again until `stop`, and gets the newest back if it lost it.
-    Weights that ``on_weights`` refuses are logged and skipped, and those before stay.
+    Versions only grow; some are skipped when they follow each other quickly. Arrays are read-only views of shared
+    memory. If the store does not answer, the subscriber retries until `stop`; a restarted store gets the newest weights
+    back from it. If ``on_weights`` refuses weights, they are logged and skipped, and the previous ones stay in use.
 
     Args:
         store: handle of the store.
-        on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for one that runs.
-        poll_s: longest time the store holds one question.
-        relayed: hear of new weights from the relay of this node, where there is one.
-        quiet_s: when a relay that has said nothing is doubted, and the store asked.
+        on_weights: takes a version and its weights; not a coroutine. `stop` does not wait for a running call.
+        poll_s: longest time that one call waits in the store.
+        relayed: get new weights from the relay on this node, if it has one.
+        quiet_s: seconds without a message from the relay after which the subscriber calls the store.
     """
 
     def __init__(
@@ -476,30 +476,29 @@ class WeightSubscriber:
 
     @property
     def version(self) -> int:
-        """Newest version passed on; 0 before the first."""
+        """Newest version passed to ``on_weights``; 0 before the first."""
         return self._version
 
     @property
     def newest(self) -> tuple[int, int, Weights] | None:
-        """Version, step and weights of the newest that came, whether they were taken or refused."""
+        """Version, step and weights of the newest received, accepted or refused."""
         return self._newest
 
     @property
     def running(self) -> bool:
-        """Whether it follows the store now; whoever relies on it should look, for a health check say."""
+        """Whether it follows the store now, for health checks."""
         return self._task is not None and not self._task.done()
 
     @property
     def relayed(self) -> bool:
-        """Whether it hears of new weights from a relay now."""
+        """Whether it is connected to a relay now."""
         return self._line is not None
 
     async def start(self, first_timeout_s: float = 0.0) -> int:
-        """Passes on what the store holds, then goes on in a task; returns the version passed on.
+        """Passes on the store's newest weights, then follows the store in a task; returns the version passed on.
 
         Args:
-            first_timeout_s: how long to wait for weights when the store holds none; without them it starts all the
-                same, and returns 0.
+            first_timeout_s: longest wait for weights in an empty store; it then starts without them and returns 0.
         """
         try:
             await self._poll(first_timeout_s)
@@ -509,13 +508,13 @@ class WeightSubscriber:
         return self._version
 
     async def start_abreast(self, timeout_s: float = ANSWER_S) -> int:
-        """As `start`, for who answers others: it does not act as it was built if ever any weights were published.
+        """As `start`, for replicas: if any weights were ever published, it must not act with its initial ones.
 
         Args:
-            timeout_s: how long a store that is being restarted may be without them.
+            timeout_s: longest wait for a restarted store to get its weights back.
 
         Raises:
-            StartupError: they did not come in time or were not taken, or the store did not answer.
+            StartupError: the weights did not arrive in time or were refused, or the store did not answer.
         """
         ends = time.monotonic() + timeout_s
         while True:
@@ -556,7 +555,7 @@ class WeightSubscriber:
                     away = True
                     await asyncio.sleep(_AGAIN_AFTER_S)
                 except Exception:
-                    # Nobody waits for this task: what ends it would end learning from new weights without a word.
+                    # Nothing awaits this task: an error that ended it would silently end all updates.
                     if not away:
                         _log.exception("following the weight store failed, asking again")
                     away = True
@@ -565,27 +564,27 @@ class WeightSubscriber:
             self._hang_up()
 
     def _disconnected(self) -> bool:
-        """Whether this process has left Ray: asking the store would start a cluster of its own then."""
+        """Whether this process has left Ray: a call to the store would then start a new local cluster."""
         return isinstance(self._store, ray.actor.ActorHandle) and not ray.is_initialized()
 
     async def _hear(self) -> None:
-        """Waits for the next weights, for a while: from the relay if there is one, else from the store."""
+        """Waits some time for the next weights, from the relay if connected, otherwise from the store."""
         if self._line is None and self._relayed and time.monotonic() >= self._dial_at:
             self._dial_at = time.monotonic() + _DIAL_AGAIN_S
-            await self._poll(0.0)  # what it lost in a restart it has back from here before anything else
+            await self._poll(0.0)  # first restore what the store lost in a restart
             self._line = await self._dial()
         if self._line is None:
             await self._poll(self._poll_s)
             return
         try:
             found = await self._line.newer(self._version, self._quiet_s)
-        except OSError as error:  # the relay has ended, or the store with it
+        except OSError as error:  # the relay has ended, perhaps with the store
             _log.info("the line to the relay of this node has ended: %s", error)
             self._hang_up()
             await asyncio.sleep(_AGAIN_AFTER_S)
             return
         if found is not None:
-            self._dial_at = 0.0  # it works: should it end, there may be another at once
+            self._dial_at = 0.0  # relays work here: if this one ends, connect to the next one at once
             version, step, content = found
             await asyncio.to_thread(lambda: self._take(version, step, weights_in(content)))
             return
@@ -601,7 +600,7 @@ class WeightSubscriber:
         try:
             return None if address is None else Line(address)
         except OSError as error:
-            if not self._warned:  # it may stay so, where a container has a network of its own
+            if not self._warned:  # may be permanent, in a container with a separate network
                 _log.warning("no line to the relay of this node (%s), asking the store", error)
             self._warned = True
             return None
@@ -620,12 +619,12 @@ class WeightSubscriber:
             await self._give_back()
             return
         version, step, [reference] = found
-        # A blocking get in a thread: it asks for the object until it is there, where awaiting a borrowed reference
-        # waits for one notification. Seen to hang once, on a loaded machine.
+        # A blocking get in a thread polls for the object. Awaiting a borrowed reference relies on one notification;
+        # that hung once on a loaded machine.
         await asyncio.to_thread(lambda: self._take(version, step, ray.get(reference, timeout=_MARGIN_S)))
 
     def _take(self, version: int, step: int, weights: Weights) -> None:
-        """In a thread: passes weights on."""
+        """Passes weights to ``on_weights``; runs in a thread."""
         self._newest = (version, step, weights)
         self._refused = True
         try:
@@ -638,7 +637,7 @@ class WeightSubscriber:
         self._version = version
 
     async def _give_back(self) -> None:
-        """The store was restarted and has nothing as new: a view of the old object lives on in this process."""
+        """Restores this process's newest weights, a view of the lost object, in a restarted store."""
         if self._newest is None:
             return
         async with asyncio.timeout(_MARGIN_S):
