@@ -2,7 +2,7 @@
 
 The gym profile, as JSON bodies:
 
-    start  {"env_id": "CartPole-v1", "seed": 7}                        seed of this game's reset
+    start  {"env_id": "CartPole-v1", "seed": 7, "num_actions": 2}      seed of this game's reset; of a Discrete space
     tick   {"obs": [0.1, ...], "reward": 0.0}                          reward of the previous action, 0.0 at first
            and {"action_mask": [1, 0, ...]} if the environment's info has one
     reply  {"action": 1}                                               a number, or nested lists, by the action space
@@ -83,7 +83,10 @@ def game_of(
     """
     action_of = action_reader(env.action_space)
     obs, info = env.reset(seed=seed)
-    yield StepKind.START, encode({"env_id": env.spec.id if env.spec else "", "seed": seed})
+    start: dict[str, Any] = {"env_id": env.spec.id if env.spec else "", "seed": seed}
+    if isinstance(env.action_space, gymnasium.spaces.Discrete):
+        start["num_actions"] = int(env.action_space.n)
+    yield StepKind.START, encode(start)
     step = env.step
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False

@@ -32,17 +32,19 @@ class GymAgent(Agent):
         self.rng = random.Random(f"{config['seed']}/{state.session}")
         self.total_reward = 0.0
         self.length = 0
+        self.num_actions = state.input.get("num_actions") if isinstance(state.input, Mapping) else None
 
     async def on_tick(self, state: State) -> None:
         obs = _field(state, "obs")
         if state.tick:  # checked now: at the episode's cut it would be too late to refuse the tick
             _reward(state)
         outputs, version = await forward(self.model, obs)
+        if not state.tick and self.num_actions not in (None, len(outputs["logits"])):
+            raise ValueError(f"the model has {len(outputs['logits'])} actions, the game {self.num_actions}")
         action, log_prob = sample_categorical(outputs["logits"], self.rng, greedy=self.greedy)
         state.value = float(outputs["value"])
-        memory = (
-            flatten(outputs["state"], "state") if "state" in outputs else {}
-        )  # a recurrent policy's, before the step
+        # The state of a recurrent policy before the step.
+        memory = flatten(outputs["state"], "state") if "state" in outputs else {}
         state.step = Step(obs, np.asarray(action), log_prob, version, memory)
         state.output["action"] = action
 

@@ -88,16 +88,16 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
         assert gym.play_game(env, client, max_ticks=2) == gym.GameResult(3.0, 2, "truncated")
         assert gym.play_game(env, client, should_stop=lambda: True) == gym.GameResult(1.0, 1, "stopped")
     assert [request.body for request in app.requests] == [
-        b'{"env_id":"","seed":7}',
+        b'{"env_id":"","seed":7,"num_actions":2}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0}',
         b'{"obs":[3.0],"reward":3.0,"terminated":true,"truncated":false}',
-        b'{"env_id":"","seed":null}',
+        b'{"env_id":"","seed":null,"num_actions":2}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0,"terminated":false,"truncated":true}',
-        b'{"env_id":"","seed":null}',
+        b'{"env_id":"","seed":null,"num_actions":2}',
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0,"terminated":false,"truncated":false}',  # broken off: neither
     ]

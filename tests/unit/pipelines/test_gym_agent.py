@@ -13,7 +13,7 @@ import pytest
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.components import load
-from brayx.errors import BadBody
+from brayx.errors import AgentError, BadBody
 from brayx.metrics import Recorder
 from brayx.types import Forward, Fragment
 
@@ -104,6 +104,18 @@ async def test_the_fragment_says_how_the_game_ended(end: End) -> None:
     numbers = recorder.summary()
     assert numbers.get("episode_return") == (6.0 if end.counted else None)
     assert numbers.get("episode_length") == (3.0 if end.counted else None)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_model_with_other_actions_than_the_game_is_refused_at_the_first_tick(count: int) -> None:
+    actor, _, _ = make()
+    await actor.start("s", json.dumps({"env_id": "Game-v0", "seed": None, "num_actions": count}).encode())
+    with pytest.raises(AgentError) as refused:
+        await actor.tick(tick(0))
+    assert str(refused.value.__cause__) == f"the model has 2 actions, the game {count}"
+    fitting, _, _ = make()
+    await fitting.start("s", b'{"num_actions": 2}')
+    assert json.loads(await fitting.tick(tick(0))) == {"action": 1}
 
 
 async def test_a_cut_ends_nothing_and_the_pieces_fit_together() -> None:
