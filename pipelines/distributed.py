@@ -64,7 +64,7 @@ def train_distributed(
         num_workers: rollout workers.
         max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
         ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, for
-            one); None: a thread, unless there are several.
+            one); None: as `TrainerConfig.where`.
         cpus_per_worker: CPUs that Ray reserves for each rollout worker.
         checkpoint_interval_s: seconds between two checkpoints.
         project: MLflow experiment; None: named after ``env``.
@@ -132,7 +132,7 @@ def train_distributed(
         },
         "trainer": {
             "kind": "trainer", "model": "model", "buffers": ["buffer"], "num_steps": num_steps,
-            "num_workers": ranks, "where": where or ("process" if ranks == 1 else "train"),
+            "num_workers": ranks, "where": where,
             "checkpoint_interval_s": checkpoint_interval_s,
             **same("learning_rate", "target_return", "target_games", "use_gpu", "threads", "checkpoint_interval"),
             "algorithm": algorithm.model_dump(mode="json"),

@@ -106,12 +106,12 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     return Cluster(actor.host, actor.port, ingress, address, ports_of(job, name))
 
 
-def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
+def check_books(uri: str, in_process: bool, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
     """Makes sure that a learner on any machine of the cluster can reach the trial's books.
 
     Args:
         uri: of the tracking store.
-        where: the learner is: ``train``, where Ray puts it; or ``process``, in this one.
+        in_process: whether the learner is in this process; otherwise Ray places it.
         nodes: as `ray.nodes` tells of them.
         here: id of this process's node.
 
@@ -121,7 +121,7 @@ def check_books(uri: str, where: str, nodes: Iterable[Mapping[str, Any]], here: 
     alive = [node for node in nodes if node["Alive"]]
     own = {node["NodeManagerAddress"] for node in alive if node["NodeID"] == here}
     others = sorted({node["NodeManagerAddress"] for node in alive} - own)
-    if where == "train" and others and (sqlite_path(uri) is not None or uri.startswith("file:")):
+    if not in_process and others and (sqlite_path(uri) is not None or uri.startswith("file:")):
         raise ConfigError(
             f"{uri} is a file of this machine, and a learner on {others[0]} could not reach it: start `mlflow server "
             "--host 0.0.0.0` and name it with --tracking http://HOST:5000, or keep the learner here with "
@@ -150,7 +150,7 @@ def train_on(
 
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]
-    check_books(uri, config.where, *nodes_and_own())
+    check_books(uri, config.in_process, *nodes_and_own())
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume)
     progress = Progress(
         f"{trial.project} / {trial.name}" + (" (resumed)" if trial.resumed else ""),

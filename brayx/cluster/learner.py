@@ -318,7 +318,7 @@ class Learner:
         self._summary: Summary | None = None
         self._error: BaseException | None = None
         work: Callable[[], Summary]
-        if spec.config.where == "process":
+        if spec.config.in_process:
             work = lambda: run_learner(spec, read_buffer(spec.buffer, spec.namespace), Alone(spec.config.use_gpu))  # noqa: E731
         else:
             work = lambda: fit(spec, storage_path)  # noqa: E731
@@ -341,7 +341,7 @@ class Learner:
         if found is not None:
             return f"has published weights, version {found[0]}"
         config = self._spec.config
-        if config.where == "process":
+        if config.in_process:
             return "has published no weights yet"
         asked = f"{config.cpus_per_worker:g} CPU" + (" and a GPU" if config.use_gpu else "")
         free = ray.available_resources()  # type: ignore[no-untyped-call]

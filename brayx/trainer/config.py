@@ -56,9 +56,10 @@ class TrainerConfig(BaseModel):
     """Batches that a thread prepares in advance, on a GPU with a stream; each ages the data by an update."""
     x_axis: XAxis = "env_steps"
     """X axis of metrics in MLflow: ``env_steps``, ``updates`` or ``seconds``; the others are metrics."""
-    where: Literal["train", "process"] = "train"
-    """``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. ``process``: a thread of the job itself, fed
-    by the buffer directly; for small jobs of one rank, it starts at once."""
+    where: Literal["train", "process"] | None = None
+    """Where a cluster's learner runs. ``process``: a thread of the job itself, fed by the buffer directly; one rank,
+    which starts at once. ``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. null: ``process`` for one
+    rank without a GPU, else ``train``. The local host always learns in its own process."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. Some algorithms,
     such as ``mixed``, take one."""
@@ -87,3 +88,8 @@ class TrainerConfig(BaseModel):
         if self.where == "process" and self.num_workers > 1:
             raise ValueError(f"num_workers 1, since where is process; {self.num_workers} ranks need where: train")
         return self
+
+    @property
+    def in_process(self) -> bool:
+        """Whether a cluster's learner is a thread of the job, see `where`."""
+        return self.where == "process" or (self.where is None and self.num_workers == 1 and not self.use_gpu)

@@ -412,7 +412,7 @@ def test_books_in_a_file_are_refused_where_a_learner_on_another_machine_could_no
     here, beside, gone = node("a", "10.0.0.1"), node("b", "10.0.0.1"), node("c", "10.0.0.2", alive=False)
     far = node("d", "10.0.0.3")
     with pytest.raises(ConfigError, match=r"a learner on 10\.0\.0\.3 could not reach it: start `mlflow server"):
-        check_books(uri, "train", [here, beside, gone, far], "a")
-    check_books(uri, "process", [here, far], "a")
-    check_books(uri, "train", [here, beside, gone], "a")
-    check_books("http://books:5000", "train", [here, far], "a")
+        check_books(uri, False, [here, beside, gone, far], "a")
+    check_books(uri, True, [here, far], "a")
+    check_books(uri, False, [here, beside, gone], "a")
+    check_books("http://books:5000", False, [here, far], "a")
