@@ -27,7 +27,7 @@ from brayx.types import Columns, Fragment
 
 class LocalBuffer:
     """A `ReplayBuffer` for several threads. A call waits for another thread at most for the time of one batch; `push`
-    does not wait at all.
+    does not wait for the buffer at all.
 
     Args:
         config: sizes and sampling.
@@ -36,6 +36,10 @@ class LocalBuffer:
             and ``replay_reused``.
         learned: the learner learns from this buffer; otherwise only ``eval_dropped`` is counted.
         changed: called when a batch may have become ready, or the stream may have ended.
+
+    Attributes:
+        behind: called by the thread that pushes while a whole batch waits already, which more data would make older and
+            at last push out. Not for sampled buffers: they have their own limit.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class LocalBuffer:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.changed = changed
+        self.behind: Callable[[], None] | None = None
         self._config = config
         self._buffer = ReplayBuffer(config, layout)
         self._sink = sink
@@ -74,7 +79,7 @@ class LocalBuffer:
     def push(self, *replays: Fragment | Columns) -> None:
         """Adds fragments and columns; when there is no room, the oldest are dropped and counted.
 
-        Never waits: if another thread holds the buffer, that thread adds them when it is done.
+        If another thread holds the buffer, that thread adds them when it is done. Waits only in `behind`.
         """
         self._pushed.extend(replays)
         lost = 0
@@ -84,6 +89,8 @@ class LocalBuffer:
         if lost:
             self._count("replay_dropped", lost, "full")
         self._take_in()
+        if self.behind is not None and self._config.sampler == "fifo" and len(self._buffer):
+            self.behind()
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:
         """Stores as many as find room within ``timeout_s``; returns the rest. Drops none.

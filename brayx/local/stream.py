@@ -6,6 +6,7 @@ Knows nothing of what fills the buffers.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,6 +17,8 @@ from brayx.replay.packing import Batch
 
 _LOOK_S = 0.5
 """Interval at which a wait checks its condition."""
+_PAUSE_S = 0.005
+"""Pause of a thread that pushes faster than the learner learns, and the least time between two."""
 
 
 class Batches:
@@ -32,15 +35,19 @@ class Batches:
         self._mix = Mix(weights)
         self._held: dict[str, Batch] = {}
         self._changed = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._paused_until = 0.0
         self._stopped = False
         for buffer in buffers.values():
-            buffer.changed = self._changed.set
+            buffer.changed, buffer.behind = self._changed.set, self._pause
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Batch:
         """Waits for the next batch."""
+        self._idle.set()
         while not self._stopped:
             self._changed.clear()
             over = all(buffer.over for buffer in self._buffers.values())
@@ -51,6 +58,7 @@ class Batches:
                 chosen = self._mix.choose(self._held)
                 batch = self._buffers[chosen].importance.weigh(self._held.pop(chosen), self._given)
                 self._given += 1
+                self._idle.clear()
                 return batch
             if over:
                 break
@@ -74,5 +82,17 @@ class Batches:
     def end(self) -> None:
         """Ends the streams of its buffers now. From any thread."""
         self._stopped = True
+        self._idle.set()
         for buffer in self._buffers.values():
             buffer.end()
+
+    def _pause(self) -> None:
+        """Leaves the interpreter to an update for a moment; for a thread that pushes more than is learned from.
+
+        Otherwise an event loop at full load takes the interpreter's lock back at every operation of the update, which
+        then takes twenty times as long, and most of what is played meanwhile is dropped.
+        """
+        now = time.monotonic()
+        if now - self._paused_until >= _PAUSE_S and not self._idle.is_set():
+            self._idle.wait(_PAUSE_S)
+            self._paused_until = time.monotonic()

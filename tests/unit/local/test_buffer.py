@@ -150,6 +150,36 @@ def test_the_reader_waits_for_a_batch_and_an_end_from_another_thread_wakes_it():
     assert not reader.is_alive()
 
 
+def test_a_push_says_so_when_a_whole_batch_waits_already():
+    buffer, _ = made(size=10)
+    calls: list[int] = []
+    buffer.behind = lambda: calls.append(len(calls))
+    buffer.push(fragment(1.0))
+    assert not calls
+    buffer.push(fragment(2.0))
+    buffer.push(fragment(3.0))
+    assert len(calls) == 2
+    buffer.pop()
+    buffer.push()
+    assert len(calls) == 2
+    sampled, _ = made(size=10, sampler="uniform")
+    sampled.behind = buffer.behind
+    sampled.push(*(fragment(float(value)) for value in range(8)))
+    assert len(calls) == 2, "a table has a limit of its own"
+
+
+def test_pushes_return_while_the_learner_is_in_an_update_that_does_not_end():
+    buffer, sink = made()
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(fragment(1.0), fragment(2.0))
+    assert values(next(batches)) == [1.0, 2.0]
+    pusher = threading.Thread(target=lambda: [buffer.push(fragment(float(value))) for value in range(20)])
+    pusher.start()
+    pusher.join(WAIT_S)
+    assert not pusher.is_alive()
+    assert sink.summary()["replay_dropped.full"] == 16 * T
+
+
 def test_pushes_of_many_threads_all_arrive_while_another_reads():
     buffer, _ = made(size=1000)
     batches, seen = Batches({"b": buffer}, {"b": 1.0}), Counter()
