@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from brayx.actor.lease import Lease
 from brayx.actor.moving import Snapshot
@@ -71,14 +71,11 @@ class Membership:
                 while True:
                     try:
                         return await self._context.run(getattr(self._directory, method).remote, *args)
-                    except ActorUnavailableError:
+                    except RayError as error:
+                        cause = unwrap(error)
+                        if not isinstance(cause, ActorUnavailableError | DirectoryRecovering):
+                            raise cause from None
                         await asyncio.sleep(_RETRY_S)
-                    except RayTaskError as error:
-                        if not isinstance(unwrap(error), DirectoryRecovering):
-                            raise
-                        await asyncio.sleep(_RETRY_S)
-        except RayTaskError as error:
-            raise unwrap(error) from None
         except (TimeoutError, RayActorError) as error:
             raise Overloaded(
                 f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer="directory"

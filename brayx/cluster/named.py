@@ -5,16 +5,16 @@ Ray's errors become brayx's here. Knows nothing of what the actors do.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import ray
 from ray.exceptions import (
     ActorAlreadyExistsError,
     ActorDiedError,
-    GetTimeoutError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -142,18 +142,43 @@ def call_with_retry(method: Any, *args: Any, timeout_s: float = ANSWER_S, what: 
             raise typed(error, timeout_s, what) from error
 
 
-def typed(error: RayError, timeout_s: float, what: str) -> BrayxError:
-    """brayx's error for Ray's error of a call.
+async def answer_with_retry(call: Callable[[], Awaitable[Any]], again_s: float, timeout_s: float, what: str) -> Any:
+    """Awaits ``call()``, and makes it again while no actor is there to answer.
+
+    The call may be made twice, so it must be safe to repeat. It finds its actor itself, or starts one.
 
     Args:
-        error: that Ray raised.
+        call: calls an actor.
+        again_s: pause before the next call.
+        timeout_s: of all calls together.
+        what: the actor, for the message of an error.
+
+    Raises:
+        BrayxError: the actor raised it; or `DeadlineExceeded`: no answer in time; or `ModelError`: the actor failed.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await call()
+                except RayActorError:
+                    await asyncio.sleep(again_s)
+    except (RayError, TimeoutError) as error:
+        raise typed(error, timeout_s, what) from error
+
+
+def typed(error: RayError | TimeoutError, timeout_s: float, what: str) -> BrayxError:
+    """brayx's error for a call that Ray reports as failed, or that took too long.
+
+    Args:
+        error: of the call.
         timeout_s: time limit of the call.
         what: the actor, for the message.
     """
     cause = unwrap(error)
     if isinstance(cause, BrayxError):
         return cause
-    if isinstance(error, GetTimeoutError):
+    if isinstance(error, TimeoutError):  # Ray's `GetTimeoutError` is one
         return DeadlineExceeded(f"{what} did not answer in {timeout_s:g} s")
     return ModelError(f"{what} failed: {first_line(error)}")
 

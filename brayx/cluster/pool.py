@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from brayx.cluster.named import end_actor, find_actor, named_actor, typed, unwrap
-from brayx.errors import BrayxError, DeadlineExceeded, ModelError, first_line
+from brayx.cluster.named import answer_with_retry, end_actor, find_actor, named_actor
+from brayx.errors import BrayxError, ModelError
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Followed
 from brayx.model.pool import Aliases, Pool
@@ -139,7 +139,7 @@ class PoolClient:
         """Has results written now; a pool that is away or too slow writes them later."""
         with contextlib.suppress(TimeoutError, RayError):
             async with asyncio.timeout(timeout_s):
-                await (await asyncio.to_thread(self.handle)).flush.remote()
+                await self._call("flush")
 
     def handle(self) -> Any:
         """Ray's handle of the actor.
@@ -161,19 +161,10 @@ class PoolClient:
         Raises:
             DeadlineExceeded, ModelError: the pool does not answer, or failed.
         """
-        try:
-            async with asyncio.timeout(timeout_s + _MARGIN_S):
-                while True:
-                    try:
-                        found: Aliases | None
-                        found = await (await asyncio.to_thread(self.handle)).newer.remote(than, timeout_s)
-                        return found
-                    except RayActorError:  # it has just ended, since no replica asked; the next call starts another
-                        await asyncio.sleep(_RETRY_S)
-        except TimeoutError:
-            raise DeadlineExceeded(f"pool {self.actor!r} did not answer in time") from None
-        except RayError as error:
-            raise typed(error, timeout_s, f"pool {self.actor!r}") from error
+        found: Aliases | None = await answer_with_retry(
+            lambda: self._call("newer", than, timeout_s), _RETRY_S, timeout_s + _MARGIN_S, f"pool {self.actor!r}"
+        )
+        return found
 
     async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
         """Where the aliases point; None: the registry was not read in that time."""
@@ -190,15 +181,16 @@ class PoolClient:
             DeadlineExceeded: not in time.
             ModelError: they were lost, or cannot be read.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                [reference] = await (await asyncio.to_thread(self.handle)).weights.remote(model, version)
+
+        async def call() -> Weights:
+            [reference] = await self._call("weights", model, version)
             weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
             return weights
-        except (TimeoutError, GetTimeoutError, RayActorError) as error:
-            raise DeadlineExceeded(f"version {version} of model {model!r} did not come in {timeout_s:g} s") from error
-        except RayTaskError as error:
-            cause = unwrap(error)
-            raise cause if isinstance(cause, BrayxError) else ModelError(first_line(error)) from error
-        except RayError as error:
-            raise ModelError(f"version {version} of model {model!r} is lost: {first_line(error)}") from error
+
+        what = f"pool {self.actor!r} (version {version} of model {model!r})"
+        weights: Weights = await answer_with_retry(call, _RETRY_S, timeout_s, what)
+        return weights
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        """Finds the actor anew: one that no replica has called for a while may have just ended."""
+        return await getattr(await asyncio.to_thread(self.handle), method).remote(*args)

@@ -1,0 +1,51 @@
+"""A replica's calls to the session directory, with a scripted directory: restarts, recovery, errors, a deadline."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from brayx.cluster import membership
+from brayx.cluster.directory import DirectoryRecovering
+from brayx.cluster.membership import Membership
+from brayx.errors import Overloaded, SessionExists
+
+
+def member_of(*answers: Any) -> Membership:
+    """A member whose directory gives these answers, one a call; the last one again and again."""
+    left = list(answers)
+
+    async def locate(session: str) -> Any:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    return Membership(SimpleNamespace(locate=SimpleNamespace(remote=locate)))
+
+
+def carried(error: Exception) -> Exception:
+    """The error as Ray carries it from the directory's process."""
+    return RayTaskError("locate", "", error)  # type: ignore[no-untyped-call, no-any-return]
+
+
+async def test_a_call_is_repeated_while_the_directory_restarts_and_recovers() -> None:
+    away, recovering = ActorUnavailableError("away", b"1" * 16), carried(DirectoryRecovering("not all owners yet"))
+    assert await member_of(away, recovering, recovering, "b").ask("locate", "s") == "b"
+
+
+async def test_the_directorys_own_error_comes_as_itself() -> None:
+    with pytest.raises(SessionExists, match="it runs"):
+        await member_of(carried(SessionExists("it runs"))).ask("locate", "s")
+    with pytest.raises(RayTaskError):
+        await member_of(carried(KeyError("a defect"))).ask("locate", "s")
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("away", b"1" * 16)], ids=["died", "away"])
+async def test_without_an_answer_the_caller_may_try_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(membership, "_ANSWER_S", 0.05)
+    with pytest.raises(Overloaded, match=r"did not answer locate within 0\.05 s; try again"):
+        await member_of(error).ask("locate", "s")
