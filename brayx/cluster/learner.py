@@ -41,28 +41,28 @@ log = logging.getLogger(__name__)
 
 _DATASET = "replay"
 _FINAL = (ConfigError, ModelError)
-"""What would only fail again, weights that diverged to NaN included."""
+"""Errors that a retry would only repeat, including weights that diverged to NaN."""
 
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """Everything a learner needs to know; picklable, names and numbers only.
+    """The settings of a learner; picklable, names and numbers only.
 
     Attributes:
         config: options.
         model_name: name of the model component, passed to ``build_model``.
-        model_module: import path of the module that has ``build_model(name, config)``.
-        model_folder: looked in first for it, and for hooks; empty: nowhere else.
+        model_module: import path of the module with ``build_model(name, config)``.
+        model_folder: folder searched first for that module and for hooks; empty: none.
         model_config: passed to ``build_model``.
         namespace: Ray namespace of the three actors below.
         buffer: name of the buffer, or names of several with their weights.
         weight_store: name of the weight store actor.
         hub: name of the trial's hub.
         trial: the MLflow run.
-        eval_buffers: names of the actors of buffers that are measured, by component.
-        normaliser: opens the moments that checkpoints hold, which others gather; picklable. None: there are none.
-        seed: of the learner's random generators and the initial weights.
-        about: JSON values for ``meta.json`` of checkpoints: the job's configuration, say.
+        eval_buffers: actor names of the buffers used for evaluation, by component.
+        normaliser: opens the moments that rollout workers gather and checkpoints save; picklable. None: none.
+        seed: seed of the learner's random generators and the initial weights.
+        about: JSON values for ``meta.json`` of checkpoints, such as the job's configuration.
     """
 
     config: TrainerConfig
@@ -95,7 +95,7 @@ class TrialNumbers(HubClient):
     def newest(self) -> Mapping[str, float]:
         """The hub's newest snapshot that has arrived."""
         if self._asked is not None and is_done(self._asked):
-            self._newest = result_or(self._newest, self._asked)  # the same while the hub is being restarted
+            self._newest = result_or(self._newest, self._asked)  # unchanged while the hub restarts
             self._asked = None
         if self._asked is None and time.monotonic() - self._asked_at >= self._every_s:
             self._asked, self._asked_at = self._hub.snapshot.remote(), time.monotonic()
@@ -135,19 +135,19 @@ def train_ranks() -> Ranks:
 
 
 def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
-    """Opens what ``spec`` names and learns from ``batches`` until the end, which the buffer is told.
+    """Opens the actors that ``spec`` names, learns from ``batches`` until training ends, and then ends the buffers.
 
     Raises:
-        ConfigError: the model module is missing or is not one, or the hooks are.
-        ModelError: the model does not give what is learned from, or a hook failed; `Diverged`: training did.
-        ReplayError, StartupError, TrackingError: an actor or the trial is not there.
+        ConfigError: the model module or the hooks are missing or invalid.
+        ModelError: the model lacks outputs that the algorithm needs, or a hook failed; `Diverged`: training diverged.
+        ReplayError, StartupError, TrackingError: an actor or the trial does not exist.
     """
     torch.manual_seed(spec.seed + ranks.rank)
     module, forward_args = learned_model(spec)
     hooks = load_hooks(spec.config.hooks, spec.model_folder) if spec.config.hooks else Hooks()
     store = get_weight_store(spec.weight_store, spec.namespace)
     numbers = TrialNumbers(get_hub(spec.hub, spec.namespace))
-    # Ranks need each other's batches under way, and prefetching asks ahead.
+    # Several ranks each need a batch at the same time, and prefetching requests batches early.
     batches.holds = ranks.size == 1 and not spec.config.prefetch
     batches.readers = ranks.size
     evaluated = {name: _acknowledged(actor, spec.namespace) for name, actor in spec.eval_buffers.items()}
@@ -170,8 +170,8 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
             normaliser=None if spec.normaliser is None else spec.normaliser(),
             resumed=lambda learned: setattr(batches, "before", learned),
         )
-        # So that nobody plays on while Ray Train takes its ranks down, and who waits for a batch comes back. All were
-        # found at the start: a shard that hangs now would hold up the end.
+        # End all buffers: this stops rollouts while Ray Train shuts its ranks down, and wakes ranks that wait for a
+        # batch. The shards were found at the start, because finding one that hangs now would delay the end.
         batches.end()
         for shards in measured:
             shards.end()
@@ -184,7 +184,7 @@ def run_learner(spec: LearnerSpec, batches: Stream, ranks: Ranks) -> Summary:
 
 
 class _Publisher:
-    """`loop.Publisher` that has the buffers count by what was published."""
+    """`loop.Publisher` that also reports each published version to the buffers."""
 
     def __init__(self, publisher: WeightPublisher, batches: Stream) -> None:
         self._publisher, self._batches = publisher, batches
@@ -197,7 +197,7 @@ class _Publisher:
 
 
 def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:
-    """Batches of a buffer that nobody learns from: whoever asks for the next has done with the last."""
+    """Batches of an evaluation buffer; each is acknowledged when the next one is requested."""
     stream = read_buffer(buffer, namespace)
     try:
         for batch in stream:
@@ -208,11 +208,11 @@ def _acknowledged(buffer: str, namespace: str) -> Generator[Batch]:
 
 
 def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Module and example arguments, by the user's ``build_model``.
+    """Module and example arguments from the user's ``build_model``.
 
     Raises:
-        ConfigError: names what is wrong with it.
-        ModelError: it raised, does not give what the algorithm learns from, or fails on its own example.
+        ConfigError: ``build_model`` is missing or returned something else; names the fault.
+        ModelError: it raised, its model lacks outputs that the algorithm needs, or fails on its example.
     """
     module, forward_args, _ = built_to_learn(
         spec.config, spec.model_name, spec.model_module, spec.model_folder, spec.model_config
@@ -221,10 +221,10 @@ def learned_model(spec: LearnerSpec) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
-    """What each rank of a `TorchTrainer` runs. Gives an error that would only come again: one raised is tried again.
+    """The function that each rank of a `TorchTrainer` runs. Returns a permanent error, because Ray retries raised ones.
 
-    Where other ranks wait for this one only raising ends them; so it is kept at the buffer, and given by all of them
-    when they start again.
+    With several ranks, only a raised error ends the ranks that wait for this one. So it is also stored in the buffer,
+    and after the restart all ranks return it.
     """
     import ray.train
 
@@ -243,19 +243,19 @@ def train_worker(spec: LearnerSpec) -> Summary | BrayxError:
 
 
 def fit(spec: LearnerSpec, storage_path: str) -> Summary:
-    """Learns in a `TorchTrainer` fed by Ray Data, until the end.
+    """Learns in a `TorchTrainer` fed by Ray Data, until training ends.
 
-    Ray Train counts failures over the whole of a run, which would end a job of days by what happens once a day. So one
-    that fails after more than ``failure_window_s`` is followed by another, which counts from 0.
+    Ray Train counts failures over the whole run, so one failure a day would end a job of many days. So if a run fails
+    after more than ``failure_window_s``, this starts another run, which counts from 0.
 
     Args:
-        spec: what to learn.
-        storage_path: folder where Ray Train keeps its own records; checkpoints go to the trial, not here.
+        spec: the learner's settings.
+        storage_path: folder for Ray Train's own records; checkpoints go to the trial instead.
 
     Raises:
-        BrayxError: the learner failed in a way that would only come again.
-        ray.train.TrainingFailedError: the ranks failed, or could not start, more often than ``max_failures`` allows, in
-            a run that was younger than ``failure_window_s``.
+        BrayxError: the learner failed with an error that a retry would only repeat.
+        ray.train.TrainingFailedError: within ``failure_window_s``, the ranks failed or could not start more often than
+            ``max_failures`` allows.
     """
     from ray.train import TrainingFailedError
 
@@ -265,7 +265,7 @@ def fit(spec: LearnerSpec, storage_path: str) -> Summary:
             result: Summary | BrayxError = _trainer(spec, storage_path).fit().return_value  # of rank 0
         except TrainingFailedError as error:
             lasted_s = time.monotonic() - began
-            # Ray may have gone with the job: whoever calls it then starts another one.
+            # Ray may have ended with the job; a call would then start another cluster.
             if lasted_s < spec.config.failure_window_s or not ray.is_initialized():
                 raise
             log.warning("%s; it went on for %.0f s, so ranks are started again", failure(error).message, lasted_s)
@@ -282,7 +282,7 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
     config = spec.config
     dataset = replay_dataset(spec.buffer, namespace=spec.namespace)
     return TorchTrainer(
-        lambda: train_worker(spec),  # type: ignore[arg-type]  # what it returns becomes `return_value`
+        lambda: train_worker(spec),  # type: ignore[arg-type]  # its result becomes `return_value`
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
             use_gpu=config.use_gpu,
@@ -291,29 +291,29 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
         run_config=RunConfig(
             name=spec.trial.run_id,
             storage_path=storage_path,
-            # Without a limit of its own, ranks that cannot start are tried for ever, a minute each.
-            failure_config=FailureConfig(  # type: ignore[call-arg]  # the checker sees the one of Train's first version
+            # Without this limit, ranks that cannot start are retried forever, a minute each.
+            failure_config=FailureConfig(  # type: ignore[call-arg]  # mypy sees the class of Ray Train's first version
                 max_failures=config.max_failures, controller_failure_limit=config.max_failures
             ),
         ),
         datasets={_DATASET: dataset},
-        # Else Ray Train takes the process's options for the dataset's, which keep the order; and a splitter that minds
-        # locality may hold back a batch until more come, of which there are none before this one is taken.
+        # By default Ray Train uses the process's options, which preserve order. And with locality a splitter may hold
+        # a batch back until more arrive, but none arrives before this one is taken.
         dataset_config=DataConfig(execution_options=dataset.context.execution_options, enable_shard_locality=False),
     )
 
 
 class Learner:
-    """A learner at work in the background.
+    """A learner that runs in the background.
 
     Args:
-        spec: what to learn.
+        spec: the learner's settings.
         storage_path: folder for Ray Train's records.
     """
 
     def __init__(self, spec: LearnerSpec, storage_path: str) -> None:
         self._spec = spec
-        # Now: a shard that hangs when it is to stop would hold that up.
+        # Find the shards now: finding one that hangs would delay `stop`.
         self._shards = [Shards.find(name, namespace=spec.namespace) for name in weights_of(spec.buffer)]
         self._summary: Summary | None = None
         self._error: BaseException | None = None
@@ -327,11 +327,11 @@ class Learner:
 
     @property
     def running(self) -> bool:
-        """Whether it is still learning."""
+        """Whether the learner is still running."""
         return self._thread.is_alive()
 
     def state(self) -> str:
-        """What it is at, in a few words for people who wait for it."""
+        """A few words about its state, for display."""
         if not self.running:
             return "has ended"
         found = None
@@ -349,15 +349,15 @@ class Learner:
         return f"has published no weights yet: ranks: {config.num_workers}, each needs {asked}; Ray has {left} free"
 
     def stop(self) -> None:
-        """Ends its stream: it saves a last checkpoint and is done. Does not wait."""
+        """Ends its stream; the learner then saves a last checkpoint and ends. Does not wait."""
         for shards in self._shards:
             shards.end()
 
     def result(self, timeout_s: float | None = None) -> Summary | None:
-        """The summary once it is done; None if that takes longer than ``timeout_s``.
+        """Waits for the learner's summary; None after ``timeout_s``.
 
         Raises:
-            BrayxError: what the learner failed with; `StartupError` for what is not ours, with its cause chained.
+            BrayxError: the learner failed; an error of another kind becomes the cause of a `StartupError`.
         """
         self._thread.join(timeout_s)
         if self._error is not None:
@@ -372,7 +372,7 @@ class Learner:
 
 
 def failure(error: BaseException) -> BrayxError:
-    """What a learner failed with, in one line: the typed error inside Ray's wrappers, else the innermost they wrap."""
+    """A learner's error in one line: brayx's error inside Ray's wrappers, or otherwise the innermost error."""
     for inner in _inside(error):
         if isinstance(inner, BrayxError):
             return type(inner)(f"the learner failed: {inner.message}", **inner.details)
@@ -382,7 +382,7 @@ def failure(error: BaseException) -> BrayxError:
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
-    """The error, what is wrapped in it, of every rank, and what those came of."""
+    """Iterates over the error, the errors wrapped in it (of every rank), and their causes."""
     waiting, seen = [error], set[int]()
     while waiting:
         error = waiting.pop(0)
@@ -393,7 +393,7 @@ def _inside(error: BaseException) -> Iterator[BaseException]:
 
 
 def _wrapped(error: BaseException) -> list[BaseException]:
-    """What Ray, or Ray Train, carries in an error of its own."""
+    """The errors inside an error of Ray or Ray Train."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", None) or {}
     found = [*failures.values(), getattr(error, "controller_failure", None), getattr(error, "cause", None)]
     return [each for each in found if isinstance(each, BaseException)]

@@ -1,9 +1,8 @@
 """The rollout workers of a job: started, watched, replaced when they die, scaled while they run, ended with the job.
 
-A worker works on leases: it collects for a second or two and reports, then gets the next lease. So the owner knows
-each worker's progress and its last answer, and a worker whose owner is gone stops by itself. What a worker was
-collecting when it died is lost and counted: at most a fragment and a push. Knows nothing of environments or models,
-which `brayx.rollout.worker` does.
+A worker works on leases: it collects for a second or two, reports, and gets the next lease. So the owner knows each
+worker's progress and last answer, and a worker stops by itself when its owner has ended. A worker that dies loses at
+most one fragment and one push, which are counted. Knows nothing of environments or models; `brayx.rollout.worker` does.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from brayx.rollout.worker import Failures, Progress
 log = logging.getLogger(__name__)
 
 LEASE_S = 1.0
-"""How long a worker collects before it answers."""
+"""Seconds that a worker collects before it answers."""
 _START_S = 120.0
-"""For a worker's process to come up and load its engine: it may wait for a place, and for the first weights."""
+"""Deadline for a worker's process to start and load its engine; it may wait for resources and the first weights."""
 _TURN_S = 0.2
 _STOP_S = 3.0
-"""For the workers of a job that ends, however long their fragments take: nobody will learn from what they are at."""
+"""Deadline for workers to finish when the job ends; their current fragments are not used any more."""
 _THERE_S = 0.1
-"""What an answer that is there may take in any case."""
+"""Least time to fetch a finished call's result."""
 _ANSWER_S = 5.0
-"""For an answer that is there to arrive."""
+"""Deadline to fetch a finished call's result."""
 _AGAIN_S = 0.5
 _LAST_AGAIN_S = 15.0
 _FINAL = (ConfigError, ModelError)
-"""What the next worker would fail with too."""
+"""Errors that the next worker would fail with, too."""
 
 
 @dataclass(eq=False)
@@ -56,29 +55,29 @@ class _Slot:
     lease: Any = None
     asked_at: float = 0.0
     leave: Any = None
-    """Of a worker that was told to, and has handed over what it had once this is there."""
+    """The call that makes the worker finish and push the rest; None: it was not requested."""
     done: Progress = field(default_factory=Progress)
-    """Of the worker that is there now."""
+    """Progress of the current worker."""
     idle_failures: int = 0
-    """Workers in a row that ended before they had collected anything."""
+    """Consecutive workers that ended before they had collected anything."""
     start_at: float = 0.0
 
 
 class Workers:
-    """Keeps rollout workers at work, as a context.
+    """Runs rollout workers and replaces those that fail; a context manager.
 
     Args:
-        spec: what they do.
-        count: how many; default: as the component says. `scale` changes it.
-        on_event: told ``(metric, value, label)`` of ``rollout_workers_lost``, and of the transitions that went with
-            them, ``rollout_steps_lost``; those of a worker that was too many have the label ``scaled``, those of one
-            that took too long to end with its job ``stopped``.
+        spec: the workers' settings.
+        count: number of workers; default: the component's. `scale` changes it.
+        on_event: called with ``(metric, value, label)`` for ``rollout_workers_lost`` and ``rollout_steps_lost``, the
+            transitions lost with them. The label is ``scaled`` for a surplus worker, and ``stopped`` for one that took
+            too long to end with its job.
         lease_s: see `LEASE_S`.
 
     Attributes:
-        messages: newest lines about workers that ended, for people.
-        failures: workers that ended by themselves so far.
-        lost: workers that ended by themselves, by reason: ``died``, ``failed`` (their environment raised), ``hung``.
+        messages: newest messages about ended workers, for display.
+        failures: number of workers that ended by themselves.
+        lost: the same by reason: ``died``, ``failed`` (their environment raised), ``hung``.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Workers:
         self._lease_s = lease_s
         self._slots: dict[int, _Slot] = {}
         self._leaving: list[_Slot] = []
-        self._started: Counter[int] = Counter()  # workers by index, those of places that have gone and come back too
+        self._started: Counter[int] = Counter()  # workers started so far, by index
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"brayx-rollout-{spec.name}", daemon=True)
@@ -113,28 +112,28 @@ class Workers:
 
     @property
     def num(self) -> int:
-        """Workers to be kept at work."""
+        """The wanted number of workers."""
         return self._wanted
 
     @property
     def running(self) -> int:
-        """Workers that have collected something and are at work now."""
+        """Number of workers that run now and have collected something."""
         with self._lock:
             return sum(slot.done.fragments > 0 for slot in self._slots.values())
 
     @property
     def failures(self) -> int:
-        """Workers that ended by themselves so far."""
+        """Number of workers that ended by themselves."""
         return sum(self.lost.values())
 
     @property
     def error(self) -> BrayxError | None:
-        """What no further worker would mend; they are not replaced any more then."""
+        """A permanent error; once it is set, workers are not replaced any more."""
         return self._error
 
     @property
     def collected(self) -> Progress:
-        """Everything that all workers have told of so far."""
+        """The total progress that workers have reported."""
         with self._lock:
             total = self._past
             for slot in (*self._slots.values(), *self._leaving):
@@ -142,7 +141,7 @@ class Workers:
             return total
 
     def pids(self) -> dict[int, int]:
-        """Process id of each worker that answers within 5 s, by index; for people and tests."""
+        """Process id of each worker that answers within 5 s, by index; for display and tests."""
         with self._lock:
             handles = {slot.index: slot.handle for slot in self._slots.values() if slot.handle is not None}
         found = {}
@@ -153,13 +152,13 @@ class Workers:
         return found
 
     def scale(self, count: int) -> None:
-        """Has ``count`` workers from now on; those that are too many end after the fragment that they are at, which is
-        lost if it takes longer than ``fragment_timeout_s``.
+        """Changes the number of workers. Surplus workers end after their current fragment, which is lost if it takes
+        longer than ``fragment_timeout_s``.
 
         Raises:
-            ConfigError: ``count`` is no whole number, negative or too large, the cluster has not as many CPUs free as
-                ``cpus_per_worker`` reserves for those that are to come, or so many blocking workers would wait for each
-                other: names the counts that fit.
+            ConfigError: ``count`` is not an integer, negative or too large; the cluster lacks the CPUs that
+                ``cpus_per_worker`` reserves for new workers; or so many blocking workers would wait for each other.
+                Names the counts that fit.
         """
         config, cannot = self._spec.config, f"rollout {self._spec.name!r} cannot have {count!r} workers"
         if type(count) is not int or not 0 <= count <= MAX_WORKERS:
@@ -173,7 +172,7 @@ class Workers:
         if count > self._wanted and config.cpus_per_worker:
             there = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
             free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-            # Whoever waits for a place for long ends the job in the end.
+            # Check now: a worker that waits too long for resources would end the job.
             if max(count * config.cpus_per_worker - there, (count - self._wanted) * config.cpus_per_worker - free) > 0:
                 raise ConfigError(
                     f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs, "
@@ -183,7 +182,7 @@ class Workers:
         self._wanted = count
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
-        """Lets every worker finish and hand over what it has, and ends those that take longer. May be called again."""
+        """Lets every worker finish and push the rest, then ends those that take longer. May be called again."""
         deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self._thread.is_alive():
@@ -200,13 +199,13 @@ class Workers:
             try:
                 self._fill()
                 self._look()
-            except Exception as error:  # nobody waits for this thread: without it no worker is replaced
+            except Exception as error:  # if this thread ended, no worker would be replaced
                 log.exception("rollout %s: its workers are not watched any more", self._spec.name)
                 self._error = StartupError(f"rollout {self._spec.name!r}: {type(error).__name__}: {first_line(error)}")
                 return
 
     def _fill(self) -> None:
-        """Starts what is missing, and has what is too many leave."""
+        """Starts missing workers, and asks surplus ones to leave."""
         wanted, now, config = self._wanted, time.monotonic(), self._spec.config
         with self._lock:
             surplus = [self._slots.pop(index) for index in sorted(self._slots) if index >= wanted]
@@ -217,14 +216,14 @@ class Workers:
             self._leaving += surplus
         for slot in surplus:
             _have_leave(slot)
-        self._see_off()
+        self._end_leaving()
         if self._error is not None:
             return
         for slot in empty:
             self._start(slot)
 
-    def _see_off(self) -> None:
-        """Ends workers that are too many and have finished, or have had the time for it."""
+    def _end_leaving(self) -> None:
+        """Ends surplus workers that have finished, or exceeded the time for it."""
         for slot in self._leaving:
             patience_s = self._patience_s(slot)
             if ray.wait([slot.leave], timeout=0)[0] or time.monotonic() - slot.asked_at > patience_s:
@@ -238,7 +237,7 @@ class Workers:
 
     def _start(self, slot: _Slot) -> None:
         config = self._spec.config
-        groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # which Ray's types do not know of
+        groups: dict[str, Any] = {"concurrency_groups": {"control": 1}}  # missing in Ray's type hints
         actor: Any = ray.remote(**groups)(RolloutWorker)
         actor = actor.options(num_cpus=config.cpus_per_worker, max_restarts=0, scheduling_strategy="SPREAD")
         slot.handle = actor.remote(self._spec, slot.index, self._started[slot.index])
@@ -250,7 +249,7 @@ class Workers:
         slot.asked_at = time.monotonic()
 
     def _look(self) -> None:
-        """One turn: takes the answers that are there."""
+        """Handles the calls that have finished."""
         with self._lock:
             slots = {slot.lease: slot for slot in self._slots.values() if slot.lease is not None}
         if not slots:
@@ -266,7 +265,7 @@ class Workers:
                 self._gone(slot, "hung", f"has not answered for {self._patience_s(slot):.0f} s")
 
     def _patience_s(self, slot: _Slot) -> float:
-        """How long a lease may take: what it was given, and a fragment that it had begun."""
+        """Deadline of a lease: its own time, plus a fragment that was started in it."""
         return self._lease_s + self._spec.config.fragment_timeout_s + (0.0 if slot.done.fragments else _START_S)
 
     def _answered(self, slot: _Slot) -> None:
@@ -276,7 +275,7 @@ class Workers:
             inner: Any = error.cause
             told = inner if isinstance(inner, BrayxError) else None
             config = self._spec.config
-            # Each place by itself, and not for ever: a job of days, or of many workers, would end by what is rare.
+            # Count per place and within a window: otherwise rare errors would end a job of days or of many workers.
             raised = slot.raised.add(time.monotonic())
             if isinstance(told, _FINAL) or raised > config.max_failures:
                 self._fail(told or StartupError(f"{self._who(slot)} failed: {first_line(error)}"))
@@ -290,7 +289,7 @@ class Workers:
             self._ask(slot)
 
     def _gone(self, slot: _Slot, reason: str, why: str) -> None:
-        """Makes room for the next worker, and counts what went with this one."""
+        """Frees the place for the next worker, and counts what was lost with this one."""
         said = f"{self._who(slot)} {why}"
         log.warning("%s", said)
         self.messages.append(said)
@@ -310,7 +309,7 @@ class Workers:
             slot.start_at = time.monotonic() + wait_s
 
     def _in_hand(self, slot: _Slot) -> int:
-        """Transitions that go with a worker at most: of the fragment it is at, if it is at one, and of a push."""
+        """Most transitions that are lost with a worker: its current fragment, if any, and one push."""
         return self._spec.fragment_steps * ((slot.lease is not None) + (slot.done.fragments > 0))
 
     def _fail(self, error: BrayxError) -> None:
@@ -320,7 +319,7 @@ class Workers:
         return f"worker {slot.index} of rollout {self._spec.name!r} ({self._spec.env_name})"
 
     def _end(self, slots: list[_Slot], timeout_s: float) -> None:
-        """Ends workers that are not wanted any more."""
+        """Ends these workers."""
         with_worker = [slot for slot in slots if slot.handle is not None]
         if not with_worker or not ray.is_initialized():
             return
@@ -334,28 +333,28 @@ class Workers:
             log.info("rollout %s: %d workers lost what they were at: %s", self._spec.name, len(lost), lost[0])
 
     def _let_go(self, slot: _Slot, reason: str, patience_s: float, ends: float | None = None) -> str:
-        """Ends a worker that was told to leave; why it lost what it had not handed over, which is counted, if it did.
+        """Ends a leaving worker and counts its lost transitions; returns why they were lost, empty if none were.
 
         Args:
-            slot: where it is.
-            reason: label of what is lost.
-            patience_s: that it had.
-            ends: of many at once: when, on the monotonic clock, no answer is waited for any more.
+            slot: the worker's place.
+            reason: metric label of the lost transitions.
+            patience_s: time that the worker had to finish, for the message.
+            ends: deadline for answers on the monotonic clock, when several workers end at once.
         """
         with self._lock:
             handle, slot.handle = slot.handle, None
-        if handle is None:  # somebody else did
+        if handle is None:  # another thread has ended it
             return ""
 
         def answer(reference: Any) -> Any:
-            """Of what is there: at once, unless its node hangs."""
+            """The result of a finished call; does not wait, unless its node hangs."""
             left_s = _ANSWER_S if ends is None else min(_ANSWER_S, max(ends - time.monotonic(), _THERE_S))
             return ray.get(reference, timeout=left_s)
 
         why = f"it took longer than {patience_s:.0f} s"
         try:
             finished = slot.leave is not None and bool(ray.wait([slot.leave], timeout=0)[0])
-            # The lease's answer first: what came of it was pushed, whatever becomes of the rest.
+            # The lease's result first: its fragments were pushed, even if the rest is lost.
             if finished or ray.wait([slot.lease], timeout=0)[0]:
                 progress: Progress = answer(slot.lease)
                 slot.lease, slot.done = None, slot.done + progress
@@ -371,7 +370,7 @@ class Workers:
         return why
 
     def _book(self, slot: _Slot) -> None:
-        """What a worker that has gone had done is the rollout's from now on."""
+        """Adds an ended worker's progress to the rollout's."""
         with self._lock:
             self._past, slot.done = self._past + slot.done, Progress()
 

@@ -1,19 +1,18 @@
 """Replay buffers as one stream of learner batches: directly, or through Ray Data, where one block is one batch.
 
-`read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream. Each shard has one call
-under way, and the next batch comes from the shard whose turn it is among those that have one. `Stream` is the
-consumer's end: it knows which shard each batch came from, for credits and priorities, and how many came before, which
-importance weights grow with.
+`read` joins the shards of one buffer, or of several with weights (`mix.py`), into one stream. Each shard has one
+pending call. The next batch is taken in turn from the shards that have one ready. `Stream` is the consumer's end. It
+tracks the shard of each batch, for credits and priorities, and counts batches, for the schedule of importance weights.
 
-A Ray Data row of this stream holds a batch under every key, so a consumer sees ``[1, B, T + 1, ...]`` and takes
-``[0]``. Ray Data shapes what a read task yields to ``DataContext.target_max_block_size``: it joins smaller yields and
-slices larger ones *between rows*. With a target of one byte every yield leaves at once, and a block of one row cannot
-be sliced; so batches may have any size, and N ranks share the stream by whole batches.
+A Ray Data row of this stream holds a batch under every key, so a consumer gets ``[1, B, T + 1, ...]`` and takes
+``[0]``. Ray Data shapes the yields of a read task to ``DataContext.target_max_block_size``: it joins smaller yields and
+slices larger ones *between rows*. With a target of one byte every yield is sent at once, and a block of one row cannot
+be sliced. So batches may have any size, and N ranks share the stream by whole batches.
 
-Ray Data assumes that a read can be repeated, and retries it for ever. This one cannot be, so retries are off, and a
-consumer restarts a stream that breaks: the new reader takes over at the buffer (`BufferActor.attach`). The buffer
-bounds what is in flight, because Ray Data reads several blocks ahead. `STREAM_ENVIRONMENT` makes it quick. Knows
-nothing of models or learning.
+Ray Data assumes that a read can be repeated, and retries it forever. This read cannot be repeated, so retries are off.
+The consumer restarts a broken stream: its new reader takes over at the buffer (`BufferActor.attach`). The buffer limits
+the batches in flight, because Ray Data reads several blocks ahead. `STREAM_ENVIRONMENT` reduces latency. Knows nothing
+of models or learning.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from brayx.replay.mix import Mix
 from brayx.replay.packing import Batch
 
 Buffers: TypeAlias = str | Mapping[str, float]
-"""A buffer's name, or the names of several with their weights."""
+"""The name of a buffer, or names of several with weights."""
 
 _POLL_S = 0.5
-"""One wait for a batch; actor calls cannot be cancelled by force, so a task that must go waits no longer than this."""
+"""Longest single wait for a batch. Actor calls cannot be cancelled, so this bounds how long a read takes to stop."""
 _ANSWER_S = 30.0
-"""Past this a shard counts as lost, and so long all buffers of a stream together may take to be found."""
+"""Seconds without an answer after which a shard is lost; also the deadline to find all buffers of a stream."""
 _FETCH_S = 5.0
-"""For an answer that is there; the other shards' batches wait meanwhile."""
+"""Deadline to fetch a finished call's result; the other shards' batches wait meanwhile."""
 _ORIGIN = "_origin"
-"""Key of a block that says where its batch is from, as `Origin`."""
+"""Key of a block that holds its batch's `Origin`."""
 
 
 class Origin(NamedTuple):
-    """Where a batch is from.
+    """The origin of a batch.
 
     Attributes:
-        shard: its number, over all buffers as `Stream` counts them.
-        reader: number that it was read with, which gives its credit back.
+        shard: number of the shard, counted over all buffers of the `Stream`.
+        reader: reader number that the batch was read with; needed to return its credit.
     """
 
     shard: int
@@ -65,12 +64,12 @@ class Origin(NamedTuple):
 
 
 class _Lane:
-    """What is under way with one shard.
+    """The state of reading from one shard.
 
     Attributes:
-        coming: the call that is waiting there; None: attach first.
-        batch: what it gave, until its turn comes, and
-        origin: where that is from.
+        coming: the pending call; None: none yet.
+        batch: a batch that was read and waits for its turn.
+        origin: origin of that batch.
     """
 
     def __init__(self, buffer: str, shards: Shards, place: int, number: int) -> None:
@@ -88,7 +87,7 @@ class _Lane:
         self.given = 0
 
     def ask(self) -> None:
-        """Has a call waiting, if it can and nothing else is there."""
+        """Starts a call, unless one is pending or a batch waits."""
         if self.coming is None and self.batch is None and not self.ended and time.monotonic() >= self._resume_at:
             self._attaching = self._reader is None
             self.coming = (
@@ -97,22 +96,22 @@ class _Lane:
             self._asked_at = time.monotonic()
 
     def answer(self) -> None:
-        """Takes the answer of the call that is done. Raises ReplayError when the buffer is gone for good."""
+        """Handles the result of a finished call. Raises ReplayError if the buffer has ended for good."""
         call, self.coming = self.coming, None
         try:
             answer: Any = ray.get(call, timeout=_FETCH_S)
         except RayTaskError:
             raise
         except RayError as error:
-            # An actor that died takes a moment to restart; one that was killed for good never answers again. A batch
-            # that was made on a node which has died since is lost with it, though its actor had answered.
+            # A dead actor may be restarting; one that was killed for good never answers again. A batch is also lost
+            # with its node, even after its actor has answered.
             if self._shards.gone():
                 raise self.lost(first_line(error)) from error
             now = time.monotonic()
             self._reader, self._resume_at = None, now + 0.1
             self._down_since = self._down_since or now
             return
-        if self._attaching:  # that it can be attached to does not say that its batches come
+        if self._attaching:  # an attached shard may still fail to deliver batches
             self._reader = answer
             return
         assert isinstance(answer, Next)
@@ -125,25 +124,24 @@ class _Lane:
 
     @property
     def is_lost(self) -> bool:
-        """It has not answered for longer than one that lives, or is being restarted, would take."""
+        """Whether it has not answered for longer than a restart takes."""
         now = time.monotonic()
         hangs = self.coming is not None and now - self._asked_at > _ANSWER_S + _POLL_S
         return hangs or (self._down_since is not None and now - self._down_since > _ANSWER_S)
 
     def lost(self, why: str = "it does not answer") -> ReplayError:
-        """What to raise then."""
+        """The error to raise for a lost shard."""
         return ReplayError(f"the stream of buffer {self.buffer!r} broke: {why}", buffer=self.buffer)
 
 
 def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batch, Origin] | None]:
-    """Batches and where they are from, until all streams end; None now and then.
+    """Yields batches with their origins until all streams end, and None when no batch arrived for a moment.
 
-    A batch is asked for before it is needed, so it travels while the caller works. Of each shard, no more than
-    ``max_in_flight`` come that are not acknowledged. A shard whose process dies is left out until Ray has started
-    another in its place, and one that hangs until it answers: nobody waits for it.
+    The next batch is requested early, so it travels while the caller works. Each shard has at most ``max_in_flight``
+    batches that are not acknowledged. A shard that restarts or hangs is skipped until it answers.
 
     Raises:
-        ReplayError: a buffer is gone for good, or does not answer.
+        ReplayError: a buffer has ended for good, or does not answer.
     """
     weights = weights_of(buffers)
     mix = Mix(weights)
@@ -163,7 +161,7 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
                 calls[call].answer()
                 calls[call].ask()
         elif not held:
-            time.sleep(0.05)  # all that have not ended are being restarted
+            time.sleep(0.05)  # all remaining shards are restarting
         if all(lane.ended and lane.batch is None for lane in lanes):
             return
         if all(lane.is_lost for lane in lanes if not lane.ended) and not held:
@@ -182,26 +180,26 @@ def read(buffers: Buffers, namespace: str | None = None) -> Generator[tuple[Batc
 
 
 def _found(names: Iterable[str], namespace: str | None) -> list[Shards]:
-    """The buffers' shards, all within one deadline."""
+    """Finds the buffers' shards, all within one deadline."""
     deadline = time.monotonic() + _ANSWER_S
     return [Shards.find(name, namespace=namespace, timeout_s=max(0.0, deadline - time.monotonic())) for name in names]
 
 
 class Stream:
-    """The consumer's end: an iterator of learner batches, whose arrays may be views of shared memory: read only.
+    """The consumer's end: an iterator of learner batches. Arrays may be read-only views of shared memory.
 
     Args:
-        items: batches and where they are from, or None where nothing came for a moment.
-        buffers: that they are of.
-        namespace: None: the caller's.
-        timeout_s: longest wait for one batch; None: for ever, which only a learner that others end may do.
+        items: batches with their origins, or None when no batch arrived for a moment.
+        buffers: the buffers they come from.
+        namespace: Ray namespace; None: the caller's.
+        timeout_s: longest wait for one batch; None: no limit, only for a learner that others can end.
 
     Attributes:
-        holds: a buffer with ``max_policy_lag`` 0 sends no batch before the next one is asked for: only then is known
-            which version it must be of. For a reader that learns from each, alone, before it asks for the next.
-        before: learner batches before the next one, by which ``importance_batches`` counts: those of an interrupted
-            training, and of all who share the stream.
-        readers: how many do, each with as many batches as this one.
+        holds: for a single reader that learns from each batch before it requests the next. With ``max_policy_lag`` 0
+            the buffer then sends a batch only on request, because only then the required version is known.
+        before: number of earlier learner batches, for ``importance_batches``; includes those of an interrupted
+            training, and of all readers of the stream.
+        readers: number of readers that share the stream equally.
     """
 
     def __init__(
@@ -242,7 +240,7 @@ class Stream:
         raise StopIteration
 
     def took(self) -> None:
-        """The learner took a batch, the oldest it had not: as many more may be sent. Does not wait."""
+        """Returns the credit of the oldest batch that the learner has not taken yet. Does not wait."""
         if self._taken:
             origin = self._taken.popleft()
             if self.holds and self._origins[origin.shard][0].config.max_policy_lag == 0:
@@ -251,19 +249,19 @@ class Stream:
                 self._ack(origin)
 
     def published(self, version: int) -> None:
-        """The policy has this version now: buffers with a ``max_policy_lag`` count by it. Does not wait."""
+        """Reports the policy's new version to the buffers, for their ``max_policy_lag``. Does not wait."""
         self._version = version
         for shards in self._shards:
             if shards.config.max_policy_lag is not None:
                 shards.expire(version)
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
-        """New priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch. Does not wait."""
+        """Sets new priorities ``[n]`` of columns, by the ``index`` ``[n]`` of their batch. Does not wait."""
         for shards in self._shards:
             shards.update_priorities(np.asarray(index), np.asarray(priorities))
 
     def end(self) -> None:
-        """Ends the streams of its buffers for whoever reads them. Does not wait."""
+        """Ends the streams of its buffers, for all readers. Does not wait."""
         for shards in self._shards:
             shards.end()
 
@@ -273,7 +271,7 @@ class Stream:
         shards.ack(number, reader=origin.reader, newest=self._version if bounded else None)
 
     def close(self) -> None:
-        """Ends the reading; what is under way is lost."""
+        """Stops reading; batches in flight are lost."""
         self._items.close()
 
 
@@ -317,13 +315,13 @@ class ReplaySource(Datasource):
         self._namespace = namespace
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """None: nobody knows how much will come."""
+        """None: the size of a stream is unknown."""
         return None
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """One task. Called several times by Ray Data, so it has no effect of its own."""
+        """One task. Ray Data calls this several times, so it has no side effects."""
         buffers, namespace = self._buffers, self._namespace
 
         def blocks() -> Iterator[Block]:
@@ -338,7 +336,7 @@ class ReplaySource(Datasource):
 
 
 def _for_streams(context: DataContext) -> None:
-    """Sets what a dataset is executed with, wherever that is, for a stream without an end."""
+    """Sets the execution options of a dataset for an endless stream."""
     context.target_max_block_size = 1
     context.execution_options.preserve_order = True
     context.execution_options.verbose_progress = False
@@ -351,16 +349,16 @@ def _for_streams(context: DataContext) -> None:
 def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
     """The stream of buffers as a `ray.data.Dataset`.
 
-    Iterate it with `batches_of`. It has a `DataContext` of its own: other datasets of the process stay as they are.
+    Iterate it with `batches_of`. It has a separate `DataContext`, so other datasets of the process are not affected.
 
     Args:
-        buffers: a name, or names with weights: of what is there, each has its share.
-        namespace: None: the caller's.
+        buffers: a name, or names with weights, which set the share of each buffer that has batches.
+        namespace: Ray namespace; None: the caller's.
     """
     weights_of(buffers)
     namespace = namespace or ray.get_runtime_context().namespace
     with warnings.catch_warnings():
-        # Deprecated in favour of named arguments, of which there is none for retries.
+        # Ray deprecates this option in favour of named arguments, but has none for retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
         dataset = ray.data.read_datasource(
             ReplaySource(buffers, namespace),
@@ -368,8 +366,8 @@ def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
             num_cpus=0,
             ray_remote_args={"max_retries": 0},
         )
-    # A copy of the process's, made for this one; `streaming_split` executes with it, too. Ray Train does but for the
-    # execution options, which it has to be given.
+    # A copy of the process's context. `streaming_split` uses it too. Ray Train uses it except for the execution
+    # options, which it takes as an argument.
     _for_streams(dataset.context)
     return dataset
 
@@ -377,5 +375,5 @@ def replay_dataset(buffers: Buffers, *, namespace: str | None = None) -> Any:
 def weights_of(buffers: Buffers) -> dict[str, float]:
     """Weight by name. Raises ValueError for a weight that is not positive."""
     weights = {buffers: 1.0} if isinstance(buffers, str) else dict(buffers)
-    Mix(weights)  # says what is wrong with them here
+    Mix(weights)  # validates the weights
     return weights
