@@ -27,12 +27,14 @@ setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
 
 # The lock is whole, so pip need not resolve it, which takes minutes; only torch brings more where it is a CUDA build.
 # pip settles differences: an interrupted or outdated environment is mended, not made again.
+# An older one has rfc3987-syntax, with which each process of Ray takes 2 s longer to start.
 $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' requirements.lock)
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip uninstall -qq --yes rfc3987-syntax lark
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -67,7 +69,7 @@ lock: ## write requirements.lock anew from pyproject.toml
 	$(PYTHON) -m venv "$$folder"; \
 	"$$folder/bin/python" -m pip install --quiet --editable '.[dev]'; \
 	{ sed -n '/^#/p' requirements.lock; \
-	  "$$folder/bin/python" -m pip freeze --all --exclude-editable | sed 's/+.*//' | grep -viE '^(pip|wheel)==' | sort -f; \
+	  "$$folder/bin/python" -m pip freeze --all --exclude-editable | sed 's/+.*//' | grep -viE '^(pip|wheel|rfc3987-syntax|lark)==' | sort -f; \
 	} > requirements.lock.new; \
 	mv requirements.lock.new requirements.lock
 
