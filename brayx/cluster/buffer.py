@@ -1,4 +1,4 @@
-"""A shard of a replay buffer as a Ray actor: pushes wait for room, readers for batches, and credits bound the stream.
+"""A shard of a replay buffer as a Ray actor: pushes wait for room, readers for batches; credits limit the stream.
 
 `BufferActor` is undecorated and calls Ray only to look up actors by name, so its tests need no cluster. Knows nothing
 of Ray Data, nor of what the learner does with a batch.
@@ -32,12 +32,12 @@ _STORE_ANSWER_S = 5.0
 
 
 class Next(NamedTuple):
-    """Answer to a reader: a batch, the end of the stream, or neither (ask again).
+    """Reply to a reader: a batch, the end of the stream, or neither (call again).
 
     Attributes:
-        batch: the next one.
-        ended: no more will come.
-        unknown: this buffer restarted since the reader attached: attach again.
+        batch: the next batch.
+        ended: the stream is over.
+        unknown: the buffer restarted since the reader attached; it should attach again.
     """
 
     batch: Batch | None
@@ -46,14 +46,14 @@ class Next(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Answer to a push.
+    """Reply to a push.
 
     Attributes:
-        refused: how many of the replays were refused, and
-        why: what the first was refused for.
-        whole: so many of the first replays are done with: taken, refused, or dropped.
-        part: so much of the next one was taken, whose rest then waits for room: columns, or transitions of a fragment.
-        room: whether there is some now.
+        refused: number of refused replays.
+        why: reason of the first refusal.
+        whole: number of replays, from the first, that are finished: taken, refused, or dropped.
+        part: how much of the next replay was taken before the room ran out: columns, or transitions of a fragment.
+        room: whether the buffer has room now.
         ended: the buffer takes no more.
     """
 
@@ -66,23 +66,24 @@ class Taken(NamedTuple):
 
 
 class BufferActor:
-    """A shard: readers and pushes wait here, and credits bound what is on its way to the learner.
+    """A shard: pushes wait for room, readers wait for batches, and credits limit the batches in flight.
 
-    One reader reads at a time. A new one (`attach`) takes over: its predecessor is told that its stream ended, and what
-    that had in flight is given to nobody again, which is counted as dropped (``reader_lost``) unless it was sampled.
+    Only one reader reads at a time. A new one (`attach`) takes over: the stream of its predecessor ends, and the
+    predecessor's batches in flight are not sent again. They count as dropped (``reader_lost``) unless they were
+    sampled.
 
     Args:
         config: sizes, and how to sample.
-        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
-        hub: name of the trial's hub, which is told of ``env_steps``, ``fragments_pushed``, ``replay_dropped``,
-            ``replay_batches``, ``replay_reused`` and ``replay_restarts``; empty: nobody is. No handle, because an actor
-            that restarts must not depend on one.
-        namespace: of the hub and the weight store.
-        weights: name of the weight store that knows which versions of the policy there are: what claims to be of a
-            newer one is refused. Empty: any is taken.
-        number: of this shard.
-        learned: what comes out is learned from. Otherwise the hub is told of ``eval_dropped`` alone.
-        restarted: this actor takes the place of one that died.
+        layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything is.
+        hub: name of the trial's hub. It gets the metrics ``env_steps``, ``fragments_pushed``, ``replay_dropped``,
+            ``replay_batches``, ``replay_reused`` and ``replay_restarts``. Empty: none. It is not a handle, because an
+            actor that restarts must not depend on one.
+        namespace: namespace of the hub and the weight store.
+        weights: name of the weight store, to refuse replays with a policy version newer than the store's. Empty: accept
+            any version.
+        number: number of this shard.
+        learned: batches are learned from. Otherwise the hub only gets ``eval_dropped``.
+        restarted: this actor replaces one that died.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class BufferActor:
         self._buffer = ReplayBuffer(config, layout, shard=number)
         self._config = config
         self._changed = asyncio.Condition()
-        # A random start tells the readers of a process that died from those of this one.
+        # Start at a random number, to tell readers of this process from those of one that died.
         self._first = secrets.randbits(60)
         self._reader = self._first
-        self._in_flight: deque[int] = deque()  # of each batch, the transitions that are lost if it does not arrive
+        self._in_flight: deque[int] = deque()  # per batch: transitions lost if it does not arrive
         self._ended = False
         self._stopping = False
         self._failure: BrayxError | None = None
@@ -118,16 +119,16 @@ class BufferActor:
             self._count("replay_restarts", 1)
 
     async def config(self) -> BufferConfig:
-        """The options that this buffer was made with."""
+        """The options of this buffer."""
         return self._config
 
     async def push(self, replays: Sequence[Fragment | Columns], drop: bool = True, timeout_s: float = 0.0) -> Taken:
-        """Takes fragments and columns in; after `end` all are dropped.
+        """Stores fragments and columns; after `end` it drops them all.
 
         Args:
-            replays: what to take.
+            replays: fragments and columns.
             drop: make room by dropping; otherwise wait for it.
-            timeout_s: how long to wait for room; at most 5 s.
+            timeout_s: longest wait for room; at most 5 s.
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         refused, why, whole, part = 0, "", 0, 0
@@ -153,7 +154,7 @@ class BufferActor:
                             break
                         if taken:
                             self._look()
-                            await self._notify()  # who waits for a batch makes the room that this waits for
+                            await self._notify()  # a waiting reader takes a batch, which makes room
                         if not await self._wait(deadline):
                             break
                 if rest is not None:
@@ -168,7 +169,7 @@ class BufferActor:
         if refused and self._learned:
             note = one_line(f"BadFragment: {why}")
             self._books.add("fragments_dropped", 1.0, label="refused", weight=refused, note=note)
-        # Counted from what was told, since another push may have been taken while this one waited.
+        # Use the reported counts: other pushes may have been stored while this one waited.
         self._count("env_steps", self._buffer.pushed - self._told_steps)
         self._told_steps = self._buffer.pushed
         self._count("fragments_pushed", whole - refused)
@@ -179,7 +180,7 @@ class BufferActor:
         return Taken(refused, why, whole, part, self._buffer.has_room, self._ended)
 
     async def attach(self) -> int:
-        """Makes the caller the one reader, and gives it the number to read with."""
+        """Makes the caller the only reader, and returns its reader number."""
         self._reader += 1
         lost = sum(self._in_flight)
         self._in_flight.clear()
@@ -190,11 +191,11 @@ class BufferActor:
         return self._reader
 
     async def next_batch(self, reader: int, timeout_s: float) -> Next:
-        """The next batch, as soon as there is one and a credit for it.
+        """Waits for a batch and a credit, and returns the batch.
 
         Args:
-            reader: number that `attach` gave.
-            timeout_s: how long to wait; at most 5 s.
+            reader: the number from `attach`.
+            timeout_s: longest wait; at most 5 s.
         """
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         while True:
@@ -205,14 +206,14 @@ class BufferActor:
             if len(self._in_flight) < self._config.max_in_flight:
                 since = np.asarray(self._ready_since)
                 batch = self._buffer.pop(reuse=not self._ended and not self._in_flight)
-                self._tell_dropped()  # what had become too old
+                self._tell_dropped()  # those that were too old
                 if batch is not None:
                     once = self._buffer.table is None and self._buffer.reused == self._reused
                     self._in_flight.append(int(np.count_nonzero(batch["mask"])) if once else 0)
                     self._count("replay_reused", self._buffer.reused - self._reused)
                     self._reused = self._buffer.reused
                     self._look()
-                    await self._notify()  # there is room for what waits to be pushed
+                    await self._notify()  # now there is room for waiting pushes
                     return Next({**batch, READY_KEY: since})
                 if self._ended:
                     return Next(None, ended=True)
@@ -220,14 +221,14 @@ class BufferActor:
                 return Next(None)
 
     async def ack(self, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
-        """The learner took ``count`` batches: as many more may leave.
+        """Returns the credits of ``count`` batches that the learner has taken.
 
         Args:
-            count: how many.
-            reader: number of who was given them: one that another has taken over from has no credits to give back.
-                None: whoever reads now.
-            newest: version that the policy has, see `expire`: Ray keeps no order of an asyncio actor's calls, and what
-                leaves now must not be older for having overtaken that one. None: whatever was told.
+            count: number of batches.
+            reader: reader number that got them; a reader that was replaced has no credits to return. None: the current
+                reader.
+            newest: the policy's version, as for `expire`. It is passed here too because Ray may reorder the calls of an
+                asyncio actor, and the next batch must not be too old. None: the last known version.
         """
         if newest is not None:
             self._expire(newest)
@@ -238,20 +239,20 @@ class BufferActor:
         await self._notify()
 
     async def expire(self, newest: int) -> None:
-        """Tells that the policy has this version, by which ``max_policy_lag`` counts."""
+        """Sets the policy's version, for ``max_policy_lag``."""
         self._expire(newest)
         await self._notify()  # there may be room
 
     async def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> int:
-        """Priorities of columns by the ``index`` of their batch; says how many of them this shard has."""
+        """Sets priorities of columns by the ``index`` of their batch; returns how many of them this shard has."""
         return self._buffer.update_priorities(index, priorities)
 
     async def end(self, *, drain: bool = False) -> None:
         """Ends the stream.
 
         Args:
-            drain: take no more, but give first what waits, the unfinished batch included; a buffer that is sampled
-                gives as long as its rate allows. Otherwise the stream ends at once.
+            drain: take no more, but first send the waiting batches, including the unfinished one; a sampled buffer
+                sends as many as its rate allows. Otherwise the stream ends at once.
         """
         if drain and not self._ended:
             self._buffer.flush()
@@ -264,15 +265,15 @@ class BufferActor:
         return self._ended
 
     async def stopped(self) -> bool:
-        """Whether the stream is over: no reader is given another batch."""
+        """Whether the stream is over, so that no reader gets another batch."""
         return self._stopping
 
     async def fail(self, error: BrayxError) -> None:
-        """Keeps what the learner failed with for good; the first counts."""
+        """Stores the learner's permanent error; the first one is kept."""
         self._failure = self._failure or error
 
     async def failure(self) -> BrayxError | None:
-        """What the learner failed with for good."""
+        """The learner's permanent error."""
         return self._failure
 
     async def stats(self) -> dict[str, float]:
@@ -280,15 +281,15 @@ class BufferActor:
         return {**self._buffer.stats(), "in_flight": len(self._in_flight)}
 
     async def has_room(self) -> bool:
-        """Whether something can be taken without dropping."""
+        """Whether a replay can be stored without dropping."""
         return self._buffer.has_room
 
     async def tell(self, timeout_s: float) -> bool:
-        """Hands over to the hub what it was not told yet, which else takes half a second; False when it is too slow."""
+        """Sends pending metrics to the hub now instead of within half a second; False if the hub is too slow."""
         return await asyncio.to_thread(self._books.flush, timeout_s)
 
     def _count(self, name: str, value: float, label: str = "") -> None:
-        """Records a sample; where nothing is learned from, only of drops: all else would be taken for the learner's."""
+        """Records a metric. An evaluation buffer records only drops, since the rest would count as the learner's."""
         if self._learned:
             self._books.add(name, value, label=label)
         elif name == "replay_dropped":
@@ -300,7 +301,7 @@ class BufferActor:
         self._look()
 
     def _tell_dropped(self) -> None:
-        """Tells the hub what has been dropped since it was told last."""
+        """Records the drops since the last call."""
         if self._told == self._buffer.dropped:
             return
         for reason, count in (self._buffer.dropped - self._told).items():
@@ -311,7 +312,7 @@ class BufferActor:
         return self._ended
 
     def _look(self) -> None:
-        """Notes since when there is something to give."""
+        """Records the time since which a batch is ready."""
         if self._buffer.exhausted:
             self._ready_since = float("nan")
         elif math.isnan(self._ready_since):
@@ -334,7 +335,7 @@ class BufferActor:
         return True
 
     async def _learn_of(self, replay: Any) -> None:
-        """Asks the weight store for the newest version, if ``replay`` claims one that is not known here."""
+        """Gets the newest version from the weight store, if ``replay`` has a version unknown to this shard."""
         claimed = _claimed(replay) if self._weights else None
         known = self._buffer.newest_version
         if claimed is None or (known is not None and claimed <= known):
@@ -354,14 +355,14 @@ class BufferActor:
 
 
 def _parts(replay: Fragment | Columns | None) -> int:
-    """As `Taken.part` counts them."""
+    """The size of a replay, in the unit of `Taken.part`."""
     if isinstance(replay, Columns):
         return rows(replay)
     return transitions(replay) if isinstance(replay, Fragment) else 0
 
 
 def _claimed(replay: Any) -> int | None:
-    """The newest policy version in a push; None where it cannot be told, which packing refuses."""
+    """The newest policy version in a push; None if it has no valid one, which packing refuses."""
     try:
         if isinstance(replay, Columns):
             versions, mask = np.asarray(replay.arrays["policy_version"]), np.asarray(replay.arrays["mask"])

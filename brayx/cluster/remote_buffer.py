@@ -1,6 +1,6 @@
-"""`RemoteBuffer`: a buffer by its name, from anywhere in the cluster. Pushes go to the nearest shard that has room.
+"""`RemoteBuffer`: a buffer by its name, from anywhere in the cluster. Pushes go to the nearest shard with room.
 
-The constructor creates the buffer or attaches to it. A push that may drop never waits; one that may not waits for room,
+The constructor creates the buffer or attaches to it. A push that may drop never waits; otherwise it waits for room,
 with a deadline. `brayx.cluster.stream` reads.
 """
 
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 Replay: TypeAlias = Fragment | Columns
 
 _RETRY_S = 0.2
-"""After a push that failed, until its shard is tried again: it restarts by itself."""
+"""Pause after a failed push before its shard, which restarts by itself, is tried again."""
 _LOOK_AGAIN_S = 0.5
-"""Who waits for an answer looks so often whether the handle was closed."""
+"""Interval at which a waiting push checks whether the handle was closed."""
 _LOOK_S = 1.0
-"""Where there are several shards, one without room is waited for so long before the next is asked."""
+"""With several shards, longest wait for room in one before the next is tried."""
 
 
 @dataclass
 class _Lane:
-    """The way to one shard."""
+    """The connection to one shard."""
 
     shard: Shard
     call: int = 0
@@ -52,34 +52,34 @@ class _Lane:
 class RemoteBuffer:
     """A replay buffer: push from anywhere, iterate in a notebook, stream to a trainer.
 
-    A push with ``drop`` hands over and returns: to each shard at most one call is on its way, what is pushed meanwhile
-    goes with the next one, all of it. Past ``max_pending`` pushes the oldest is dropped and counted. A call that fails
-    takes its replays along, what waits goes with the next one soon after; one without an answer for ``push_timeout_s``
-    counts as failed, though it may yet arrive.
+    A push with ``drop`` returns at once. Each shard has at most one call in flight; pushes in the meantime are queued
+    and all sent with the next call. If more than ``max_pending`` pushes wait, the oldest is dropped and counted. The
+    replays of a failed call are lost; queued ones are sent soon after. A call without an answer for
+    ``push_timeout_s`` counts as failed, though it may still arrive.
 
     Args:
-        name: same name, same buffer.
-        config: options of a buffer that is created; of one that is there they are its own.
-        namespace: None: the caller's.
-        layout: what fragments must look like; what it does not know, or None, is as in the first good one.
-        hub: name of the trial's hub; empty: metrics go nowhere.
-        weights: name of the weight store that knows the policy's versions; empty: they are not checked.
-        learned: of a buffer that is created: what comes out is learned from; else the hub is told of drops alone.
-        shards: of a buffer that is there; None: find it, or create it.
-        max_pending: pushes kept while a call is on its way; None: the buffer's option.
-        on_dropped: told ``(reason, transitions)`` of every drop here: ``full``, ``buffer_lost``, or ``closed``.
-        push_timeout_s: for one call.
+        name: name of the buffer, unique in the namespace.
+        config: options of a buffer to create; a running buffer keeps its own.
+        namespace: Ray namespace; None: the caller's.
+        layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything is.
+        hub: name of the trial's hub; empty: metrics are not sent.
+        weights: name of the weight store with the policy's versions; empty: versions are not checked.
+        learned: for a buffer to create: its batches are learned from. Otherwise the hub only gets drops.
+        shards: shards of a running buffer; None: find or create it.
+        max_pending: limit on queued pushes; None: the buffer's option.
+        on_dropped: called with ``(reason, transitions)`` for every drop here: ``full``, ``buffer_lost``, or ``closed``.
+        push_timeout_s: deadline of one call.
         **options: fields of `BufferConfig`, instead of ``config``: ``size``, ``batch_size``, ``num_workers``,
             ``density``, ``sampler`` and so on.
 
     Attributes:
-        name, config: of the buffer.
+        name, config: name and options of the buffer.
         shards: its actors.
-        pushed: pushes handed over.
+        pushed: number of pushes sent.
         dropped: transitions dropped here, by reason.
 
     Raises:
-        ConfigError: the buffer is there, with another value of one of these options.
+        ConfigError: the buffer runs with another value of one of these options.
         ReplayError: it could not be started.
     """
 
@@ -129,26 +129,26 @@ class RemoteBuffer:
 
     @classmethod
     def attach(cls, name: str, *, namespace: str | None = None, **arguments: Any) -> RemoteBuffer:
-        """A buffer that is running; arguments as of the class.
+        """Attaches to a running buffer; arguments as for the class.
 
         Raises:
-            ReplayError: there is none of that name.
+            ReplayError: no buffer of that name runs.
         """
         return cls(name, namespace=namespace, shards=Shards.find(name, namespace=namespace, located=True), **arguments)
 
     def push(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
-        """Hands fragments and columns over. Safe from any thread.
+        """Pushes fragments and columns. Safe from any thread.
 
         Args:
-            replays: what to push.
-            drop: return at once, and drop the oldest of what has no room. Otherwise wait until all is taken.
-            timeout_s: how long to wait; only without ``drop``.
+            replays: fragments and columns.
+            drop: return at once, and drop the oldest if the buffer is full. Otherwise wait until all are stored.
+            timeout_s: longest wait; only without ``drop``.
 
         Raises:
-            BadFragment: without ``drop``: some were refused, the message says what the first was refused for; the rest
-                is taken.
-            DeadlineExceeded: without ``drop``: the time ran out; ``details["left"]`` transitions were not taken.
-            ReplayError: without ``drop``: the buffer has ended, or is gone.
+            BadFragment: without ``drop``: some were refused, and the message gives the reason of the first; the rest
+                are stored.
+            DeadlineExceeded: without ``drop``: the time ran out; ``details["left"]`` transitions were not stored.
+            ReplayError: without ``drop``: the buffer has ended or was lost.
         """
         if drop:
             self._hand_over(replays)
@@ -156,7 +156,7 @@ class RemoteBuffer:
             self._all_taken(self.offer(*replays, timeout_s=timeout_s), timeout_s)
 
     async def push_async(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
-        """As `push`, in an event loop, which goes on while this waits."""
+        """As `push`, without blocking the event loop."""
         if drop:
             self._hand_over(replays)
             return
@@ -178,13 +178,13 @@ class RemoteBuffer:
             self._all_taken(done.value, timeout_s)
 
     def offer(self, *replays: Replay, timeout_s: float) -> list[Replay]:
-        """Pushes what there is room for within ``timeout_s`` and gives back the rest, all of it while the buffer is
-        being restarted. Drops nothing.
+        """Pushes as many as find room within ``timeout_s`` and returns the rest; returns all while the buffer restarts.
+        Drops nothing.
 
         Raises:
-            BadFragment: all are taken, but for those that were refused.
-            ReplayError: the buffer has ended, is gone, or this handle was closed; whether it took what it was just
-                being handed is not known then.
+            BadFragment: some were refused; all others are stored.
+            ReplayError: the buffer has ended or was lost, or this handle was closed. Replays of the call in flight may
+                have been stored.
         """
         steps = self._offer(list(replays), timeout_s)
         try:
@@ -208,14 +208,14 @@ class RemoteBuffer:
         return self.batches()
 
     def batches(self, timeout_s: float = 300.0) -> Iterator[Batch]:
-        """Learner batches until the stream ends; for notebooks. Whoever else reads this buffer is told that it ended.
+        """Learner batches until the stream ends; for notebooks. The stream of any other reader ends.
 
         Args:
             timeout_s: longest wait for one batch.
 
         Raises:
-            DeadlineExceeded: no batch came for that long.
-            ReplayError: the buffer is gone for good.
+            DeadlineExceeded: no batch arrived within ``timeout_s``.
+            ReplayError: the buffer has ended for good.
         """
         from brayx.cluster.stream import read_buffer
 
@@ -234,13 +234,13 @@ class RemoteBuffer:
         return replay_dataset(self.name, namespace=self._namespace)
 
     def stats(self, timeout_s: float = 30.0) -> dict[str, float]:
-        """Counters of all shards (`ReplayBuffer.stats`), and how many ``shards`` answered."""
+        """Counters of all shards (`ReplayBuffer.stats`), and the number of ``shards`` that answered."""
         return self.shards.stats(timeout_s)
 
     def has_room(self, timeout_s: float = 30.0) -> bool:
-        """Whether something can be pushed without dropping what is there, by a shard that answers in time.
+        """Whether a shard that answers in time has room to store a push without dropping.
 
-        True when none does: it is being restarted, empty, and what is pushed meanwhile is lost, and counted.
+        True if no shard answers: it restarts empty, and pushes in the meantime are lost and counted.
         """
         try:
             return self.shards.has_room(timeout_s)
@@ -248,11 +248,11 @@ class RemoteBuffer:
             return True
 
     def end(self, *, drain: bool = False) -> None:
-        """Ends the stream for whoever reads it, see `BufferActor.end`."""
+        """Ends the stream for its readers, see `BufferActor.end`."""
         self.shards.end(drain=drain)
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until everything pushed so far has reached the buffer; False when the time ran out first."""
+        """Waits until everything pushed so far has reached the buffer; False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._idle:
             while self._pending or any(lane.sending for lane in self._lanes):
@@ -263,9 +263,9 @@ class RemoteBuffer:
         return True
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Delivers what is pending if that takes no longer than ``timeout_s``, and takes no more. The buffer stays.
+        """Sends queued pushes for up to ``timeout_s``, then takes no more. The buffer keeps running.
 
-        A push that waits, in another thread, is given up with a `ReplayError`.
+        A push that waits in another thread fails with a `ReplayError`.
         """
         self.flush(timeout_s)
         with self._lock:
@@ -302,7 +302,7 @@ class RemoteBuffer:
             raise DeadlineExceeded(said, left=count)
 
     def _answer(self, call: Any) -> Taken:
-        """Waits for a push's answer, unless this is closed meanwhile: who ends does not wait for a shard that hangs."""
+        """Waits for a push's answer until this handle is closed, so that closing never waits for a hanging shard."""
         deadline = time.monotonic() + self._push_timeout_s
         while not ray.wait([call], timeout=max(0.0, min(_LOOK_AGAIN_S, deadline - time.monotonic())))[0]:
             if self._closed:
@@ -316,7 +316,7 @@ class RemoteBuffer:
         return ReplayError(f"buffer {self.name!r} takes no more: this handle to it was closed", ended=True)
 
     def _offer(self, left: list[Replay], timeout_s: float) -> Generator[Any, Taken, list[Replay]]:
-        """Gives calls, whose answers it is sent, or what they raised thrown; None: wait a moment."""
+        """Yields calls to make, and gets their answers sent or their errors thrown; yields None to pause."""
         deadline = time.monotonic() + timeout_s
         refused, why, turn = 0, "", 0
         at = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
@@ -324,7 +324,7 @@ class RemoteBuffer:
             if self._closed:
                 raise self._is_closed()
             lane = self._lanes[(at + turn) % len(self._lanes)]
-            # All are asked once; only then one is waited for.
+            # Try every shard once before waiting for one.
             longest = MAX_WAIT_S if len(self._lanes) == 1 else _LOOK_S if turn >= len(self._lanes) else 0.0
             turn += 1
             try:
@@ -333,7 +333,7 @@ class RemoteBuffer:
                 )
             except (ray.exceptions.RayError, TimeoutError) as error:
                 lane.room = False
-                # What it had taken went with it: nothing comes twice. Until it is back it has no room.
+                # Its stored part was lost with it, so a retry duplicates nothing. It has no room until it is back.
                 if isinstance(error, ray.exceptions.RayActorError) and not self.shards.gone():
                     if time.monotonic() >= deadline:
                         break
@@ -370,13 +370,13 @@ class RemoteBuffer:
                 lane.sending, lane.since = replays, time.monotonic()
             try:
                 future = lane.shard.actor.push.remote(replays).future()
-            except Exception as error:  # Ray's own errors for a handle that cannot be used any more
+            except Exception as error:  # Ray's errors for an invalid handle
                 self._failed(lane, call, error)
                 return
             future.add_done_callback(lambda done, lane=lane, call=call: self._sent(lane, call, done))
 
     def _next_lane(self) -> _Lane | None:
-        """Where what is pending goes now; None: nowhere yet."""
+        """The shard for the queued pushes; None: no shard is free."""
         if not self._pending:
             return None
         now = time.monotonic()
@@ -386,7 +386,7 @@ class RemoteBuffer:
             return None
         if not with_room[0].sending:
             return with_room[0]
-        if len(self._pending) > self._max_pending // 2:  # it is too slow for what comes
+        if len(self._pending) > self._max_pending // 2:  # the nearest shard is too slow
             return next((lane for lane in [*with_room, *up] if not lane.sending), None)
         return None
 
@@ -412,7 +412,7 @@ class RemoteBuffer:
         self._send()
 
     def _retry_if_stuck(self) -> None:
-        """Sends what waits in a while, where no answer will; the caller holds the lock."""
+        """Schedules a send of queued pushes if no call is in flight to trigger it; the caller holds the lock."""
         if self._closed or not self._pending or any(lane.sending for lane in self._lanes):
             return
         if self._retry is not None:
@@ -431,7 +431,7 @@ class RemoteBuffer:
             self._failed(lane, call, TimeoutError(f"no answer within {self._push_timeout_s:g} s"))
 
     def _done(self, lane: _Lane, call: int) -> list[Replay] | None:
-        """Settles the call on its way and gives its replays; None when that one was settled before."""
+        """Settles the call in flight and returns its replays; None if it was settled before."""
         with self._idle:
             if call != lane.call or not lane.sending:
                 return None
@@ -447,7 +447,7 @@ class RemoteBuffer:
 
 
 def _nearest_first(shards: Shards) -> list[_Lane]:
-    """Ways to the shards: this node's first; those equally near in an order of this process's own."""
+    """Connections to the shards: this node's first; equally near ones in a random order per process."""
     here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
     lanes = [_Lane(shard) for shard in shards]
     random.shuffle(lanes)
