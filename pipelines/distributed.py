@@ -1,7 +1,7 @@
-"""The training of `brayx.local.train.train_local` as a job: rollout workers, a buffer, a learner, a trial.
+"""Runs the training of `brayx.local.train.train_local` as a job: rollout workers, a buffer, a learner, a trial.
 
-The arguments become a job as its YAML would say it, and a host runs that; what a YAML can do more (shards, one's own
-modules) is a matter of writing one. Knows nothing of the command line.
+The arguments become a job's configuration, and a host runs that job. For further options (shards, your own modules)
+write a YAML file. Knows nothing of the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DROPPED = ("replay_dropped.", "fragments_dropped.")
-"""Transitions by the reason why they were not learned from."""
+"""Prefixes of the metrics that count lost transitions, by reason."""
 
 
 def train_distributed(
@@ -53,32 +53,32 @@ def train_distributed(
     address: str | None = "",
     log_interval: int | None = None,
 ) -> tuple[Result, Trial]:
-    """Trains a policy for ``env`` as a job does, with workers on a Ray cluster or in this process.
+    """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
 
-    The trial is an MLflow run: an interrupted one of that name goes on from its checkpoint.
+    The trial is an MLflow run; an interrupted run of that name continues from its checkpoint.
 
     Args:
         env: Gymnasium id.
         algorithm: options; None: PPO's defaults.
-        training: what `brayx.local.train.train_local` takes as well; None: its defaults.
+        training: the options that `brayx.local.train.train_local` also takes; None: their defaults.
         num_workers: rollout workers.
-        max_policy_lag: versions that a transition may be old when it is learned from; older ones are dropped.
+        max_policy_lag: greatest age of a transition in policy versions; older ones are dropped.
         ranks, where: learners, and whether they are Ray Train's workers (``train``) or a thread here (``process``, for
             one); None: as `TrainerConfig.where`.
         cpus_per_worker: CPUs that Ray reserves for each rollout worker.
         checkpoint_interval_s: seconds between two checkpoints.
         project: MLflow experiment; None: named after ``env``.
         trial: MLflow run.
-        resume: go on with an unfinished run of that name.
+        resume: continue an unfinished run of that name.
         tracking: MLflow URI or path; None: ``mlflow.db`` in the current folder.
         address: of a running Ray cluster; empty starts one; None: this process, if it can run the job.
         log_interval: updates between two lines of progress, where there is no terminal to draw on; None: 5 s.
 
     Returns:
-        What `train_local` gives, and the trial.
+        A result as from `train_local`, and the trial.
 
     Raises:
-        ConfigError: options that do not fit each other, or the environment.
+        ConfigError: options do not fit each other or the environment.
         BrayxError: the training failed.
     """
     # Read when Ray is imported: a thread that outlives the job must not start a new Ray by calling the one that ended.
@@ -97,7 +97,7 @@ def train_distributed(
         raise ConfigError(f"num_envs is {num_envs}, expected a multiple of num_workers, {num_workers}", key="num_envs")
 
     def same(*names: str) -> dict[str, Any]:
-        """Options whose names a job's YAML has too."""
+        """The options that have the same names in a job's YAML."""
         return {name: getattr(given, name) for name in names}
 
     if given.sampler == "fifo":
@@ -109,10 +109,10 @@ def train_distributed(
             **same("samples_per_insert", "min_columns"),
             **same("priority_exponent", "importance_exponent", "importance_batches"),
         }
-        # The learner counts what it learns from: a sampled transition many times.
+        # The learner counts a sampled transition each time it learns from it.
         num_steps = round(num_steps * (given.samples_per_insert or 1.0))
 
-    # Without the defaults: what was not chosen is an algorithm's to choose.
+    # Only the options that were set: the algorithm chooses the others.
     network = {} if given.network is None else given.network.model_dump(mode="json", exclude_unset=True)
     plain: dict[str, Any] = {
         "project": project or env.replace("/", "-").replace(":", "-"),
@@ -153,7 +153,7 @@ def _job(plain: Mapping[str, Any], config: type[JobConfig]) -> JobConfig:
 
 
 def _result(job: JobConfig, done: Any, training: Training) -> Result:
-    """What a job came to, in `train_local`'s words; the module is that of the newest checkpoint."""
+    """The result of a job in the form of `train_local`; the module is that of the newest checkpoint."""
     import torch
 
     from brayx.engines.base import load_weights
@@ -193,7 +193,7 @@ def _result(job: JobConfig, done: Any, training: Training) -> Result:
 
 
 def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
-    """The course of a trial as MLflow has it, from ``began`` (a Unix time) on."""
+    """The learning curve of a trial in MLflow, from ``began`` (a Unix time) on."""
     from mlflow import MlflowClient
 
     from brayx.books import GAMES
@@ -207,7 +207,7 @@ def _curve(trial: Trial, began: float) -> tuple[Point, ...]:
     return tuple(
         Point(point.timestamp / 1e3 - began, point.step, games.get(point.timestamp, 0), point.value)
         for point in ordered
-        if point.timestamp / 1e3 >= began  # a trial that was resumed has older ones
+        if point.timestamp / 1e3 >= began  # a resumed trial has older points
     )
 
 
@@ -240,6 +240,6 @@ def _evaluated(
                 normaliser=collector.obs_normaliser,
                 max_steps=training.evaluation_steps,
             )
-    except EnvironmentFailed as error:  # what was learned stays
+    except EnvironmentFailed as error:  # keep the trained model
         logger.warning("there is no evaluation: %s", error)
         return None

@@ -1,8 +1,8 @@
-"""Ends an interrupted command in time: kills what still runs when the time is over, and removes its temporary files.
+"""Ends an interrupted command in time: kills processes that still run at the deadline, and removes temporary files.
 
-A command ends its parts in order, all within one `Deadline`; `end_within` is for the case that one of them hangs. It
-finds the command's processes by a mark in their environment, which all inherit, orphans and process groups of their own
-included. Knows nothing of what the processes do.
+A command ends its parts in order, all within one `Deadline`; `end_within` handles parts that hang. It finds the
+command's processes by a mark in their environment, which all inherit, including orphans and separate process groups.
+Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
 
 INTERRUPTED_S = END_S - 1.0
-"""Seconds that an interrupted training has to end in order; then what is left is killed."""
+"""Seconds for an interrupted training to end in order; then its processes are killed."""
 _PARTS_END_S = 3.0
-"""Of these, for the parts that give what is learned from."""
+"""Seconds of these for the parts that produce data."""
 
 _MARK = "BRAYX_COMMAND"
 
 
 class Deadline:
-    """One for all that an ending waits for, so that several parts which hang do not add up.
+    """One deadline for all waits of a shutdown, so that several hanging parts do not add up.
 
     Args:
-        seconds: how long all may take together, from the first question on.
-        clock: seconds, for tests.
+        seconds: time for all parts together, from the first call of `left` on.
+        clock: returns seconds, for tests.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ def side_by_side(stops: Sequence[Callable[[float], object]], timeout_s: float) -
 
 
 class Part(Protocol):
-    """A part of a job that gives what is learned from: gamecores, rollouts, sources."""
+    """A part of a job that produces data: gamecores, rollouts, sources."""
 
     def __enter__(self) -> object:
         """Starts it."""
@@ -84,12 +84,14 @@ class Part(Protocol):
 
 
 @contextlib.contextmanager
-def at_work(parts: Sequence[Part], end: Deadline, stopping: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """A context in which the parts of a job work; at its end, or if one does not start, all stop side by side.
+def running_parts(
+    parts: Sequence[Part], end: Deadline, stopping: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """A context in which the parts of a job run; at its end, or if one fails to start, all stop concurrently.
 
     Args:
         parts: started in order.
-        end: of the job, which begins here.
+        end: deadline of the job's shutdown, which starts at the end of the context.
         stopping: called before the parts stop.
     """
     started: list[Part] = []
@@ -107,23 +109,23 @@ def at_work(parts: Sequence[Part], end: Deadline, stopping: Callable[[], object]
 
 
 def mark() -> None:
-    """Marks this process, and so everything that it starts from now on."""
+    """Marks this process, and so all processes that it starts from now on."""
     os.environ[_MARK] = secrets.token_hex(8)
 
 
 def end_within(seconds: float = END_S) -> None:
     """Kills processes of this command that still run after ``seconds``, and ends it with exit code 130."""
     timer = threading.Timer(seconds, _kill)
-    timer.daemon = True  # a command that is done sooner takes it along
+    timer.daemon = True  # ends with a command that finishes sooner
     timer.start()
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process as ``sys.exit`` would, but without taking every module apart.
+    """Ends this process like ``sys.exit``, but skips the interpreter's clean-up of modules.
 
-    With Ray, torch and MLflow loaded that takes the interpreter three or four seconds, at the end of each command.
+    With Ray, torch and MLflow loaded, that clean-up takes three or four seconds.
     """
-    with contextlib.suppress(OSError):  # the reader of its output may be gone
+    with contextlib.suppress(OSError):  # the reader of the output may have ended
         sys.stdout.flush()
         sys.stderr.flush()
     atexit._run_exitfuncs()
@@ -142,10 +144,10 @@ def _kill() -> None:
 
 
 def marked(name: str, value: str, *words: str) -> list[psutil.Process]:
-    """Living processes that were started with ``name=value`` in their environment, this one left out.
+    """Running processes, except this one, that were started with ``name=value`` in their environment.
 
     Args:
-        words: all of them are in the command line.
+        words: words that the process's command line must all contain.
     """
     found = []
     for process in psutil.process_iter():

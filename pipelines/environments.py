@@ -1,4 +1,4 @@
-"""A job's rollout components: looked at before anything starts, and their workers while it trains.
+"""A job's rollout components: checks before anything starts, and their workers during the training.
 
 Knows nothing of what a worker does with an environment.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def check_rollouts(job: JobConfig) -> dict[str, tuple[str, set[str]]]:
-    """Acts once in an environment of each rollout, and looks whether its options fit the trainer's.
+    """Takes one step in an environment of each rollout, and checks that its options fit the trainer's.
 
     Returns:
         Kind of actions and keys of batches, by component.
 
     Raises:
-        BrayxError: names the file and the component: the environment is not there, cannot be made or raises, the model
-            does not fit it, or has a value of other states, or the workers would wait for each other.
+        BrayxError: the environment does not exist, cannot be made or raises; the model does not fit it, or its value
+            takes other states; or the workers would wait for each other. Names the file and the component.
     """
     found = {}
     for name, config in job.rollouts.items():
@@ -64,34 +64,34 @@ def normalises(config: RolloutComponent) -> bool:
 
 
 def update_columns(job: JobConfig, buffer: BufferConfig) -> int:
-    """Columns that lead to new weights: a batch for each rank, as often as the learner updates before it publishes."""
+    """Columns per publish: one batch per rank, times the learner's updates between two publishes."""
     (trainer,) = job.trainers.values()
     return buffer.batch_size * trainer.num_workers * trainer.weights_publish_interval
 
 
 def policy_lag(job: JobConfig, name: str) -> int | None:
-    """``max_policy_lag`` of a buffer: 0 unless the job says otherwise, where its learner has only this one, in order,
-    and only one rollout fills it, a blocking one.
+    """The ``max_policy_lag`` of a buffer: the job's value, or by default 0 for a purely blocking setup, else None.
 
-    Its workers collect what an update takes with each version, and more when they gave up waiting for the next one.
-    That would stay ahead of all that comes later, and each batch would be a version old. Where others make versions
-    too, play of the newest may be rare.
+    The default is 0 if the learner reads only this buffer, in order, and a single blocking rollout fills it. Its
+    workers collect one update's data with each version, and extra data when a wait for the next version times out.
+    Without a limit, that extra data would stay in front of all later data, and each batch would be one version old. In
+    other setups, data of the newest version may be too rare for such a limit.
     """
     buffer = job.buffers[name]
     unbounded = buffer.max_policy_lag is None and buffer.sampler == "fifo"
-    if unbounded and "blocking" in _modes(job, name) and not _beside(job, name):
+    if unbounded and "blocking" in _modes(job, name) and not _besides(job, name):
         return 0
     return buffer.max_policy_lag
 
 
 def lag_notes(job: JobConfig) -> list[str]:
-    """What to know of blocking rollouts after whose waits, once given up, data may stay old: see `policy_lag`."""
+    """Notes for the user on blocking rollouts with data that may stay old after a timed-out wait, see `policy_lag`."""
     notes = []
     for name, rollout in job.rollouts.items() if len(job.trainers) == 1 else ():
         buffer = job.buffers[rollout.buffer]
-        beside = _beside(job, rollout.buffer)
+        beside = _besides(job, rollout.buffer)
         if rollout.mode == "blocking" and buffer.max_policy_lag is None and beside:
-            fed = any(source.buffer == rollout.buffer for source in job.sources.values())  # it would drop that, too
+            fed = any(source.buffer == rollout.buffer for source in job.sources.values())  # a limit would drop its data
             way_out = "" if fed else f"; {rollout.buffer}.max_policy_lag: 1 drops what is older than that"
             notes.append(
                 f"{name}.mode is blocking, but {' and '.join(beside)}: {rollout.buffer}.max_policy_lag is not 0 then. "
@@ -102,12 +102,12 @@ def lag_notes(job: JobConfig) -> list[str]:
 
 
 def _modes(job: JobConfig, name: str) -> list[str]:
-    """Of the rollouts that fill a buffer."""
+    """Modes of the rollouts that fill a buffer."""
     return [rollout.mode for rollout in job.rollouts.values() if rollout.buffer == name]
 
 
-def _beside(job: JobConfig, name: str) -> list[str]:
-    """What there is beside one rollout that fills the buffer and one rank that reads it, batch after batch."""
+def _besides(job: JobConfig, name: str) -> list[str]:
+    """Reasons why the buffer is not filled by one rollout only and read by one rank in order."""
     buffer, (trainer,) = job.buffers[name], job.trainers.values()
     found = {
         "several rollouts fill the buffer": len(_modes(job, name)) > 1,
@@ -122,13 +122,13 @@ def _beside(job: JobConfig, name: str) -> list[str]:
 
 
 class Rollouts:
-    """The workers of all rollouts of a job, as a context.
+    """Runs the workers of all rollouts of a job; a context manager.
 
     Args:
-        job: whose rollouts.
+        job: the job.
         names: Ray actors by part: ``hub``, ``weights``, ``moments``, and ``buffer/NAME`` of each buffer.
-        namespace: of these.
-        env_steps: that the trial has learned from before.
+        namespace: Ray namespace of these actors.
+        env_steps: env steps that the resumed trial has learned from.
     """
 
     def __init__(self, job: JobConfig, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> None:
@@ -155,7 +155,7 @@ class Rollouts:
         self.stop()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends all workers, see `Workers.stop`, and hands over what was counted of them."""
+        """Ends all workers, see `Workers.stop`, and sends the remaining metrics about them."""
         deadline = time.monotonic() + timeout_s
         side_by_side([workers.stop for workers in self._all.values()], timeout_s)
         if self._books is not None:
@@ -163,46 +163,46 @@ class Rollouts:
 
     @property
     def num(self) -> int:
-        """Workers to be kept at work."""
+        """The wanted number of workers."""
         return sum(workers.num for workers in self._all.values())
 
     @property
     def running(self) -> int:
-        """Workers at work."""
+        """Number of workers that run now."""
         return sum(workers.running for workers in self._all.values())
 
     @property
     def failures(self) -> int:
-        """Workers that ended by themselves so far."""
+        """Number of workers that ended by themselves."""
         return sum(workers.failures for workers in self._all.values())
 
     @property
     def error(self) -> BrayxError | None:
-        """What no further worker would mend."""
+        """A permanent error, after which workers are not replaced."""
         return next((workers.error for workers in self._all.values() if workers.error is not None), None)
 
     @property
     def messages(self) -> list[str]:
-        """Newest lines about workers that ended."""
+        """The newest messages about ended workers."""
         return [line for workers in self._all.values() for line in workers.messages]
 
     @property
     def collected(self) -> Progress:
-        """What all of them have collected."""
+        """The total progress of all workers."""
         return sum((workers.collected for workers in self._all.values()), Progress())
 
     def scale(self, name: str | None, count: int) -> tuple[str, int, int]:
-        """Has ``count`` workers in a rollout from now on; what is wrong with that changes nothing.
+        """Changes the number of a rollout's workers; an error changes nothing.
 
         Args:
-            name: of the component; None: the only one.
-            count: 1 or more: without any, the learner would wait for ever.
+            name: name of the component; None: the only one.
+            count: at least 1, because without workers the learner would wait forever.
 
         Returns:
-            The component's name, how many were to be there before, and now.
+            The component's name, and its wanted number of workers before and now.
 
         Raises:
-            ConfigError: there is no such rollout, or it cannot have so many, see `Workers.scale`.
+            ConfigError: the rollout does not exist, or cannot have so many workers, see `Workers.scale`.
         """
         if not self._all:
             raise ConfigError("the job has no rollout: no worker steps environments for it", key="rollout")
@@ -221,13 +221,13 @@ class Rollouts:
         return name, before, count
 
     def answer(self, inbox: Any) -> list[str]:
-        """Does what other processes requested of the job, see `pipelines.scale`.
+        """Carries out requests of other processes to the job, see `pipelines.scale`.
 
         Args:
             inbox: the trial's hub.
 
         Returns:
-            What was done, in lines for people.
+            Lines for the user about the changes.
         """
         from brayx.cluster.hub import take_requests
 
@@ -248,12 +248,12 @@ class Rollouts:
 
 
 def spec_of(job: JobConfig, name: str, env_steps: int = 0) -> RolloutSpec:
-    """What a worker of a rollout component needs to know.
+    """The settings of a rollout component's workers.
 
     Args:
-        job: that has it.
-        name: of the component.
-        env_steps: that the trial has learned from before.
+        job: the job.
+        name: name of the component.
+        env_steps: env steps that the resumed trial has learned from.
     """
     config = job.rollouts[name]
     buffer = job.buffers[config.buffer]
@@ -272,7 +272,7 @@ def spec_of(job: JobConfig, name: str, env_steps: int = 0) -> RolloutSpec:
 
 
 def worker_spec(job: JobConfig, name: str, names: Mapping[str, str], namespace: str, env_steps: int = 0) -> WorkerSpec:
-    """As `spec_of`, for workers on a cluster; ``names`` and ``namespace`` as of `Rollouts`."""
+    """As `spec_of`, for workers on a cluster; ``names`` and ``namespace`` as for `Rollouts`."""
     from brayx.cluster.rollout_worker import WorkerSpec
 
     config = job.rollouts[name]

@@ -40,7 +40,7 @@ class Evaluation:
 
     Attributes:
         returns: undiscounted return of each game, in no order.
-        missing: number of games that were given up.
+        missing: number of games that did not finish.
     """
 
     returns: Sequence[float]
@@ -85,19 +85,19 @@ def evaluate(
         url: base URL of the door.
         env_id: Gymnasium id; empty: ``gamecore`` plays.
         gamecore: command of any game, with the placeholders of `pipelines.gamecores.filled`. It writes the return of
-            each game that has ended as a line of standard output, ``{"return": 1.0}`` or just the number, and plays one
-            game or many: it is started again until it has played its share, and stopped then.
-        games: how many, shared among the processes.
-        at_once: gamecore processes, at most one a game.
-        door: ``http`` or ``ws``, of ``env_id``; None: the URL's own.
-        seed: of the first process's first game, of ``env_id``.
+            each finished game as a line of standard output, ``{"return": 1.0}`` or just the number. It may play one
+            game or many: it is restarted until it has played its share, then stopped.
+        games: number of games, shared among the processes.
+        at_once: number of gamecore processes, at most one per game.
+        door: ``http`` or ``ws``, for ``env_id``; None: as in the URL.
+        seed: seed of the first process's first game, for ``env_id``.
         timeout_s: deadline for the next game to end, restarted by each end.
-        keys_file: of the keys that the service asks for; None: the environment's, if it has any.
-        key: which of them; None: the first.
+        keys_file: file of the keys that the service requires; None: that of the environment variable, if set.
+        key: name of the key to use; None: the first.
         on_game: called with the number of games ended so far, from 1, and the last one's return.
 
     Raises:
-        ConfigError: there is no such key, or the URL cannot be used.
+        ConfigError: the key does not exist, or the URL cannot be used.
         StartupError: nothing listens at the URL, a gamecore failed (the message holds the last line it wrote), or no
             game ended in time. If some games ended in time, they are the result.
     """
@@ -144,7 +144,7 @@ def _check_listening(url: str) -> None:
 
 
 def _doors(url: str) -> dict[str, str]:
-    """URL of each door by name, as far as the service says."""
+    """URL of each door by name, as the service reports them."""
     endpoint = Endpoint.parse(url)
     doors = {"http": endpoint.door_url("http"), "ws": endpoint.door_url("ws")} if endpoint.scheme in HAS_STATUS else {}
     page = read_status(endpoint, _CONNECT_S) or {}
@@ -159,19 +159,19 @@ def play(
     clock: Callable[[], float] = time.monotonic,
     on_game: Callable[[int, float], None] = lambda number, game_return: None,
 ) -> list[float]:
-    """Runs gamecores concurrently and returns the returns of their games, in the order of their ends.
+    """Runs gamecores concurrently and collects the returns of their games, in the order of their ends.
 
     After the deadline it returns those of the games that have ended.
 
     Args:
-        commands: that write a line with the return when a game has ended, see `evaluate`.
-        shares: games of each; None: until it ends.
+        commands: commands that write a line with the return of each finished game, see `evaluate`.
+        shares: number of games of each; None: it plays until it ends.
         timeout_s: deadline for the next such line, and for the end of a gamecore that has closed its output.
-        clock: seconds, for tests.
-        on_game: as of `evaluate`.
+        clock: returns seconds, for tests.
+        on_game: as for `evaluate`.
 
     Raises:
-        StartupError: as `evaluate`.
+        StartupError: as for `evaluate`.
     """
     running: list[_Player] = []
     returns: list[float] = []
@@ -213,8 +213,8 @@ class _Player:
     """A gamecore process.
 
     Args:
-        command: its words.
-        share: games that it is to play; 0: until it ends.
+        command: words of its command line.
+        share: number of games to play; 0: it plays until it ends.
     """
 
     def __init__(self, command: Sequence[str], share: int) -> None:
@@ -248,7 +248,7 @@ class _Player:
         """Restarts the command if it ended cleanly before it had played its share; returns whether it did.
 
         Raises:
-            StartupError: it has written no return.
+            StartupError: it has not written any return.
         """
         if not self._share or self.is_done:
             return False
@@ -262,7 +262,7 @@ class _Player:
         return True
 
     def read(self) -> list[float] | None:
-        """Returns of the games that have ended since the last call; None: it has closed its output."""
+        """Returns of the games that have ended since the last call; None if it has closed its output."""
         data = os.read(self.output.fileno(), 65536)
         *lines, self._rest = (self._rest + data).split(b"\n")
         returns = [value for value in map(_return_in, lines) if value is not None]
@@ -288,7 +288,7 @@ class _Player:
 
 
 def _return_in(line: bytes) -> float | None:
-    """The return that a line of a gamecore holds; None: it holds none."""
+    """The return in a line of a gamecore's output; None if it has none."""
     try:
         document = json.loads(line)
         return float(document["return"] if isinstance(document, dict) else document)

@@ -1,7 +1,7 @@
-"""``brayx export``: a model of the pool, or a checkpoint, as files for other runtimes, proven to be the same.
+"""``brayx export``: writes a model of the pool, or a checkpoint, as verified files for other runtimes.
 
-The files and the report are made by `brayx.engines.bundle`; here a model is found, its module built, and what was made
-goes to the trial that it came from.
+This file finds the model, builds its module, and adds the files to the model's trial. `brayx.engines.bundle` makes the
+files and the report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from brayx.types import NestedArray
 from deployments.job import JobConfig
 
 _MEASURES = {"absolute": "worst absolute", "relative": "worst relative", "differing": "rows that differ"}
-"""Of an error in a report, with their columns; an output has either the first two or the last."""
+"""Error measures of a report, and their column titles; an output has either the first two or the last."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class _Origin:
     """The model to export.
 
     Attributes:
-        folder: with its ``weights.npz`` and ``meta.json``.
+        folder: folder with its ``weights.npz`` and ``meta.json``.
         about: its description in the bundle.
-        run_id: its trial; empty: unknown.
-        name: of the export among the trial's artifacts.
+        run_id: id of its trial; empty: unknown.
+        name: name of the export among the trial's artifacts.
     """
 
     folder: Path
@@ -61,18 +61,18 @@ def export(
 
     Args:
         reference: ``models:/name@alias`` and its like, or the folder of a checkpoint.
-        runtimes: to export to.
-        out: folder.
+        runtimes: runtimes to export to.
+        out: output folder.
         tracking: MLflow's URI, or the path of its sqlite file.
-        job: YAML of the job that made it; if absent, as the checkpoint has it.
+        job: YAML of the job that made it; None: the job in the checkpoint.
         model: name of the model component, for a job that has several.
-        batch_sizes: to compare and to time at.
-        tolerances: by runtime, instead of the engines' own.
+        batch_sizes: batch sizes for comparison and timing.
+        tolerances: tolerances by runtime, instead of the engines' defaults.
 
     Raises:
         ConfigError: the reference, the job, a runtime or the folder is not usable.
         ModelNotFound: the registry has no such model.
-        ModelError: the model cannot be built, or exported to any runtime; `BadWeights`: its weights are not of this
+        ModelError: the model cannot be built, or exported to any runtime; `BadWeights`: its weights do not fit the
             module.
         TrackingError: MLflow failed.
     """
@@ -86,7 +86,7 @@ def export(
         out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
     )
     if origin.run_id:
-        # By their names: the folder may be anybody's, the user's home say.
+        # Upload by file name: the folder may hold other files, such as the user's home.
         Trial.attach(uri, origin.run_id).replace_files(out, bundle_files(out), f"export/{origin.name}")
     return report
 
@@ -114,7 +114,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def allowed(of: Mapping[str, Any]) -> str:
-    """The tolerance in a runtime's part of a report, as far as it applies to the outputs."""
+    """The tolerance in a runtime's part of a report, for the kinds of outputs that it has."""
     tolerance = Tolerance(**of["tolerance"])
     measured = {name for by_size in of["errors"].values() for error in by_size.values() for name in error}
     parts = [f"{tolerance.atol:g}"]
@@ -157,7 +157,7 @@ def _policy_version(folder: Path) -> dict[str, int]:
 
 
 def _build(folder: Path, job: str | None, model: str | None) -> tuple[Any, tuple[NestedArray, ...]]:
-    """The module, and its example arguments, by the job's own ``build_model``."""
+    """The module and its example arguments, from the job's ``build_model``."""
     meta = _meta(folder)
     if job is not None:
         loaded = JobConfig.load(job)

@@ -1,6 +1,6 @@
 """Checks a job's algorithm against its environments and data. Starts nothing.
 
-Rollouts and files are looked at; what agents behind a door and a source's own function give, only they know.
+It inspects rollouts and files. Data of agents behind a door, and of a source's own function, are not known in advance.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def check_algorithm(
     """Refuses a trainer whose algorithm cannot learn from its buffers.
 
     Args:
-        job: with one trainer.
-        played: what `pipelines.environments.check_rollouts` found.
-        recorded: what `pipelines.sources.check_sources` found.
+        job: a job with one trainer.
+        played: result of `pipelines.environments.check_rollouts`.
+        recorded: result of `pipelines.sources.check_sources`.
 
     Raises:
-        ConfigError: names the file, the component, and what fits; or a rollout that changes what it sees or is given,
-            beside data as they are.
+        ConfigError: the algorithm cannot use the data, or a rollout normalises observations or rewards while other data
+            stay raw. Names the file, the component, and what fits.
     """
     ((trainer_name, trainer),) = job.trainers.items()
     algorithm = trainer.algorithm
@@ -50,7 +50,7 @@ def check_algorithm(
             fed = any(source.buffer == name for source in feeding.values())
             imitated = algorithm.imitates == "demonstrations" and fed
             played_into = bool(job.actors) or any(rollout.buffer == name for rollout in job.rollouts.values())
-            # Steps that are imitated may be read any number of times.
+            # Imitated steps may be read any number of times.
             sampler = None if imitated or not (played_into or buffer.sampler != "fifo") else buffer.sampler
             check_fits(algorithm, unroll_length=buffer.unroll_length, sampler=sampler)
             steps = buffer.batch_size * buffer.unroll_length * trainer.num_workers
@@ -88,7 +88,7 @@ def _check_alike(job: JobConfig, trainer: TrainerConfig) -> None:
 
 
 def _only_imitated(algorithm: AlgorithmConfig, source: SourceConfig) -> bool:
-    """Nothing is learned from its rewards; a source's own function may mark what it gives as demonstrations."""
+    """Whether the source's rewards are not learned from; a source's own function may mark steps as demonstrations."""
     marked = source.demonstration or source.path is None
     imitated = algorithm.imitates == "everything" or (algorithm.imitates == "demonstrations" and marked)
     return imitated and not algorithm.learns_demonstrated_rewards

@@ -1,7 +1,7 @@
-"""Game processes of a training job: started, watched, started again when they die, and all gone at the end.
+"""Game processes of a training job: starts them, restarts those that die, and ends all with the job.
 
-Any command that uses a door will do; this file knows nothing of the game. What a game writes to its
-standard error is kept for the progress display, because that is where a gamecore says what went wrong.
+Any command that uses a door works; this file knows nothing of the game. It keeps the last lines of each game's standard
+error for the progress display, because gamecores report their errors there.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class _Game:
 
 
 class Gamecores:
-    """Keeps a set of game processes running, as a context.
+    """Keeps a set of game processes running; a context manager.
 
     Args:
-        configs: what to run.
+        configs: the commands to run.
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
-        failed: gets a line for each process that ended with a status that is not 0, or could not be started again.
+        failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
 
     Attributes:
-        restarts: how often a process had ended by itself and was started again.
-        failures: how often one had ended with a status that is not 0.
+        restarts: number of restarts of processes that had ended by themselves.
+        failures: number of processes that ended with a non-zero status.
         messages: the newest lines of the processes' standard error.
     """
 
@@ -79,11 +79,11 @@ class Gamecores:
 
     @property
     def num(self) -> int:
-        """Processes to be kept running."""
+        """The wanted number of processes."""
         return len(self._games)
 
     def __str__(self) -> str:
-        """How many there are, and the URL that each was given."""
+        """The number of gamecores and their URLs."""
         given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
         parts = []
         for url, num in given.items():
@@ -94,12 +94,12 @@ class Gamecores:
 
     @property
     def running(self) -> int:
-        """Processes alive now."""
+        """Number of running processes."""
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of those alive now."""
+        """Process ids of the running processes."""
         return [game.process.pid for game in self._games if game.process is not None and game.process.poll() is None]
 
     def __enter__(self) -> Gamecores:
@@ -116,7 +116,7 @@ class Gamecores:
         self.stop()
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """Asks every process and its children to end (SIGTERM), and ends what is left by ``timeout_s`` (SIGKILL)."""
+        """Sends SIGTERM to every process and its children, and SIGKILL to those that still run after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self._thread.is_alive():
@@ -194,7 +194,7 @@ class Gamecores:
     def _ended(self, game: _Game, now: float) -> None:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
 
-        It is no failure of a game to give up on a door that a debugger's prompt has stopped.
+        A game that gives up while a debugger's prompt stops the door does not count as a failure.
         """
         assert game.process is not None
         assert game.process.stderr is not None
@@ -216,15 +216,15 @@ class Gamecores:
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:
-    """The words of a gamecore's command, placeholders filled in.
+    """Splits a gamecore's command into words and fills in its placeholders.
 
     Args:
-        command: as a shell splits it. ``{url}`` becomes the URL of ``door``; ``{http_url}``, ``{ws_url}``,
-            ``{tcp_url}`` and ``{grpc_url}`` that of the door they name; ``{index}`` the gamecore's number. URLs need no
+        command: a command in shell syntax. ``{url}`` becomes the URL of ``door``; ``{http_url}``, ``{ws_url}``,
+            ``{tcp_url}`` and ``{grpc_url}`` that of the named door; ``{index}`` the gamecore's number. URLs need no
             quotes.
         urls: URL of each open door by name.
-        door: of ``{url}``.
-        index: of the gamecore.
+        door: the door of ``{url}``.
+        index: number of the gamecore.
 
     Raises:
         StartupError: the command names a door that is not open.
@@ -249,7 +249,7 @@ def _signal(game: _Game, number: int) -> bool:
     """Signals the process and its children, which may outlive it: it leads a process group.
 
     Returns:
-        Whether anybody was there; signal 0 only asks.
+        Whether a process of the group exists; signal 0 only checks.
     """
     if game.process is None:
         return False

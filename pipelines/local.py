@@ -1,8 +1,8 @@
 """A training job in this process, from its first line to its last: reads top to bottom. Ray is never imported.
 
 Checks the job, opens the trial in another process, opens the doors, starts the learner and, once its weights act, the
-gamecores, rollouts and sources; shows progress, and takes everything down in the order in which nothing is lost: games,
-learner (an interrupted one saves a last checkpoint), sessions and doors, MLflow. A job without an actor has no door.
+gamecores, rollouts and sources. Shows progress. Then ends all parts in an order that loses no data: games, learner (an
+interrupted one saves a last checkpoint), sessions and doors, MLflow. A job without an actor has no door.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deployments.job import JobConfig, only, pool_name
 from pipelines.books import Clerk
 from pipelines.champion import champion_of, drawn_curve
 from pipelines.checks import check_job, ports_of
-from pipelines.ending import INTERRUPTED_S, Deadline, at_work
+from pipelines.ending import INTERRUPTED_S, Deadline, running_parts
 from pipelines.environments import lag_notes, normalises, policy_lag, spec_of
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
     from deployments.render import EpisodeRenderer
 
 _READY_TIMEOUT_S = 180.0
-"""How long the first weights may take."""
+"""Deadline of the learner's first weights."""
 _LOOK_S = 0.25
 _END_S = 20.0
-"""How long all parts may take together to end, the learner of a finished training left out;"""
+"""Deadline for all parts together to end, apart from the learner of a finished training."""
 _DOORS_END_S = 2.0
-"""of these, besides the games: sessions and doors, each,"""
+"""Share of `_END_S` for sessions, and the same for doors."""
 _INTERRUPTED_END_TIMEOUT_S = 4.0
-"""an interrupted learner with its last checkpoint,"""
+"""Share of `_END_S` for an interrupted learner and its last checkpoint."""
 _OPENED_S = 2.0
-"""and MLflow, where it is still coming up;"""
+"""Share of `_END_S` to wait for MLflow if it is still starting."""
 _OPENED_ON_ERROR_S = 10.0
-"""it has longer after an error."""
+"""The same after an error."""
 
 
 def beyond_local(job: JobConfig) -> list[str]:
@@ -74,10 +74,10 @@ def beyond_local(job: JobConfig) -> list[str]:
 
 
 def in_one_process(job: JobConfig) -> tuple[JobConfig, list[str]]:
-    """A job with one shard for each buffer and one thread for each rollout, and lines that say what became of more.
+    """Converts a job to one shard per buffer and one thread per rollout; also returns notes about the changes.
 
-    The buffer keeps as many batches as all shards. One worker has all environments of an id; workers whose environments
-    a function makes take turns.
+    A buffer keeps as many batches as all its shards did. For a Gymnasium id, one worker gets all environments. With a
+    function that makes environments, the workers take turns in one thread.
     """
     said, buffers, rollouts = [], dict(job.buffers), dict(job.rollouts)
     for name, buffer in job.buffers.items():
@@ -102,7 +102,7 @@ def train_in_process(
     tracking: str | None = None,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job to its end in this process, which it fits (see `beyond_local`).
+    """Runs a training job to its end in this process; the job must fit it (see `beyond_local`).
 
     Arguments are those of `pipelines.train.train`.
 
@@ -129,7 +129,7 @@ def train_in_process(
 
 
 class _Training:
-    """One training, whose parts are made in the order in which they need each other."""
+    """One training. Its parts are made in the order of their dependencies."""
 
     def __init__(
         self, job: JobConfig, name: str, clerk: Clerk, log_interval: int | None, stack: contextlib.ExitStack
@@ -217,7 +217,7 @@ class _Training:
         """The actor behind its doors; its models and buffers have their names in this process until ``stack`` ends.
 
         Args:
-            learned: what acts for the model that the trainer names.
+            learned: the acting side of the model that is trained.
         """
         from brayx.actor.agent import Services
         from brayx.actor.agent_actor import AgentActorFactory
@@ -279,7 +279,7 @@ class _Training:
                 commands = job.actors[self.actor].gamecores if self.actor else []
                 urls = {} if host is None else host.urls
                 games = Gamecores(commands, urls, job.folder, self._game_failed)
-                with at_work((self.sources, *self.rollouts, games), self.end):
+                with running_parts((self.sources, *self.rollouts, games), self.end):
                     if host is not None:
                         say(f"{games}; the door is {host.url}")
                     self._watch(games)
@@ -299,7 +299,7 @@ class _Training:
                     raise
             except BaseException:
                 self._stop_learner()
-                if self.learning:  # what went wrong after so little time should be in MLflow all the same
+                if self.learning:  # record the error in MLflow even if it is still starting
                     self.clerk.opened(self.end.left(_OPENED_ON_ERROR_S))
                 raise
         try:
@@ -343,9 +343,9 @@ class _Training:
 
         Raises:
             AgentError: errors take too large a share of the games or fragments.
-            StartupError: nothing to learn from arrives, only errors.
-            DeadlineExceeded: enough to learn from arrives, and the learner does not.
-            BrayxError: a source failed, or a rollout more often than its options allow.
+            StartupError: no data arrives, only errors.
+            DeadlineExceeded: enough data arrives, but the learner makes no update.
+            BrayxError: a source failed, or a rollout failed more often than its options allow.
         """
         learned = [self.job.buffers[name] for name in self.config.buffers]
         pace = Pace(max(buffer.batch_size * buffer.unroll_length for buffer in learned), clock.now)
@@ -392,7 +392,7 @@ class _Training:
         self.progress.say(f"{name!r}: {line}")
 
     def _champion(self, name: str) -> ActingModel:
-        """A model that acts and is not learned: the champion of its name, or as built where there is none."""
+        """A model that acts but is not trained: the champion of its name, or else the model as built."""
         from brayx.local.acting import ActingModel
         from brayx.model.build import acting_model
         from brayx.model.checkpoints import checkpoint_folder, engine_from, read_checkpoint
@@ -419,7 +419,7 @@ class _Training:
 
 
 def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> EpisodeRenderer | None:
-    """Draws games in the clerk's process, which has the trial; None: the job draws none."""
+    """Draws games in the clerk's process, which has the trial; None if the job draws none."""
     from deployments.render import EpisodeRenderer, draw_pickled
 
     every = job.actors[actor].episode_save_interval
@@ -434,7 +434,7 @@ def _renderer(job: JobConfig, actor: str, clerk: Clerk) -> EpisodeRenderer | Non
 
 
 def _mark_unfinished(clerk: Clerk, error: BaseException | None) -> None:
-    """Writes down how a trial ended that an error or Ctrl-C broke off, if there is one by now."""
+    """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""
     if error is not None and clerk.opened():
         with contextlib.suppress(BrayxError):  # the error itself says more
             clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")

@@ -15,14 +15,13 @@ _STATUS_S = 10.0
 
 
 def registered_versions(url: str) -> dict[str, list[str]]:
-    """The registered versions that a session which begins now may act with, by model, as one replica has it: each
-    question is of whichever the door chooses, as each session is.
+    """The registered versions that a new session may get, by model, as reported by one replica (the door picks it).
 
     Args:
-        url: of the service's HTTP or WebSocket door.
+        url: URL of the service's HTTP or WebSocket door.
 
     Raises:
-        StartupError: the service's status page does not have them.
+        StartupError: the service's status page does not list them.
     """
     page = read_status(Endpoint.parse(url), _STATUS_S)
     registered = None if page is None else page.get("registered")
@@ -32,16 +31,17 @@ def registered_versions(url: str) -> dict[str, list[str]]:
 
 
 def served(url: str, uri: str) -> PoolEntry:
-    """The registered version that every session of a service acts with which begins now, as one replica has it.
+    """The registered version that all new sessions of a service get, as reported by one replica.
 
     Args:
-        url: of its HTTP or WebSocket door.
+        url: URL of its HTTP or WebSocket door.
         uri: tracking URI of the registry it serves from.
 
     Raises:
-        ConfigError: it is not one version: there is none, a canary has another, or there are several models.
-        StartupError: the service's status page does not have them.
-        ModelNotFound: the registry does not have it.
+        ConfigError: there is not exactly one: no version is registered, a canary has another, or the service has
+            several models.
+        StartupError: the service's status page does not list them.
+        ModelNotFound: the registry does not have the version.
         TrackingError: the registry cannot be read.
     """
     registered = registered_versions(url)
@@ -53,11 +53,11 @@ def served(url: str, uri: str) -> PoolEntry:
 
 
 def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> None:
-    """Tags a version with the mean return (``rating``), and of how many games of which environment it is that
-    (``rating_games``, ``rating_env``).
+    """Tags a version with its mean return (``rating``), the number of games (``rating_games``) and their environment
+    (``rating_env``).
 
     Raises:
-        ConfigError: games were given up: the others would bias the rating, as short games end first.
+        ConfigError: some games did not finish; the others would bias the rating, because short games end first.
         TrackingError: the registry failed.
     """
     if result.missing:

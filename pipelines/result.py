@@ -32,16 +32,16 @@ class TrainResult:
     """The result of a training job.
 
     Attributes:
-        trial: its books.
+        trial: the trial in MLflow.
         numbers: the last snapshot of every metric.
-        finished: False when it was interrupted; it can be resumed.
+        finished: False if it was interrupted; it can be resumed.
         pool_name, version: the registered version; version None if no checkpoint was good enough.
-        seconds: while games were played and learned from, without what starting and ending took.
+        seconds: time of playing and learning, without start and shutdown.
         curve: ``(env steps, mean return of the last 100 games)``.
-        outcome: whether that is the champion, and why not, for people; empty when interrupted.
-        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty when interrupted.
-        began: when ``seconds`` began, on the monotonic clock.
-        errors: losses, a line for each cause: `error_lines`.
+        outcome: a message whether the version is the champion, and if not, why; empty if interrupted.
+        reason: ``num_steps``, ``target_return`` or ``stream_ended``; empty if interrupted.
+        began: start of ``seconds``, on the monotonic clock.
+        errors: losses, one line per cause: `error_lines`.
         ended: why training ended, in one line: `ending_of`.
     """
 
@@ -68,7 +68,7 @@ class TrainResult:
         return draw_curve(self.curve, title=self.trial.project)
 
     def summary(self) -> str:
-        """The summary for the user; the last line is why training ended."""
+        """The summary for the user; its last line is the reason why training ended."""
         get = self.numbers.get
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
         took = f"{self.seconds:.0f} s of training, without its start"
@@ -93,11 +93,11 @@ class TrainResult:
 
 
 def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
-    """Why a training ended, and how well it played over which games; the champion is measured over the same ones.
+    """One line: why a training ended, its return, and the games measured, which are also the champion's.
 
     Args:
-        config: of the trainer.
-        learned: how the learner ended; None: it was interrupted, and the same command resumes it.
+        config: options of the trainer.
+        learned: the learner's summary; None: it was interrupted, and the same command resumes it.
     """
     if learned is None:
         return "interrupted; the same command resumes this trial"
@@ -113,7 +113,7 @@ def ending_of(config: TrainerConfig, learned: Summary | None) -> str:
 
 
 def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) -> None:
-    """Writes down how a trial ended that an error or Ctrl-C broke off, and notes the latter if it came afterwards."""
+    """Records in MLflow that an error or Ctrl-C ended the trial, or that Ctrl-C came after its end."""
     if isinstance(error, KeyboardInterrupt) and learned:
         error.add_note("after training, while its results were written")
     if error is not None:
@@ -123,18 +123,18 @@ def mark_unfinished(trial: Trial, error: BaseException | None, learned: bool) ->
 def promote(
     job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any]
 ) -> tuple[int | None, str]:
-    """Registers the trial's best checkpoint, as champion unless the one there is has a higher return.
+    """Registers the trial's best checkpoint, as champion unless the current champion has a higher return.
 
-    A model that cannot be exported is registered without its ONNX file, which is for others: brayx acts without it.
+    A model that cannot be exported is registered without its ONNX file; brayx itself does not need that file.
 
     Args:
-        job: that was trained.
-        config: of its trainer.
-        say: gets a line if the model cannot be exported.
-        call: gives ``function(trial, *args)`` for a function and its further arguments, wherever the trial's books are.
+        job: the trained job.
+        config: options of its trainer.
+        say: called with a line if the model cannot be exported.
+        call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
 
     Returns:
-        Its version, None when no checkpoint saw enough games; and what to tell people of it.
+        The version, None if no checkpoint had enough games; and a message for the user.
     """
     from brayx.engines.base import load_weights
     from brayx.engines.onnx import standalone

@@ -1,7 +1,7 @@
 """Changes the number of workers of a running training, from any process of its cluster.
 
-A tag of the trial has the address of its Ray (`tell_where`). The trial's hub takes the request (`brayx.inbox`), and the
-process that runs the job does the work and answers. Knows nothing of what workers do.
+A tag of the trial holds the address of its Ray cluster (`tell_where`). The trial's hub queues the request
+(`brayx.inbox`), and the job's process carries it out and answers. Knows nothing of the workers' task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brayx.tracking.store import client_of, telling
 from pipelines.visualize import find_trial
 
 _RAY_TAG = "brayx.ray"
-"""Of a trial: where the Ray is that it runs on, as ``address=…&auth=…&host=…``."""
+"""Tag of a trial with the location of its Ray cluster, as ``address=…&auth=…&host=…``."""
 
 
 class Scaled(NamedTuple):
@@ -36,12 +36,12 @@ class Scaled(NamedTuple):
 
 
 def hub_name(trial: Trial) -> str:
-    """Of the trial's hub, in namespace ``brayx``."""
+    """Name of the trial's hub, in namespace ``brayx``."""
     return f"{trial.run_id}/hub"
 
 
 def tell_where(trial: Trial) -> None:
-    """Tags a trial with the Ray that it runs on: the one that this process is connected to."""
+    """Tags a trial with its Ray cluster, the one that this process is connected to."""
     trial.set_tag(_RAY_TAG, urlencode(where_ray_is()))
 
 
@@ -59,18 +59,18 @@ def scale(
     its YAML.
 
     Args:
-        trial: its id, or its name where only one of that name runs.
-        num_workers: how many; 1 or more.
+        trial: its id, or its name if only one trial of that name runs.
+        num_workers: number of workers, at least 1.
         rollout: name of the component; None: the only one.
-        tracking: MLflow URI or path of the trial's books; None: as `brayx.tracking.tracking_uri`.
-        timeout_s: for the job to take the request; a job that is still starting takes none.
+        tracking: MLflow URI or path of the tracking store; None: as for `brayx.tracking.tracking_uri`.
+        timeout_s: deadline for the job to accept the request; a job that is still starting does not accept any.
 
     Raises:
         JobNotRunning: no trial of that id or name runs.
-        ConnectFailed: its Ray cannot be joined from here.
+        ConnectFailed: its Ray cluster cannot be joined from here.
         ConfigError: several trials match; or the job has no such rollout, cannot place so many workers, or its mode is
             ``blocking`` and so many would wait for each other.
-        DeadlineExceeded: the job did not take the request in time, and will not do so later.
+        DeadlineExceeded: the job did not accept the request in time; the request is withdrawn.
     """
     found, where = _running(trial, tracking_uri(tracking))
     request = {"rollout": rollout, "num_workers": num_workers}
@@ -89,7 +89,7 @@ def scale(
 
 
 def _running(reference: str, uri: str) -> tuple[Trial, dict[str, str]]:
-    """The one trial that runs and has that id or name, and where its Ray is."""
+    """Finds the running trial with that id or name, and the location of its Ray cluster."""
     newest = find_trial(reference, uri)
     with telling(f"cannot look for trial {reference!r} in {uri}"):
         client = client_of(uri)

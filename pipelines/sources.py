@@ -1,8 +1,8 @@
-"""Sources of a training job: data at rest that is read into a replay buffer as fast as the learner takes it.
+"""Sources of a training job: data at rest, read into a replay buffer as fast as the learner takes it.
 
-A source is files (`brayx.replay.files`) or a user's function that gives iterators of `brayx.Fragment` and
-`brayx.Columns`. Each is read in threads of the job, waits while its buffer is full, and ends with the job. Games that
-share the buffer do not wait: then its oldest batch is dropped, from wherever that came, and counted.
+A source is files (`brayx.replay.files`), or a user's function that returns iterators of `brayx.Fragment` and
+`brayx.Columns`. The job reads it in threads. A source waits while its buffer is full, and ends with the job. Games that
+share the buffer do not wait: if it is full, its oldest batch is dropped and counted, whatever its origin.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ def check_sources(
     opened: dict[str, tuple[Dataset, Fragment]] | None = None,
     memory: Collection[str] = (),
 ) -> dict[str, set[str]]:
-    """Looks at the first episode of each source that is files, and at the header of each file, before anything is read:
-    whether it is what the model observes, and has what the algorithm learns from. Of a function nothing is looked at:
-    its iterator may be one that can be read only once.
+    """Checks that files fit the model and the algorithm, by their headers and the first episode of each source.
+
+    Sources that are functions are not checked, because their iterators may be readable only once.
 
     Args:
-        job: whose sources.
-        layout: what the model that learns observes; None: not known yet.
-        opened: datasets that were looked at already, with their first episodes, which are not read again; gets the
-            others.
-        memory: what the data must have of the memory of the model that learns, ``state/...``.
+        job: the job.
+        layout: the observations of the learning model; None: not known yet.
+        opened: datasets that were opened before, with their first episodes, to read each only once; new ones are added.
+        memory: recurrent state that the data must have, ``state/...``.
 
     Returns:
         The data's fields of each step, by source.
 
     Raises:
-        ConfigError: names the source, what its data has and what would fit; or its buffer drops what is old, which all
-            of it would be.
+        ConfigError: the data do not fit, or the source's buffer drops old data, which would drop all of it. Names the
+            source, its fields and what would fit.
     """
     found = {}
     opened = {} if opened is None else opened
@@ -87,11 +86,11 @@ def _check_memory(memory: Collection[str], fields: Collection[str]) -> None:
 
 
 class Sources:
-    """Feeds a job's sources into their buffers, as a context.
+    """Feeds a job's sources into their buffers; a context manager.
 
     Args:
-        job: whose sources.
-        buffers: each by its component name.
+        job: the job.
+        buffers: buffers by component name.
 
     Raises:
         ConfigError: a source's function or files are missing.
@@ -120,12 +119,12 @@ class Sources:
 
     @property
     def fed(self) -> dict[str, int]:
-        """Fragments that the buffers took, by source."""
+        """Number of fragments that the buffers have stored, by source."""
         return {name: feed.fed for name, feed in self._feeds.items()}
 
     @property
     def errors(self) -> list[BrayxError]:
-        """The error of a source."""
+        """Errors of the sources."""
         failed = {name: feed.error for name, feed in self._feeds.items() if feed.error is not None}
         for name in failed.keys() - self._told:
             logger.error("source %s stopped: %s", name, failed[name])
@@ -134,15 +133,14 @@ class Sources:
 
     @property
     def done(self) -> bool:
-        """Whether there are sources for training, and all were read to their end.
+        """Whether the job has sources for training, and all were read to their end.
 
-        Those of held-out data do not count: once their buffer is full they go on only as fast as it is evaluated, which
-        needs a learner that still learns.
+        Sources of held-out data do not count: once their buffer is full, they advance only while the learner evaluates.
         """
         return bool(self._learned) and all(feed.done for feed in self._learned)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until all sources are read to their end; False if one takes longer."""
+        """Waits until all sources are read to their end; False after ``timeout_s``."""
         side_by_side([feed.join for feed in self._feeds.values()], timeout_s)
         return all(feed.done for feed in self._feeds.values())
 
@@ -162,7 +160,7 @@ def _parts(name: str, source: SourceConfig, job: JobConfig) -> list[Part]:
 
 
 def _again(build: Callable[[], Any], first: list[Any], number: int) -> Part:
-    """Gives the part that is built already, and later those of further calls."""
+    """Returns the part that is already built, and builds new ones for further calls."""
 
     def part() -> Any:
         if first[number] is not None:

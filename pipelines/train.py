@@ -33,7 +33,7 @@ from deployments.job import JobConfig, only, pool_name
 from deployments.weights import WeightSource, pooled
 from pipelines.champion import drawn_curve
 from pipelines.checks import actor_of, check_job, ports_of
-from pipelines.ending import INTERRUPTED_S, Deadline, at_work
+from pipelines.ending import INTERRUPTED_S, Deadline, running_parts
 from pipelines.environments import Rollouts, lag_notes, normalises, policy_lag
 from pipelines.gamecores import Gamecores
 from pipelines.progress import Progress, error_lines
@@ -251,7 +251,7 @@ def train_on(
                 lambda line: recorder.add("gamecores_failed", 1.0, note=one_line(line)),
             )
             rollouts = Rollouts(job, names, NAMESPACE, before)
-            with at_work((sources, games, rollouts), end, stopping=lambda: _close(buffers.values())):
+            with running_parts((sources, games, rollouts), end, stopping=lambda: _close(buffers.values())):
                 if actor:
                     progress.say(f"{games}; the door is {cluster.url}")
                 if rollouts.num:

@@ -1,6 +1,6 @@
 """The trials of a tracking store as a table: project, name, status, env steps, return, and the champions.
 
-Knows nothing of what trained them.
+Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Row:
     Attributes:
         project, name, status: as in MLflow.
         env_steps, mean_return: newest values; None: not written.
-        champion: ``NAME version N`` where the champion of a registered model is of this trial; else empty.
+        champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
     """
 
     project: str
@@ -39,10 +39,10 @@ def trials(uri: str, project: str = "") -> list[Row]:
 
     Args:
         uri: tracking URI.
-        project: of these only; empty: of all.
+        project: only this project's trials; empty: all.
 
     Raises:
-        ConfigError: there is no such store or project.
+        ConfigError: the store or the project does not exist.
         TrackingError: the store could not be read.
     """
     path = sqlite_path(uri)
@@ -74,7 +74,7 @@ def trials(uri: str, project: str = "") -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people, in columns."""
+    """The rows as a text table."""
     cells = [
         _HEADINGS,
         *(

@@ -1,12 +1,12 @@
-"""Searches options of a training: many trials, each a nested run in MLflow, and one table in the end.
+"""Searches for good training options: many trials, each a nested run in MLflow, and a final table.
 
     python -m pipelines.tune --env CartPole-v1 --search "learning_rate=loguniform(1e-4, 1e-2)" --trials 8
 
-``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are behind the others at the same age.
-``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) makes trials that are behind copies of those ahead,
-weights and optimiser included, with options that were changed a little. Both look at a trial after each interval, as
-it goes on, and keep a checkpoint of then. Trials run in processes of this machine, or by Ray Tune with ``--cluster``.
-Only this process writes to MLflow. Knows nothing of how a trial learns. Torch is imported when a search starts:
+``asha`` (Li et al. 2020, https://arxiv.org/abs/1810.05934) stops trials that are worse than others of the same age.
+``pbt`` (Jaderberg et al. 2017, https://arxiv.org/abs/1711.09846) replaces bad trials by copies of good ones, including
+weights and optimiser, with slightly changed options. Both compare trials after each interval, while they run, and keep
+a checkpoint of each comparison. Trials run in processes on this machine, or in Ray Tune with ``--cluster``. Only this
+process writes to MLflow. Knows nothing of how a trial learns. Torch is imported only when a search starts, because
 ``brayx completion`` loads this module for its options.
 """
 
@@ -44,10 +44,10 @@ _ENV_STEPS = "env steps"
 Say = Callable[[str], None]
 
 _DRAWN_ANEW = 0.25
-"""Share of a copy's options that are drawn from their domains again."""
+"""Share of a copy's options that are drawn again from their domains."""
 _TIMEOUT_S = 24 * 3600.0
 _COPIED = ("normalise_obs", "normalise_reward", "normalise_value")
-"""Options whose moments a copy takes over, which one without them could not."""
+"""Options with running moments. A copy takes these over, so they must be the same in all trials."""
 
 
 @dataclass
@@ -55,11 +55,11 @@ class Outcome:
     """The result of a trial.
 
     Attributes:
-        number: of the trial.
-        options: by name, as they were in the end.
-        curve: ``(env steps, mean return)`` after each interval; of clones, transitions learned from.
+        number: number of the trial.
+        options: its final options, by name.
+        curve: ``(env steps, mean return)`` after each interval; for ``bc``, transitions learned from.
         clones: the intervals after which it became a copy, with the trial it copied.
-        error: why it failed; empty: it did not.
+        error: why it failed; empty: it did not fail.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def return_mean(self) -> float:
-        """Of the last interval; NaN before there is a finished game."""
+        """Mean return of the last interval; NaN without a finished game."""
         return self.curve[-1][1] if self.curve else float("nan")
 
 
@@ -80,8 +80,8 @@ class TuneResult:
 
     Attributes:
         trials: best first; those that failed, last.
-        trial: the run in MLflow that the trials' runs are nested in. It has the best trial's checkpoint.
-        steps: what curves are over: ``env steps``, or the ``transitions`` that clones learned from.
+        trial: the parent run in MLflow of the trials' runs. It has the best trial's checkpoint.
+        steps: x axis of the curves: ``env steps``, or for ``bc`` the ``transitions`` learned from.
     """
 
     trials: tuple[Outcome, ...]
@@ -90,11 +90,11 @@ class TuneResult:
 
     @property
     def best(self) -> Outcome:
-        """The trial with the highest mean return in the end."""
+        """The trial with the highest final mean return."""
         return self.trials[0]
 
     def draw(self) -> Figure:
-        """Every trial's mean return over its steps, the best in colour, a dot where it became a copy."""
+        """Plots every trial's mean return over its steps: the best in colour, with a dot where it became a copy."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -138,27 +138,27 @@ def tune(
 
     Args:
         env: Gymnasium id.
-        space: by option, a `Domain` or the one value of all trials.
-        algorithm: name of one.
-        demonstrations: recorded episodes that every trial imitates, as `train_local` has them. Each trial reads the
-            files where it runs, by their whole path. Of ``bc``, which plays nothing, ``evaluation_episodes`` are played
-            greedily at each look, the same ones in all trials.
+        space: for each option a `Domain`, or a value for all trials.
+        algorithm: name of the algorithm.
+        demonstrations: recorded episodes that every trial imitates, as for `train_local`. Each trial reads the files
+            where it runs, by their absolute path. ``bc`` plays no games while it learns, so each comparison plays
+            ``evaluation_episodes`` greedy games, the same ones in all trials.
         method: how trials compete.
         num_trials: number of trials drawn from the space.
-        total_steps: env steps of a trial that is not stopped before; of ``bc``, transitions of its batches.
-        interval_steps: of these between two looks at a trial; None: a twelfth of all.
+        total_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
+        interval_steps: steps between two comparisons; None: a twelfth of the total.
         target_return: stop a trial that reaches it.
-        seed: of the draws; trial ``n`` trains with ``seed + n``.
+        seed: seed of the draws; trial ``n`` trains with ``seed + n``.
         project: MLflow experiment.
-        name: MLflow run that the trials' are nested in; None: of method and environment.
+        name: parent MLflow run of the trials' runs; None: named after method and environment.
         tracking: MLflow's URI or the path of its sqlite file; None: ``mlflow.db`` in the current folder.
         cluster: address of a Ray cluster to run the trials on; empty: start one, or use the one that this process has
-            joined. None: in processes of this machine.
-        say: gets the progress, a line at a time.
+            joined. None: in processes on this machine.
+        say: called with each line of progress.
 
     Raises:
-        ConfigError, ModelError: a count is none, or the space, the environment, the demonstrations, the algorithm or
-            its network cannot be trained with; before anything starts.
+        ConfigError, ModelError: a count is invalid, or the space, the environment, the demonstrations, the algorithm or
+            its network do not fit each other; raised before anything starts.
         StartupError: every trial failed; the message has the first one's error.
     """
     from brayx.algorithms.build import algorithm_options
@@ -195,7 +195,7 @@ def tune(
     status: Status = "FAILED"
     rng = random.Random(seed)
     domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
-    # Drawn here, so that a seed gives the same trials on every host.
+    # Draw here, so that a seed gives the same trials on every host.
     drawn = [
         {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
         for _ in range(num_trials)
@@ -227,7 +227,7 @@ def tune(
 
 
 def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
-    """The same with an absolute path, since each trial runs in a separate folder."""
+    """The demonstrations with an absolute path, since each trial runs in a separate folder."""
     from brayx.replay.files import Dataset
 
     data = copy.deepcopy(demonstrations) if isinstance(demonstrations, Dataset) else Dataset(demonstrations)
@@ -238,7 +238,7 @@ def _by_whole_path(demonstrations: str | Path | Dataset) -> Dataset:
 def _fits(
     env: str, space: Space, total_steps: int, demonstrations: Dataset | None
 ) -> Callable[[AlgorithmConfig, Training], None]:
-    """A check of a trial's options in ``env``, those of its network and table too, as in `train_local`."""
+    """Returns a check of a trial's options in ``env``, including network and table, as in `train_local`."""
     from brayx.actions import ActionSpec
     from brayx.algorithms.build import check_fits
     from brayx.algorithms.mappo import STATE
@@ -280,7 +280,7 @@ def _fits(
                 "at least",
                 key="evaluation_episodes",
             )
-        if plays:  # else its batches depend on its data
+        if plays:  # without play, its batches depend on its data
             check_updates(algorithm, training)
         # The options that decide whether a model fits; most draws share them.
         model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
@@ -307,12 +307,12 @@ def _fits(
 
 
 class _Outcomes:
-    """A `Listener`: keeps what trials report for the ranking, prints it, and writes it to a nested run each.
+    """A `Listener`: keeps the trials' reports for the ranking, prints them, and writes each to its nested run.
 
     Args:
-        trial: the run that the trials' runs are nested in.
-        say: gets a line for each report.
-        steps: what trials count.
+        trial: the parent run of the trials' runs.
+        say: called with a line for each report.
+        steps: unit of the trials' steps.
         folder: for the newest checkpoint of each trial.
     """
 
@@ -325,11 +325,11 @@ class _Outcomes:
         self._runs: dict[int, Trial] = {}
 
     def expect(self, drawn: Sequence[Mapping[str, Any]]) -> None:
-        """Notes the options that each trial starts with, by number."""
+        """Sets the initial options of each trial, by number."""
         self.outcomes = [Outcome(number, dict(options)) for number, options in enumerate(drawn)]
 
     def on_look(self, number: int, look: Look, checkpoint: Path | None) -> None:
-        """A trial has come an interval further."""
+        """Handles a trial's report after an interval."""
         outcome, run = self.outcomes[number], self._run(number)
         steps, mean, origin = look.env_steps, look.return_mean, look.origin
         said = f"trial {number}: {steps:,} {self.steps}, return {mean:.4g}"
@@ -354,11 +354,11 @@ class _Outcomes:
         return self._folder / f"{number:03d}"
 
     def on_end(self, number: int) -> None:
-        """A trial is done, or stopped because others are better."""
+        """Handles the end of a trial: it is done, or stopped because others are better."""
         self._end(number, "FINISHED")
 
     def on_error(self, number: int, error: str) -> None:
-        """A trial failed."""
+        """Handles the failure of a trial."""
         self.outcomes[number].error = error
         self._say(f"trial {number} failed: {error}")
         self._end(number, "FAILED")
@@ -399,7 +399,7 @@ def perturbed(options: Mapping[str, Any], domains: Mapping[str, Domain], rng: ra
 
 
 def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
-    """Ranks the trials, and keeps table, picture and the best one's checkpoint with the run."""
+    """Ranks the trials, and logs the table, the picture and the best trial's checkpoint to the parent run."""
     from pipelines.tune_trial import or_least
 
     ranked = sorted(found.outcomes, key=lambda each: (bool(each.error) or not each.curve, -or_least(each.return_mean)))
@@ -419,7 +419,7 @@ def _finish(found: _Outcomes, trial: Trial) -> TuneResult:
 
 
 def table(outcomes: Sequence[Outcome], steps_of: str = _ENV_STEPS) -> str:
-    """One line a trial, best first."""
+    """One line per trial, best first."""
     names = sorted({name for outcome in outcomes for name in outcome.options})
     rows = [["trial", "return", steps_of, *names, ""]]
     for outcome in outcomes:
@@ -474,10 +474,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Searches and prints the table; 0.
+    """Runs the search and prints the table; returns 0.
 
     Raises:
-        BrayxError: it could not.
+        BrayxError: the search could not start, or failed.
     """
     arguments = parser().parse_args(argv)
     from pipelines.search import parse

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ORIGIN_FILE = "origin.json"
 _GAMES_SEED = 10_000
-"""Of the games that are played with clones, added to the search's: no training's."""
+"""Seed offset of the evaluation games of ``bc``, so that they differ from training games."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Spec:
 
     Attributes:
         env: Gymnasium id.
-        algorithm: name of one.
-        total_steps: env steps of a trial that is not stopped before; of cloning, transitions of its batches.
-        interval_steps: of these between two looks.
+        algorithm: name of the algorithm.
+        total_steps: env steps of a trial that is not stopped early; for ``bc``, transitions of its batches.
+        interval_steps: steps between two comparisons.
         target_return: stop a trial that reaches it.
         seed: trial ``n`` trains with ``seed + n``.
-        demonstrations: that every trial imitates.
+        demonstrations: demonstrations that every trial imitates.
     """
 
     env: str
@@ -58,21 +58,21 @@ class Spec:
 
 
 class Looks:
-    """The `Books` of a trial: its newest checkpoint, which is reported when it is time to look at the trial.
+    """A `TrialKeeper` that keeps the newest checkpoint of a trial, and reports it at each comparison.
 
-    That is at the same env steps in all trials, up to a run: at each whole number of intervals from the beginning. But
-    not when less than one is left of all, since the return of a short rest would be of few games. The first look waits
-    until as many games have ended as are played side by side: those that end before are the short ones, and a trial is
-    not behind because its games last.
+    Comparisons are at the same env steps in all trials (to within a run): after each whole interval. There is none if
+    less than an interval is left, because the return of a short rest would cover few games. The first comparison waits
+    until as many games have ended as run concurrently. The games that end earlier are the short ones, and long games
+    must not make a trial look bad.
 
     Args:
-        path: of a folder for the checkpoint.
-        number: of the trial.
-        spec: what all trials have in common.
-        options: of this one.
-        num_envs: games side by side.
-        report: called at each look.
-        play: returns the mean return at a comparison, if the training plays no games; None: it does.
+        path: folder for the checkpoint.
+        number: number of the trial.
+        spec: common settings of all trials.
+        options: options of this trial.
+        num_envs: number of concurrent games.
+        report: called at each comparison.
+        play: returns the mean return at a comparison, if the training plays no games; None: it plays.
     """
 
     def __init__(
