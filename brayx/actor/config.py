@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from brayx.gamecore.auth import DEFAULT_WINDOW_S
+from brayx.gamecore.browser import are_origins
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
 
 
@@ -119,7 +119,7 @@ class ActorConfig(SessionConfig):
     """Time for sessions to finish that cannot move when their replica ends; 0: they end at once."""
     max_body_bytes: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BODY_BYTES
     """Limit on a request's body."""
-    cors_origins: list[str] = []
+    cors_origins: Annotated[list[str], AfterValidator(are_origins)] = []
     """Origins of web pages whose scripts may call the HTTP doors, like ``https://play.example.com``; ``*``: all; empty:
     none."""
     keys_file: str | None = None
@@ -129,15 +129,6 @@ class ActorConfig(SessionConfig):
     """Maximum difference between a signed request's time and the service's clock."""
     gamecores: list[GamecoreConfig] = []
     """Game processes that a training job starts."""
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _are_origins(cls, value: list[str]) -> list[str]:
-        """What is no origin would match no request, and a browser would say only that it was refused."""
-        for origin in value:
-            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
-                raise ValueError(f"scheme, host and port like https://play.example.com:8443, or *, not {origin!r}")
-        return value
 
     @field_validator("tick_input_proto", "tick_output_proto")
     @classmethod

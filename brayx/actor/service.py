@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from brayx.actor.doors.browser import Cors
 from brayx.errors import BadBody, BrayxError, OutOfSequence
+from brayx.gamecore.browser import Cors
 from brayx.gamecore.protocol import StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited

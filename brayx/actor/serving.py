@@ -13,7 +13,6 @@ from typing import Any
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.browser import Cors
 from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.holders import Holder
 from brayx.actor.ownership import Ownership
@@ -21,6 +20,7 @@ from brayx.actor.service import Reply, Service
 from brayx.actor.table import SessionTable
 from brayx.errors import BrayxError, Unauthorized
 from brayx.gamecore.auth import Keys
+from brayx.gamecore.browser import Cors
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 

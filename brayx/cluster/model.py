@@ -23,6 +23,7 @@ from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights, 
 from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec
 from brayx.errors import ModelError
+from brayx.gamecore.browser import Cors
 from brayx.logs import limit_others
 from brayx.model import http
 from brayx.model.arms import Followed
@@ -51,6 +52,7 @@ class ModelReplica:
     Attributes:
         model: what acts.
         recorder: where calls of the engine are counted.
+        cors: which origins' scripts may call it over HTTP.
 
     Args:
         build: gives the module and its example arguments.
@@ -96,6 +98,7 @@ class ModelReplica:
             buckets=config.buckets,
             on_batch=self._on_batch,
         )
+        self.cors = Cors(config.cors_origins)
         self._weight_store = weight_store
         self._subscriber: WeightSubscriber | AliasFollower | None = None
         self._following = following
@@ -150,6 +153,21 @@ class ModelReplica:
             return await client.weights(name, version)
         return await fetch_weights(self._store, version)
 
+    async def __call__(self, request: Request) -> Response:
+        """HTTP, where the application has a route: see `brayx.model.http`."""
+        body = bytearray()  # bytes would be copied with every chunk
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > http.DEFAULT_MAX_BODY_BYTES:
+                break  # `answer` refuses it
+        kind, accept = (request.headers.get(name, "") for name in ("content-type", "accept"))
+        status, media_type, content = await http.answer(
+            self.model, request.method, kind, bytes(body), accept=accept, cors=self.cors
+        )
+        response = Response(content, status, media_type=media_type)
+        response.raw_headers += self.cors.headers(request.headers.get("origin"), request.method)
+        return response
+
     async def get_spec(self) -> ModelSpec:
         """Signature of the model."""
         return self.model.spec
@@ -199,17 +217,6 @@ class _ServedModel(ModelReplica, ModelDoor):
     def _levels(self) -> list[tuple[str, str, float]]:
         """What the export looks at."""
         return [("acting_version", serve.get_replica_context().deployment, float(self.model.version))]
-
-    async def __call__(self, request: Request) -> Response:
-        """HTTP, where the application has a route: see `brayx.model.http`."""
-        body = bytearray()  # bytes would be copied with every chunk
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > http.DEFAULT_MAX_BODY_BYTES:
-                break  # `answer` refuses it
-        kind = request.headers.get("content-type", "")
-        status, media_type, content = await http.answer(self.model, request.method, kind, bytes(body))
-        return Response(content, status, media_type=media_type)
 
 
 def model_application(

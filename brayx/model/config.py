@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from brayx.gamecore.browser import are_origins
 
 
 class CanaryConfig(BaseModel):
@@ -58,6 +60,8 @@ class ModelConfig(BaseModel):
     """GPUs that Ray reserves for a replica, when remote; ``device: cuda`` needs a share of one there."""
     memory_per_worker: Annotated[int, Field(ge=0)] = 0
     """Memory in MiB that Ray reserves for a replica, when remote; 0: none."""
+    cors_origins: Annotated[list[str], AfterValidator(are_origins)] = []
+    """Origins of web pages whose scripts may call the model over HTTP, as of the actor."""
 
     follow_s: Annotated[float, Field(gt=0, le=3600)] | None = 10.0
     """If it is served by an alias: interval at which the alias is read; null: never. Sessions keep the version that

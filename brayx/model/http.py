@@ -1,14 +1,17 @@
 """A model over HTTP, from a request's bytes to its reply. Knows nothing of servers, Serve, or where weights come from.
 
-``GET`` returns the signature. ``POST`` with JSON is ``{"args": [...], "batch": false, "version": null, "deadline_s":
-null}`` and gives ``{"outputs": ..., "policy_version": 7}``. ``POST`` with ``application/x-safetensors`` takes inputs by
-their paths, each ``[N, ...]``, with the optional metadata ``version`` and ``deadline_s``, and returns the
-outputs likewise, with the int64 array ``policy_version`` ``[N]``. Errors are the JSON documents of every door.
+``GET`` returns the signature as JSON, or as a page for a browser. ``POST`` with JSON is ``{"args": [...], "batch":
+false, "version": null, "deadline_s": null}`` and gives ``{"outputs": ..., "policy_version": 7}``. ``POST`` with
+``application/x-safetensors`` takes inputs by their paths, each ``[N, ...]``, with the optional metadata ``version`` and
+``deadline_s``, and returns the outputs likewise, with the int64 array ``policy_version`` ``[N]``. Errors are the JSON
+documents of every door.
 """
 
 from __future__ import annotations
 
+import html
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import numpy as np
 from brayx.engines.base import ModelSpec
 from brayx.errors import BadBody, BodyTooLarge, BrayxError, ProtocolError
 from brayx.faults import report
+from brayx.gamecore.browser import Cors, document
 from brayx.model import encoding
 from brayx.model.columns import check_columns, to_columns
 from brayx.model.local import LocalModel
@@ -31,14 +35,26 @@ Answer = tuple[int, str, bytes]
 
 
 async def answer(
-    model: LocalModel, method: str, content_type: str, body: bytes, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    model: LocalModel,
+    method: str,
+    content_type: str,
+    body: bytes,
+    *,
+    accept: str = "",
+    cors: Cors = Cors(),
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> Answer:
-    """Answers one request; errors become replies."""
+    """Answers one request; errors become replies. ``cors.headers`` go beside the answer."""
     try:
         if len(body) > max_body_bytes:
             raise too_large(max_body_bytes)
         if method in ("GET", "HEAD"):
-            return 200, encoding.JSON, encoding.dump(encoding.describe(model.spec, model.version))
+            described = encoding.describe(model.spec, model.version)
+            if "text/html" in accept.lower():
+                return 200, "text/html; charset=utf-8", page(described).encode()
+            return 200, encoding.JSON, encoding.dump(described)
+        if method == "OPTIONS" and cors.is_on:
+            return 200, "text/plain", b""
         if method != "POST":
             raise ProtocolError(f"method {method}, expected GET or POST")
         kind = content_type.partition(";")[0].strip().lower()
@@ -50,6 +66,25 @@ async def answer(
     except Exception as failure:
         error = report(failure, "the model failed", "a forward over HTTP", show_text=False, kind=BrayxError)
         return error.http_status, encoding.JSON, error.to_wire()
+
+
+def page(described: Mapping[str, Any]) -> str:
+    """The page of a model, for people: its signature, and how to call it.
+
+    Args:
+        described: as of `encoding.describe`.
+    """
+    rows = "".join(
+        f"<tr><th>{what.removesuffix('s')}</th><td><code>{html.escape(leaf['path'])}</code></td>"
+        f"<td>{leaf['dtype']} {leaf['shape']}</td></tr>"
+        for what in ("inputs", "outputs")
+        for leaf in described[what]
+    )
+    return document(
+        f"a model, policy version {described['policy_version']}",
+        f"<table>{rows}</table>\n<p>With <code>URL</code> for the address of this page, a forward is:</p>\n"
+        """<pre>curl -X POST URL -H 'content-type: application/json' -d '{"args": [...]}'</pre>""",
+    )
 
 
 def too_large(max_body_bytes: int) -> BodyTooLarge:

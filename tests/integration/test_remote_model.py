@@ -258,7 +258,7 @@ def test_clones_have_weights_and_a_lineage_of_their_own(model):
 
 
 def test_forwards_over_http(serve_instance):
-    model = RemoteModel("door", Scale(2), EXAMPLE, OFFSET, route_prefix="/door")
+    model = RemoteModel("door", Scale(2), EXAMPLE, OFFSET, route_prefix="/door", cors_origins=["*"])
 
     def post(body, kind):
         request = urllib.request.Request(f"{serve_instance}/door", body, {"content-type": kind})
@@ -272,6 +272,9 @@ def test_forwards_over_http(serve_instance):
         assert [leaf["path"] for leaf in json.load(reply)["inputs"]] == ["obs/x", "offset"]
     status, body = post(json.dumps({"args": [{"x": [1, 2, 3]}, 1]}).encode(), JSON)
     assert (status, json.loads(body)) == (200, {"outputs": {"scaled": [3, 5, 7]}, "policy_version": 1})
+    ask = urllib.request.Request(f"{serve_instance}/door", headers={"origin": "https://a.example"}, method="OPTIONS")
+    with urllib.request.urlopen(ask, timeout=30) as reply:
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "*")
     x = np.arange(300, dtype=np.float32).reshape(100, 3)
     status, body = post(pack({"obs/x": x, "offset": np.zeros(100, np.float32)}), SAFETENSORS)
     assert status == 200

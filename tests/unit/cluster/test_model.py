@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from starlette.requests import Request
 
 from brayx.cluster.model import ModelReplica
 from brayx.engines.base import save_weights
@@ -39,6 +41,32 @@ async def test_rows_of_one_call_come_back_in_order_with_their_versions():
     assert versions.dtype == np.int64
     assert versions.tolist() == [0] * 7
     await replica.check_health()
+    await replica.close()
+
+
+@pytest.mark.parametrize("origins", [[], ["https://play.example.com"]])
+async def test_scripts_of_the_origins_that_are_named_may_call_it_over_http(origins):
+    replica = ModelReplica(build, CONFIG.model_copy(update={"cors_origins": origins}))
+
+    async def call(method, **headers):
+        async def receive():
+            return {"type": "http.request", "body": b'{"args": [[1, 2], 3]}'}
+
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        return await replica(Request({"type": "http", "method": method, "path": "/", "headers": raw}, receive))
+
+    asked = await call("OPTIONS", origin="https://play.example.com")
+    done = await call("POST", origin="https://play.example.com")
+    other = await call("POST", origin="https://other.example.com")
+    assert asked.status_code == (200 if origins else 400)
+    assert done.status_code == other.status_code == 200
+    assert json.loads(done.body)["outputs"] == {"y": [4, 5]}
+    allowed = [reply.headers.get("access-control-allow-origin") for reply in (asked, done, other)]
+    assert allowed == ([*origins * 2, None] if origins else [None] * 3)
+    assert ("access-control-allow-methods" in asked.headers) == bool(origins)
+    shown = await call("GET", accept="text/html")
+    assert shown.headers["content-type"] == "text/html; charset=utf-8"
+    assert b"<code>y</code></td><td>float32 [2]</td>" in shown.body
     await replica.close()
 
 

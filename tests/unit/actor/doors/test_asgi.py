@@ -20,9 +20,9 @@ from websockets.typing import Subprotocol
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.browser import Cors
 from brayx.actor.table import SessionTable
 from brayx.errors import BadBody, BrayxError, ServiceFull
+from brayx.gamecore.browser import Cors
 from brayx.gamecore.client import Client
 from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered

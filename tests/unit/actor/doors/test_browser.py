@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
-from brayx.actor.doors.browser import Cors, page
+from brayx.actor.doors.browser import page
+from brayx.gamecore.browser import Cors
 from tests.unit.actor.doors.test_asgi import TableService
 from tests.unit.actor.doors.test_native import native
 from tests.unit.gamecore.echo_server import serving

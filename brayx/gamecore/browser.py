@@ -1,0 +1,88 @@
+"""What an HTTP door says to browsers: which origins' scripts may call it (CORS), and the frame of its pages.
+
+Doors of actors and of models use both. Knows nothing of what is behind a door.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+
+ANY = "*"
+"""An origin that stands for all."""
+_METHODS = b"GET, POST, OPTIONS"
+_HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq"
+_MAX_AGE_S = b"600"
+"""Time that a browser may keep the answer to a preflight."""
+
+
+class Cors:
+    """Which origins' scripts may call the HTTP doors, as browsers ask it (the Fetch standard, 3.2).
+
+    Args:
+        origins: like ``https://play.example.com``; `ANY`: all; none: doors name no origin and take no ``OPTIONS``.
+
+    Attributes:
+        is_on: some origin may.
+    """
+
+    def __init__(self, origins: Iterable[str] = ()) -> None:
+        self._origins = frozenset(origins)
+        self.is_on = bool(self._origins)
+
+    def headers(self, origin: str | None, method: str) -> list[tuple[bytes, bytes]]:
+        """Headers of every answer to a request that came with ``origin``."""
+        if not self._origins:
+            return []
+        allowed = ANY in self._origins or origin in self._origins
+        found = [] if ANY in self._origins else [(b"vary", b"origin")]
+        if origin is not None and allowed:
+            shown = ANY if ANY in self._origins else origin
+            found += [
+                (b"access-control-allow-origin", shown.encode("latin-1")),
+                (b"access-control-expose-headers", b"retry-after"),
+            ]
+            if method == "OPTIONS":
+                found += [
+                    (b"access-control-allow-methods", _METHODS),
+                    (b"access-control-allow-headers", _HEADERS),
+                    (b"access-control-max-age", _MAX_AGE_S),
+                ]
+        return found
+
+
+def are_origins(value: list[str]) -> list[str]:
+    """The option ``cors_origins``, checked. A browser would report a wrong origin only as a refusal.
+
+    Raises:
+        ValueError: names what is no origin.
+    """
+    for origin in value:
+        if origin != ANY and not re.fullmatch(r"https?://[^/\s?#@*]+", origin):
+            raise ValueError(f"scheme, host and port like https://play.example.com:8443, or *, not {origin!r}")
+    return value
+
+
+def document(title: str, body: str) -> str:
+    """An HTML page.
+
+    Args:
+        title: text.
+        body: HTML.
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>brayx: {html.escape(title)}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em }}
+th {{ text-align: left; padding-right: 2em }}
+pre {{ background: #8882; padding: 1em; overflow-x: auto }}
+</style>
+<h1>brayx: {html.escape(title)}</h1>
+{body}
+<p>A program gets these facts as JSON: <code>curl URL</code></p>
+</html>
+"""
