@@ -29,7 +29,6 @@ from brayx.nets.mlp import ActorCritic
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.moments import Moments
-from brayx.rollout.spec import check_rollout
 from tests.waiting import until
 
 FILES = """
@@ -116,7 +115,8 @@ class Job:
         )
         self.buffer = Shards.start(f"buffer-{name}", self.buffer_config, namespace=namespace)[0].actor
         self.store = create_weight_store(f"store-{name}", namespace)
-        self.moments = create_moments(f"moments-{name}", namespace)
+        normalises = options.get("normalise_obs") or options.get("normalise_reward")
+        self.moments = create_moments(f"moments-{name}", namespace) if normalises else None
         self.publisher = WeightPublisher(self.store)
         self.events = Counter()
         if "func" in options:
@@ -127,14 +127,14 @@ class Job:
             name="games",
             config=RolloutComponent(model="model", buffer="buffer", num_envs=ENVS, **options),
             model_name="model",
-            model=ModelConfig(module=module),
+            model=ModelConfig(module=module, engine="torch"),  # each worker would take seconds for its export to ONNX
             buffer_config=self.buffer_config,
             folder=str(folder),
             job={},
             namespace=namespace,
             buffer=f"buffer-{name}",
             weight_store=f"store-{name}",
-            moments=f"moments-{name}",
+            moments=f"moments-{name}" if normalises else "",
             update_columns=8,
         )
         self._reader = ray.get(self.buffer.attach.remote())
@@ -165,7 +165,7 @@ class Job:
         return batch
 
     def close(self):
-        for actor in (self.buffer, self.store, self.moments):
+        for actor in filter(None, (self.buffer, self.store, self.moments)):
             ray.kill(actor)
 
 
@@ -223,15 +223,6 @@ def test_what_is_refused_of_a_blocking_worker_it_makes_up_for_with_the_same_vers
     assert workers.collected.overdue == 0, "nobody waited for a batch that would never be full"
 
 
-def test_a_worker_that_waits_for_too_long_goes_on_and_counts_it(job):
-    made = job(mode="blocking", num_workers=2, wait_s=0.5)
-    made.publish()
-    with made.workers(2) as workers:
-        first, second = made.take(), made.take()
-        until(lambda: workers.collected.overdue > 0, "a wait was given up", WAIT_S)
-    assert set(first["policy_version"].flat) == set(second["policy_version"].flat) == {1}
-
-
 def test_after_a_wait_that_was_given_up_batches_are_of_the_newest_version_again(job):
     """What was collected meanwhile would else stay ahead of all that comes."""
     made = job(mode="blocking", num_workers=2, wait_s=1.0, sampling={"max_policy_lag": 0})
@@ -277,7 +268,7 @@ def test_nothing_is_lost_for_coming_at_once_where_the_rate_allows_less_than_one_
     assert stats["samples"] > 8 * (stats["inserts"] - 8) - 40, "the rate is kept by what waits"
 
 
-def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand(job):
+def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand_and_others_join_and_leave(job):
     made = job(size=64)
     made.publish()
     with made.workers(2) as workers:
@@ -286,30 +277,24 @@ def test_a_killed_worker_is_replaced_and_costs_what_it_had_in_hand(job):
         os.kill(victim, signal.SIGKILL)
         until(lambda: workers.lost["died"] == 1, "it was missed", WAIT_S)
         until(lambda: made.take() is not None and workers.running == 2, "another one collects", WAIT_S)
-        pids = workers.pids()
-        assert pids[1] == other, "the other one went on"
-        assert pids[0] not in (victim, other)
-        events = made.events.copy()
-    assert events == {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
-    assert workers.error is None
-    assert "worker 0 of rollout 'games' (CartPole-v1) died" in workers.messages[0]
+        before = workers.pids()
+        assert before[1] == other, "the other one went on"
+        assert before[0] not in (victim, other)
+        events = {"rollout_workers_lost.died": 1, "rollout_steps_lost.died": 2 * ENVS * T}
+        assert made.events == events
+        assert workers.error is None
+        assert "worker 0 of rollout 'games' (CartPole-v1) died" in workers.messages[0]
 
-
-def test_workers_join_and_leave_while_it_runs(job):
-    made = job(size=2)
-    made.publish()
-    with made.workers(1) as workers:
-        until(lambda: workers.running == 1, "one collects", WAIT_S)
+        failures = workers.failures
         workers.scale(3)
         until(lambda: made.take() is not None and workers.running == 3, "three collect", WAIT_S)
-        before = workers.pids()
         workers.scale(1)
         until(lambda: len(workers.pids()) == 1, "two have left", WAIT_S)
         assert workers.pids()[0] == before[0]
         held = workers.collected
         until(lambda: made.take() is not None and workers.collected.steps > held.steps, "the last goes on", WAIT_S)
-        assert not workers.failures
-        assert not made.events
+        assert workers.failures == failures
+        assert made.events == events, "who joins or leaves costs nothing"
 
 
 def at_a_fragment(made, workers, folder):
@@ -392,16 +377,15 @@ def test_an_environment_that_raises_ends_the_rollout_by_name_after_the_failures_
     assert workers.lost == {"failed": 2}
 
 
-@pytest.mark.parametrize(("window_s", "ends"), [(1e-6, False), (3600.0, True)])
-def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path, window_s, ends):
-    made = job(func="tripping", max_failures=1, failure_window_s=window_s, size=10**5)
+def test_errors_of_an_environment_that_are_far_apart_do_not_end_the_rollout(job, tmp_path):
+    made = job(func="tripping", max_failures=1, failure_window_s=1e-6, size=10**5)
     made.publish()
     with made.workers() as workers:
         for times in (1, 2):
             until(lambda: workers.running == 1, "it collects", WAIT_S)
             (tmp_path / "trip").touch()
             until(lambda times=times: workers.lost["failed"] == times, "it tripped", WAIT_S)
-        assert (workers.error is not None) is ends
+        assert workers.error is None
 
 
 def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):
@@ -415,14 +399,6 @@ def test_blocking_workers_share_out_an_update_anew_when_they_are_scaled(job):
             assert set(made.take()["policy_version"][:, :-1].flat) == {version}
         until(lambda: workers.collected.fragments == 4, "one did the work of two", WAIT_S)
         assert made.stats()["batches"] == 0
-
-
-def test_what_cannot_work_is_told_before_anything_starts(job):
-    with pytest.raises(ConfigError, match=r"rollout 'games' \(NoGame-v7\): .*NoGame"):
-        check_rollout(job(env="NoGame-v7").spec)
-    with pytest.raises(ConfigError, match=r"rollout 'games' \(Pendulum-v1\): obs: the environments give \[3\]"):
-        check_rollout(job(env="Pendulum-v1").spec)
-    check_rollout(job().spec)
 
 
 def test_a_worker_that_was_there_before_a_learner_brought_its_moments_back_collects_with_them(job):

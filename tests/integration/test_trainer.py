@@ -114,7 +114,9 @@ class Job:
 
 
 @pytest.fixture
-def job(ray_cluster, tracking_db, tmp_path):
+def job(ray_cluster, tracking_db, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # 2 s by default, and each change waits for it
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process of each training's own
     with contextlib.ExitStack() as stack:
 
         def make(**options):
@@ -123,20 +125,6 @@ def job(ray_cluster, tracking_db, tmp_path):
             return made
 
         yield make
-
-
-def test_in_process_to_the_end(job):
-    job = job(where="process", num_steps=20 * STEPS)
-    summary = job.learner().result(60)
-    assert (summary.reason, summary.env_steps, summary.updates) == ("num_steps", 20 * STEPS, 20)
-    assert job.newest() == summary.policy_version == 21
-    (checkpoint,) = job.trial.checkpoints()
-    assert checkpoint.step == 20 * STEPS
-    until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS, timeout_s=120)  # told twice a second
-    snapshot = ray.get(job.hub.snapshot.remote())
-    assert snapshot["policy_version"] == 21
-    assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
-    assert 0 <= snapshot["learner_idle_fraction"] <= 1
 
 
 HOOKS = """
@@ -154,20 +142,28 @@ HOOKS = """
 """
 
 
-def test_hooks_and_an_evaluation_buffer(job, tmp_path):
+def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path):
     name = f"hooks_{uuid.uuid4().hex[:8]}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(HOOKS))
-    job = job(where="process", num_steps=100 * STEPS, hooks=name, eval_buffers=["held"], eval_interval=5, prefetch=1)
+    options = {"hooks": name, "eval_buffers": ["held"], "eval_interval": 5, "prefetch": 1}
+    job = job(where="process", num_steps=20 * STEPS, **options)
     held = f"held-{name}"
     remote = RemoteBuffer(held, namespace=job.spec.namespace, batch_size=2, unroll_length=16)
     job.spec = dataclasses.replace(job.spec, eval_buffers={"held": held})
     remote.push(fragment(), fragment())
     assert remote.flush(60)
     summary = job.learner().result(60)
-    assert summary.updates == 100
-    numbers = ("eval/loss", "eval/steps", "handled")
-    until(lambda: set(numbers) <= ray.get(job.hub.snapshot.remote()).keys(), timeout_s=120)
-    assert ray.get(job.hub.snapshot.remote())["handled"] >= 100
+    assert (summary.reason, summary.env_steps, summary.updates) == ("num_steps", 20 * STEPS, 20)
+    assert job.newest() == summary.policy_version == 21
+    (checkpoint,) = job.trial.checkpoints()
+    assert checkpoint.step == 20 * STEPS
+    until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS, timeout_s=120)  # twice a second
+    snapshot = ray.get(job.hub.snapshot.remote())
+    assert snapshot["policy_version"] == 21
+    assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()
+    assert {"eval/loss", "eval/steps"} <= snapshot.keys()
+    assert 0 <= snapshot["learner_idle_fraction"] <= 1
+    assert snapshot["handled"] >= 20
     assert remote.shards.ended(), "who waits for more of it comes back"
     remote.shards.kill()
 
@@ -204,22 +200,23 @@ def test_a_module_that_is_no_model_is_named(job, tmp_path):
         job.learner().result(30)
 
 
-def test_in_ray_train_a_killed_rank_goes_on_from_its_checkpoint_and_failures_far_apart_do_not_end_it(job):
-    job = job(where="train", num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1)
+def test_in_ray_train_ranks_learn_as_one_and_go_on_from_their_checkpoint_when_one_is_killed(job):
+    """Its one failure is more than ``max_failures``, and far from any other."""
+    job = job(
+        where="train", num_workers=2, num_steps=10**9, checkpoint_interval_s=0.5, max_failures=0, failure_window_s=0.1
+    )
     learner = job.learner()
-    before = -1
-    for _ in range(2):
-        until(lambda before=before: newest_step(job.trial) > before or not learner.running, timeout_s=120)
-        before = newest_step(job.trial)
-        (victim,) = _train_workers()
-        version = job.newest()
-        os.kill(victim, signal.SIGKILL)
-        until(lambda version=version: job.newest() > version + 20 or not learner.running, timeout_s=120)
+    until(lambda: newest_step(job.trial) > 0 or not learner.running, timeout_s=120)
+    before, version = newest_step(job.trial), job.newest()
+    victim, _ = _train_workers()
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: job.newest() > version + 20 or not learner.running, timeout_s=120)
     learner.stop()
     summary = learner.result(60)
     assert summary.resumed
     assert summary.reason == "stream_ended"
     assert summary.env_steps > before
+    assert summary.env_steps == 2 * STEPS * summary.updates, "each update learns from a batch of either rank"
     assert summary.policy_version > version + 20
     assert job.trial.checkpoints()[-1].step == summary.env_steps
     assert len(job.trial.checkpoints()) <= 3
@@ -238,7 +235,7 @@ def test_in_ray_train_what_would_only_fail_again_is_tried_once_and_told_in_a_lin
         """)
     )
     with pytest.raises(ConfigError) as caught:
-        job.learner().result(120)
+        assert job.learner().result(300) is not None, "it is still being tried"
     assert caught.value.message == "the learner failed: hidden is 0, expected 1 or more"
     assert 1 <= len((tmp_path / "tries").read_text()) <= 2
 
@@ -253,14 +250,6 @@ def test_ranks_that_cannot_start_are_not_tried_for_ever(job, monkeypatch):
     assert "startup timed out" in caught.value.message
     assert "\n" not in caught.value.message
     assert learner.state() == "has ended"
-
-
-def test_two_ranks_learn_as_one(job):
-    job = job(where="train", num_workers=2, num_steps=40 * STEPS)
-    summary = job.learner().result(180)
-    assert summary.reason == "num_steps"
-    assert summary.env_steps == 40 * STEPS
-    assert summary.updates == 20, "each update learns from a batch of either rank"
 
 
 def test_a_job_that_has_ended_leaves_nothing_of_its_weight_store_in_ray(ray_cluster, tracking_db):
