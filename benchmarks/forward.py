@@ -345,7 +345,8 @@ def publishing(
     another one's. Not ``relayed``, each asks the store itself."""
     import ray
 
-    from brayx.cluster.weights import WeightPublisher, create_weight_store
+    from brayx.cluster.weight_store import create_weight_store
+    from brayx.cluster.weights import WeightPublisher
 
     store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}-{relayed}")
     followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]

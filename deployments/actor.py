@@ -31,7 +31,8 @@ from brayx.cluster.model_client import ModelClient
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime, actor_deployment
-from brayx.cluster.weights import WeightSubscriber, fetch_weights, get_weight_store
+from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
 from brayx.model.arms import Followed

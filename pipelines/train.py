@@ -146,7 +146,7 @@ def train_on(
     from brayx.cluster.remote_buffer import RemoteBuffer
     from brayx.cluster.shards import tell
     from brayx.cluster.statistics import create_moments, stored_moments
-    from brayx.cluster.weights import KEPT_VERSIONS, create_weight_store, end_weight_store
+    from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_weight_store
 
     actor = actor_of(job)
     config = job.trainers[only("trainer", job.trainers)]

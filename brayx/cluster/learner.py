@@ -23,7 +23,8 @@ from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.named import is_done, result_or
 from brayx.cluster.shards import Shards
 from brayx.cluster.stream import Buffers, Stream, batches_of, read_buffer, replay_dataset, weights_of
-from brayx.cluster.weights import WeightPublisher, get_weight_store
+from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.weights import WeightPublisher
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.metrics import BEST_METRIC
 from brayx.replay.packing import Batch

@@ -19,7 +19,8 @@ from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.prometheus import Exporter
 from brayx.cluster.ray_private import warn_if_open
-from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights, get_weight_store
+from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.weights import StoreHandle, WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.engines.base import ModelSpec
 from brayx.errors import ModelError

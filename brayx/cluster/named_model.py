@@ -32,7 +32,8 @@ from brayx.cluster import NAMESPACE
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.model import model_application
 from brayx.cluster.named import ANSWER_S, WEIGHT_STORE, call_with_retry, find_actor, result
-from brayx.cluster.weights import AGAIN_S, KEPT_VERSIONS, end_weight_store, get_weight_store
+from brayx.cluster.weight_store import KEPT_VERSIONS, end_weight_store, get_weight_store
+from brayx.cluster.weights import AGAIN_S
 from brayx.engines import refuse_frozen
 from brayx.engines.base import LeafSpec, ModelSpec, check_weights, layout_of
 from brayx.engines.scaling import completed, learned

@@ -32,11 +32,8 @@ from brayx.cluster.named_model import (
     withdraw,
 )
 from brayx.cluster.process_model import background, process_model
-from brayx.cluster.weights import (
-    WeightPublisher,
-    create_weight_store,
-    fetch_weights,
-)
+from brayx.cluster.weight_store import create_weight_store
+from brayx.cluster.weights import WeightPublisher, fetch_weights
 from brayx.engines.base import ModelSpec, check_weights
 from brayx.engines.scaling import completed
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, StartupError, VersionUnknown

@@ -15,7 +15,8 @@ from typing import Any
 from brayx.cluster.hub import HubClient, get_hub
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.statistics import RemoteExchange, get_moments
-from brayx.cluster.weights import WeightSubscriber, get_weight_store
+from brayx.cluster.weight_store import get_weight_store
+from brayx.cluster.weights import WeightSubscriber
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
 from brayx.rollout.worker import Newest, Progress, Worker
 

@@ -23,13 +23,8 @@ from brayx.cluster.hub import create_hub
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import call_with_retry
-from brayx.cluster.weights import (
-    WeightPublisher,
-    WeightSubscriber,
-    create_weight_store,
-    fetch_weights,
-    get_weight_store,
-)
+from brayx.cluster.weight_store import create_weight_store, get_weight_store
+from brayx.cluster.weights import WeightPublisher, WeightSubscriber, fetch_weights
 from brayx.engines.base import save_weights
 from brayx.errors import (
     BadWeights,

@@ -21,7 +21,8 @@ from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.cluster.shards import Shards
 from brayx.cluster.statistics import create_moments
 from brayx.cluster.stream import read_buffer
-from brayx.cluster.weights import WeightPublisher, create_weight_store
+from brayx.cluster.weight_store import create_weight_store
+from brayx.cluster.weights import WeightPublisher
 from brayx.engines.torch import module_weights
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.model.config import ModelConfig

@@ -22,7 +22,7 @@ from brayx.cluster.hub import HubClient, create_hub
 from brayx.cluster.learner import Learner, LearnerSpec
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shards
-from brayx.cluster.weights import create_weight_store
+from brayx.cluster.weight_store import create_weight_store
 from brayx.errors import ConfigError, StartupError
 from brayx.replay.config import BufferConfig
 from brayx.tracking import Trial

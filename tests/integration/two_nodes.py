@@ -23,7 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from brayx.cluster.hub import create_hub
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.stream import read_buffer
-from brayx.cluster.weights import WeightPublisher, WeightSubscriber, create_weight_store
+from brayx.cluster.weight_store import create_weight_store
+from brayx.cluster.weights import WeightPublisher, WeightSubscriber
 from brayx.types import Columns
 from tests.unit.replay.made import columns
 from tests.waiting import until

@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from brayx.cluster import named_model as named
 from brayx.cluster.named_model import Recipe, prepare
-from brayx.cluster.weights import WeightStore
+from brayx.cluster.weight_store import WeightStore
 from brayx.errors import ModelError, ShapeMismatch, StartupError
 from brayx.model.checkpoints import Checkpoints
 from brayx.model.config import ModelConfig
