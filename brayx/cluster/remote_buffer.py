@@ -7,46 +7,24 @@ with a deadline. `brayx.cluster.stream` reads.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import ray
 
 from brayx.cluster.buffer import MAX_WAIT_S, Taken
-from brayx.cluster.shards import Shard, Shards
+from brayx.cluster.outbox import RETRY_S, Lane, Outbox, Replay
+from brayx.cluster.shards import Shards
 from brayx.errors import BadFragment, DeadlineExceeded, ReplayError, first_line
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
-from brayx.types import Columns, Fragment
 
-logger = logging.getLogger(__name__)
-
-Replay: TypeAlias = Fragment | Columns
-
-_RETRY_S = 0.2
-"""Pause after a failed push before its shard, which restarts by itself, is tried again."""
 _LOOK_AGAIN_S = 0.5
 """Interval at which a waiting push checks whether the handle was closed."""
 _LOOK_S = 1.0
 """With several shards, longest wait for room in one before the next is tried."""
-
-
-@dataclass
-class _Lane:
-    """The connection to one shard."""
-
-    shard: Shard
-    call: int = 0
-    sending: list[Replay] = field(default_factory=list)
-    since: float = 0.0
-    room: bool = True
-    down_until: float = 0.0
 
 
 class RemoteBuffer:
@@ -75,7 +53,6 @@ class RemoteBuffer:
     Attributes:
         name, config: name and options of the buffer.
         shards: its actors.
-        pushed: number of pushes sent.
         dropped: transitions dropped here, by reason.
 
     Raises:
@@ -116,16 +93,9 @@ class RemoteBuffer:
         self.name, self.config, self.shards = name, shards.config, shards
         self._namespace = namespace
         self._lanes = _nearest_first(shards)[: self.config.density]
-        self._pending: deque[Replay] = deque()
-        self._max_pending = max_pending or self.config.max_pending
-        self._on_dropped = on_dropped
-        self._lock = threading.Lock()
         self._push_timeout_s = push_timeout_s
-        self._retry: threading.Timer | None = None
-        self._idle = threading.Condition(self._lock)
-        self._closed = False
-        self.pushed = 0
-        self.dropped: Counter[str] = Counter()
+        self._outbox = Outbox(self._lanes, max_pending or self.config.max_pending, push_timeout_s, on_dropped)
+        self.dropped = self._outbox.dropped
 
     @classmethod
     def attach(cls, name: str, *, namespace: str | None = None, **arguments: Any) -> RemoteBuffer:
@@ -135,6 +105,11 @@ class RemoteBuffer:
             ReplayError: no buffer of that name runs.
         """
         return cls(name, namespace=namespace, shards=Shards.find(name, namespace=namespace, located=True), **arguments)
+
+    @property
+    def pushed(self) -> int:
+        """Number of pushes sent."""
+        return self._outbox.pushed
 
     def push(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
         """Pushes fragments and columns. Safe from any thread.
@@ -151,21 +126,21 @@ class RemoteBuffer:
             ReplayError: without ``drop``: the buffer has ended or was lost.
         """
         if drop:
-            self._hand_over(replays)
+            self._outbox.push(replays)
         else:
             self._all_taken(self.offer(*replays, timeout_s=timeout_s), timeout_s)
 
     async def push_async(self, *replays: Replay, drop: bool = True, timeout_s: float = 60.0) -> None:
         """As `push`, without blocking the event loop."""
         if drop:
-            self._hand_over(replays)
+            self._outbox.push(replays)
             return
         steps = self._offer(list(replays), timeout_s)
         try:
             call = next(steps)
             while True:
                 if call is None:
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(RETRY_S)
                     call = next(steps)
                     continue
                 try:
@@ -191,7 +166,7 @@ class RemoteBuffer:
             call = next(steps)
             while True:
                 if call is None:
-                    time.sleep(_RETRY_S)
+                    time.sleep(RETRY_S)
                     call = next(steps)
                     continue
                 try:
@@ -253,47 +228,14 @@ class RemoteBuffer:
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything pushed so far has reached the buffer; False after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        with self._idle:
-            while self._pending or any(lane.sending for lane in self._lanes):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._idle.wait(left)
-        return True
+        return self._outbox.flush(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Sends queued pushes for up to ``timeout_s``, then takes no more. The buffer keeps running.
 
         A push that waits in another thread fails with a `ReplayError`.
         """
-        self.flush(timeout_s)
-        with self._lock:
-            self._closed = True
-            lost = sum(map(transitions, self._pending))
-            self._pending.clear()
-            if self._retry is not None:
-                self._retry.cancel()
-                self._retry = None
-        if lost:
-            self._drop("closed", lost)
-
-    def _hand_over(self, replays: tuple[Replay, ...]) -> None:
-        lost = 0
-        with self._lock:
-            closed = self._closed
-            self.pushed += len(replays)
-            if not closed:
-                self._pending.extend(replays)
-            while len(self._pending) > self._max_pending:
-                lost += transitions(self._pending.popleft())
-        if closed:
-            self._drop("closed", sum(map(transitions, replays)))
-            return
-        if lost:
-            self._drop("full", lost)
-        self._give_up_if_overdue()
-        self._send()
+        self._outbox.close(timeout_s)
 
     def _all_taken(self, left: list[Replay], timeout_s: float) -> None:
         if left:
@@ -305,7 +247,7 @@ class RemoteBuffer:
         """Waits for a push's answer until this handle is closed, so that closing never waits for a hanging shard."""
         deadline = time.monotonic() + self._push_timeout_s
         while not ray.wait([call], timeout=max(0.0, min(_LOOK_AGAIN_S, deadline - time.monotonic())))[0]:
-            if self._closed:
+            if self._outbox.closed:
                 raise self._is_closed()
             if time.monotonic() >= deadline:
                 raise ray.exceptions.GetTimeoutError(f"no answer within {self._push_timeout_s:g} s")
@@ -321,7 +263,7 @@ class RemoteBuffer:
         refused, why, turn = 0, "", 0
         at = next((number for number, lane in enumerate(self._lanes) if lane.room), 0)
         while left:
-            if self._closed:
+            if self._outbox.closed:
                 raise self._is_closed()
             lane = self._lanes[(at + turn) % len(self._lanes)]
             # Try every shard once before waiting for one.
@@ -339,7 +281,7 @@ class RemoteBuffer:
                         break
                     yield None
                     continue
-                self._drop("buffer_lost", sum(map(transitions, left)))
+                self._outbox.drop("buffer_lost", sum(map(transitions, left)))
                 said = f"buffer {self.name!r} was lost during a push: {type(error).__name__}: {first_line(error)}"
                 raise ReplayError(said, buffer=self.name) from error
             lane.room = answer.room
@@ -356,99 +298,10 @@ class RemoteBuffer:
             raise BadFragment(why, refused=refused)
         return left
 
-    def _send(self) -> None:
-        while True:
-            with self._lock:
-                lane = self._next_lane()
-                if lane is None:
-                    self._retry_if_stuck()
-                    return
-                replays = list(self._pending)
-                self._pending.clear()
-                lane.call += 1
-                call = lane.call
-                lane.sending, lane.since = replays, time.monotonic()
-            try:
-                future = lane.shard.actor.push.remote(replays).future()
-            except Exception as error:  # Ray's errors for an invalid handle
-                self._failed(lane, call, error)
-                return
-            future.add_done_callback(lambda done, lane=lane, call=call: self._sent(lane, call, done))
 
-    def _next_lane(self) -> _Lane | None:
-        """The shard for the queued pushes; None: no shard is free."""
-        if not self._pending:
-            return None
-        now = time.monotonic()
-        up = [lane for lane in self._lanes if lane.down_until <= now]
-        with_room = [lane for lane in up if lane.room] or up
-        if not with_room:
-            return None
-        if not with_room[0].sending:
-            return with_room[0]
-        if len(self._pending) > self._max_pending // 2:  # the nearest shard is too slow
-            return next((lane for lane in [*with_room, *up] if not lane.sending), None)
-        return None
-
-    def _sent(self, lane: _Lane, call: int, done: Any) -> None:
-        error = done.exception()
-        if error is not None:
-            self._failed(lane, call, error)
-            return
-        answer = done.result()
-        if isinstance(answer, Taken):
-            lane.room = answer.room
-        if self._done(lane, call) is not None:
-            self._send()
-
-    def _failed(self, lane: _Lane, call: int, error: BaseException) -> None:
-        replays = self._done(lane, call)
-        if replays is None:
-            return
-        logger.warning("a push to the replay buffer failed: %s", first_line(error))
-        self._drop("buffer_lost", sum(map(transitions, replays)))
-        with self._lock:
-            lane.down_until = time.monotonic() + _RETRY_S
-        self._send()
-
-    def _retry_if_stuck(self) -> None:
-        """Schedules a send of queued pushes if no call is in flight to trigger it; the caller holds the lock."""
-        if self._closed or not self._pending or any(lane.sending for lane in self._lanes):
-            return
-        if self._retry is not None:
-            self._retry.cancel()
-        self._retry = threading.Timer(_RETRY_S, self._send)
-        self._retry.daemon = True
-        self._retry.start()
-
-    def _give_up_if_overdue(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            overdue = [
-                (lane, lane.call) for lane in self._lanes if lane.sending and now - lane.since > self._push_timeout_s
-            ]
-        for lane, call in overdue:
-            self._failed(lane, call, TimeoutError(f"no answer within {self._push_timeout_s:g} s"))
-
-    def _done(self, lane: _Lane, call: int) -> list[Replay] | None:
-        """Settles the call in flight and returns its replays; None if it was settled before."""
-        with self._idle:
-            if call != lane.call or not lane.sending:
-                return None
-            replays, lane.sending = lane.sending, []
-            self._idle.notify_all()
-            return replays
-
-    def _drop(self, reason: str, transitions: int) -> None:
-        with self._lock:
-            self.dropped[reason] += transitions
-        if self._on_dropped is not None:
-            self._on_dropped(reason, transitions)
-
-
-def _nearest_first(shards: Shards) -> list[_Lane]:
+def _nearest_first(shards: Shards) -> list[Lane]:
     """Connections to the shards: this node's first; equally near ones in a random order per process."""
     here = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-    lanes = [_Lane(shard) for shard in shards]
+    lanes = [Lane(shard) for shard in shards]
     random.shuffle(lanes)
     return sorted(lanes, key=lambda lane: lane.shard.node_id != here)

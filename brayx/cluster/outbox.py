@@ -1,0 +1,215 @@
+"""Pushes to a buffer that never wait: they queue here, and each shard has at most one call in flight.
+
+The replays of a failed call are lost; queued ones are sent with the next call. Knows nothing of how shards store them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from brayx.cluster.buffer import Taken
+from brayx.cluster.shards import Shard
+from brayx.errors import first_line
+from brayx.replay.packing import transitions
+from brayx.types import Columns, Fragment
+
+logger = logging.getLogger(__name__)
+
+Replay: TypeAlias = Fragment | Columns
+
+RETRY_S = 0.2
+"""Pause after a failed push before its shard, which restarts by itself, is tried again."""
+
+
+@dataclass
+class Lane:
+    """The connection to one shard.
+
+    Attributes:
+        shard: the actor.
+        call: number of the last call.
+        sending: replays of the call in flight; empty: there is no such call.
+        since: time of that call, on the monotonic clock.
+        room: whether the shard had room, by its last answer.
+        down_until: time on the monotonic clock; no call before then, because the last one failed.
+    """
+
+    shard: Shard
+    call: int = 0
+    sending: list[Replay] = field(default_factory=list)
+    since: float = 0.0
+    room: bool = True
+    down_until: float = 0.0
+
+
+class Outbox:
+    """Queues replays for the shards of one buffer, and sends them.
+
+    Args:
+        lanes: connections to the shards, nearest first.
+        max_pending: limit on queued replays; past it the oldest is dropped.
+        push_timeout_s: deadline of one call; without an answer it counts as failed, though it may still arrive.
+        on_dropped: called with ``(reason, transitions)`` for every drop: ``full``, ``buffer_lost``, or ``closed``.
+
+    Attributes:
+        pushed: number of replays pushed.
+        dropped: transitions dropped, by reason.
+        closed: whether `close` was called.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        max_pending: int,
+        push_timeout_s: float,
+        on_dropped: Callable[[str, int], None] | None,
+    ) -> None:
+        self._lanes = lanes
+        self._max_pending = max_pending
+        self._push_timeout_s = push_timeout_s
+        self._on_dropped = on_dropped
+        self._pending: deque[Replay] = deque()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._retry: threading.Timer | None = None
+        self.pushed = 0
+        self.dropped: Counter[str] = Counter()
+        self.closed = False
+
+    def push(self, replays: tuple[Replay, ...]) -> None:
+        """Sends replays with the next call; returns at once. Safe from any thread."""
+        lost = 0
+        with self._lock:
+            closed = self.closed
+            self.pushed += len(replays)
+            if not closed:
+                self._pending.extend(replays)
+            while len(self._pending) > self._max_pending:
+                lost += transitions(self._pending.popleft())
+        if closed:
+            self.drop("closed", sum(map(transitions, replays)))
+            return
+        if lost:
+            self.drop("full", lost)
+        self._give_up_if_overdue()
+        self._send()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until everything pushed so far has reached the buffer; False after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        with self._idle:
+            while self._pending or any(lane.sending for lane in self._lanes):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._idle.wait(left)
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Sends queued replays for up to ``timeout_s``, then drops all that it has or gets."""
+        self.flush(timeout_s)
+        with self._lock:
+            self.closed = True
+            lost = sum(map(transitions, self._pending))
+            self._pending.clear()
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
+        if lost:
+            self.drop("closed", lost)
+
+    def drop(self, reason: str, transitions: int) -> None:
+        """Counts dropped transitions."""
+        with self._lock:
+            self.dropped[reason] += transitions
+        if self._on_dropped is not None:
+            self._on_dropped(reason, transitions)
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                lane = self._next_lane()
+                if lane is None:
+                    self._retry_if_stuck()
+                    return
+                replays = list(self._pending)
+                self._pending.clear()
+                lane.call += 1
+                call = lane.call
+                lane.sending, lane.since = replays, time.monotonic()
+            try:
+                future = lane.shard.actor.push.remote(replays).future()
+            except Exception as error:  # Ray's errors for an invalid handle
+                self._failed(lane, call, error)
+                return
+            future.add_done_callback(lambda done, lane=lane, call=call: self._sent(lane, call, done))
+
+    def _next_lane(self) -> Lane | None:
+        """The shard for the queued pushes; None: no shard is free."""
+        if not self._pending:
+            return None
+        now = time.monotonic()
+        up = [lane for lane in self._lanes if lane.down_until <= now]
+        with_room = [lane for lane in up if lane.room] or up
+        if not with_room:
+            return None
+        if not with_room[0].sending:
+            return with_room[0]
+        if len(self._pending) > self._max_pending // 2:  # the nearest shard is too slow
+            return next((lane for lane in [*with_room, *up] if not lane.sending), None)
+        return None
+
+    def _sent(self, lane: Lane, call: int, done: Any) -> None:
+        error = done.exception()
+        if error is not None:
+            self._failed(lane, call, error)
+            return
+        answer = done.result()
+        if isinstance(answer, Taken):
+            lane.room = answer.room
+        if self._done(lane, call) is not None:
+            self._send()
+
+    def _failed(self, lane: Lane, call: int, error: BaseException) -> None:
+        replays = self._done(lane, call)
+        if replays is None:
+            return
+        logger.warning("a push to the replay buffer failed: %s", first_line(error))
+        self.drop("buffer_lost", sum(map(transitions, replays)))
+        with self._lock:
+            lane.down_until = time.monotonic() + RETRY_S
+        self._send()
+
+    def _retry_if_stuck(self) -> None:
+        """Schedules a send of queued pushes if no call is in flight to trigger it; the caller holds the lock."""
+        if self.closed or not self._pending or any(lane.sending for lane in self._lanes):
+            return
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = threading.Timer(RETRY_S, self._send)
+        self._retry.daemon = True
+        self._retry.start()
+
+    def _give_up_if_overdue(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            overdue = [
+                (lane, lane.call) for lane in self._lanes if lane.sending and now - lane.since > self._push_timeout_s
+            ]
+        for lane, call in overdue:
+            self._failed(lane, call, TimeoutError(f"no answer within {self._push_timeout_s:g} s"))
+
+    def _done(self, lane: Lane, call: int) -> list[Replay] | None:
+        """Settles the call in flight and returns its replays; None if it was settled before."""
+        with self._idle:
+            if call != lane.call or not lane.sending:
+                return None
+            replays, lane.sending = lane.sending, []
+            self._idle.notify_all()
+            return replays
