@@ -7,7 +7,8 @@ Knows nothing of engines or weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,12 +85,9 @@ class ModelClient(Elsewhere):
             DeadlineExceeded: the deployment did not answer in time.
             QueueFull, ModelError: it is full, or failed.
         """
-        try:
-            async with asyncio.timeout(connect_timeout_s):
-                spec = await cls._ask(handle.get_spec.remote)
-                version = int(await cls._ask(handle.get_version.remote))
-        except TimeoutError:
-            raise DeadlineExceeded(f"the model deployment did not answer within {connect_timeout_s:g} s") from None
+        async with _within(connect_timeout_s, "the model deployment did not answer"):
+            spec = await cls._ask(handle.get_spec.remote)
+            version = int(await cls._ask(handle.get_version.remote))
         return cls(handle, spec, **{"version": version, **options})
 
     @property
@@ -112,12 +110,8 @@ class ModelClient(Elsewhere):
             DeadlineExceeded: no answer in time.
             ModelError: the deployment failed.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                version = await self._ask(self._handle.get_version.remote)
-        except TimeoutError:
-            raise DeadlineExceeded(f"the model deployment did not give its version within {timeout_s:g} s") from None
-        self._version = int(version)
+        async with _within(timeout_s, "the model deployment did not give its version"):
+            self._version = int(await self._ask(self._handle.get_version.remote))
         return self._version
 
     async def forward(self, *args: NestedArray, version: int | None = None, deadline_s: float | None = None) -> Forward:
@@ -138,11 +132,8 @@ class ModelClient(Elsewhere):
         Raises:
             VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
         """
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._ask(self._handle.ready.remote, version)
-        except TimeoutError:
-            raise DeadlineExceeded(f"version {version} was not ready within {self._deadline_s:g} s") from None
+        async with _within(self._deadline_s, f"version {version} was not ready"):
+            await self._ask(self._handle.ready.remote, version)
 
     async def close(self) -> None:
         """Ends the handle; the deployment goes on."""
@@ -153,12 +144,10 @@ class ModelClient(Elsewhere):
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Forwards of several observations in a call of their own; see `ModelReplica.forward`."""
         deadline_s = sooner(self._deadline_s, deadline_s)
-        try:
-            async with asyncio.timeout(deadline_s):
-                outputs, versions = await self._send(columns, version, deadline_s)
-        except TimeoutError:
-            message = f"the model deployment did not answer within {deadline_s:g} s"
-            raise DeadlineExceeded(message) from None
+        outputs: list[np.ndarray]
+        versions: np.ndarray
+        async with _within(deadline_s, "the model deployment did not answer"):
+            outputs, versions = await self._ask(self._handle.forward.remote, columns, version, deadline_s)
         if version is None:
             self._version = int(versions[-1])
         return outputs, versions
@@ -167,13 +156,6 @@ class ModelClient(Elsewhere):
         self, rows: list[list[np.ndarray]], version: int | None = None
     ) -> list[tuple[list[np.ndarray], int]]:
         return to_rows(len(rows), *await self.forward_columns(stacked(rows), version=version))
-
-    async def _send(
-        self, columns: Sequence[np.ndarray], version: int | None, deadline_s: float
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        send = self._handle.forward.remote
-        result: tuple[list[np.ndarray], np.ndarray] = await self._ask(send, columns, version, deadline_s)
-        return result
 
     @staticmethod
     async def _ask(method: Callable[..., Any], *args: Any) -> Any:
@@ -190,3 +172,13 @@ class ModelClient(Elsewhere):
                 if isinstance(cause, BrayxError):
                     raise cause from None
                 raise ModelError(f"the model deployment failed: {type(cause).__name__}") from cause
+
+
+@contextlib.asynccontextmanager
+async def _within(timeout_s: float, late: str) -> AsyncIterator[None]:
+    """A deadline; ``late`` starts the message of its error."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"{late} within {timeout_s:g} s") from None

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from brayx.cluster.named import end_actor, result_or
+from brayx.cluster.named import end_actor, result_or, unwrap
 from brayx.cluster.rollout_worker import RolloutWorker, WorkerSpec
 from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, first_line
 from brayx.rollout.component import MAX_WORKERS
@@ -272,8 +272,8 @@ class Workers:
         try:
             progress: Progress = ray.get(slot.lease, timeout=_ANSWER_S)
         except RayTaskError as error:
-            inner: Any = error.cause
-            told = inner if isinstance(inner, BrayxError) else None
+            cause = unwrap(error)
+            told = cause if isinstance(cause, BrayxError) else None
             config = self._spec.config
             # Count per place and within a window: otherwise rare errors would end a job of days or of many workers.
             raised = slot.raised.add(time.monotonic())
