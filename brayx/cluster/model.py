@@ -41,31 +41,31 @@ if TYPE_CHECKING:
     import torch
 
 _FOLLOWED_VERSIONS = 4
-"""Kept ready of a model that is served by an alias: champion, candidate, and what sessions had before."""
+"""Versions kept ready of a model that follows an alias: champion, candidate, and those of older sessions."""
 
 BuildModel = Callable[[], "tuple[torch.nn.Module, tuple[NestedArray, ...]]"]
-"""Gives the module and its ``forward_args``; pickles (a `functools.partial` of a module-level function does)."""
+"""Returns the module and its ``forward_args``. It must pickle, as a `functools.partial` of a module-level function."""
 
 
 class ModelReplica:
-    """One copy of the model. `start` it before use and `close` it after.
+    """One replica of the model. Call `start` before use and `close` after it.
 
     Attributes:
-        model: what acts.
-        recorder: where calls of the engine are counted.
-        cors: which origins' scripts may call it over HTTP.
+        model: the model that acts.
+        recorder: counts calls of the engine.
+        cors: origins with scripts that may call it over HTTP.
 
     Args:
-        build: gives the module and its example arguments.
+        build: returns the module and its example arguments.
         config: engine and batcher options.
-        weight_store: name and namespace of the store to follow; None for weights that stay.
-        hub: name and namespace of the hub that its metrics go to; None: nowhere.
-        checkpoint, tracking, version: as of `engine_from`; files of the registry are read where the replica is.
-        following: component name, what is followed and by whom, of a model that is served by an alias.
-        preferred: version and weights to start from instead, if they fit: what that alias names by now.
+        weight_store: name and namespace of the store to follow; None: the weights never change.
+        hub: name and namespace of the hub for its metrics; None: metrics are not sent.
+        checkpoint, tracking, version: as for `engine_from`; the registry's files are read on the replica's machine.
+        following: component name, aliases and pool client, for a model that follows an alias.
+        preferred: the alias's current version and its weights; the replica starts from these if they fit.
 
     Raises:
-        BrayxError: as of `engine_from`.
+        BrayxError: as for `engine_from`.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class ModelReplica:
         """Loads the newest weights of the store, if it holds any, and follows it from then on.
 
         Args:
-            at: where aliases point, of a model that is served by one.
+            at: current versions of the aliases, for a model that follows one.
 
         Raises:
-            StartupError: there is no such store, or what was published is not to be had from it.
+            StartupError: the store does not exist, or its published weights cannot be read.
         """
         if self._weight_store is not None:
             name, namespace = self._weight_store
@@ -130,11 +130,11 @@ class ModelReplica:
 
         Args:
             columns: input leaves ``[N, ...]`` in the order of the spec, N at least 1.
-            version: policy version to act with; None: the newest when each batch begins.
-            deadline_s: as of `Model.forward`.
+            version: policy version to act with; None: the newest at the start of each batch.
+            deadline_s: as for `Model.forward`.
 
         Returns:
-            Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64: they may differ, since
+            Output leaves ``[N, ...]``, and the policy version of each row, ``[N]`` int64. Versions may differ, because
             rows are batched with those of other callers.
 
         Raises:
@@ -155,7 +155,7 @@ class ModelReplica:
         return await fetch_weights(self._store, version)
 
     async def __call__(self, request: Request) -> Response:
-        """HTTP, where the application has a route: see `brayx.model.http`."""
+        """Answers HTTP, if the application has a route; see `brayx.model.http`."""
         body = bytearray()  # bytes would be copied with every chunk
         async for chunk in request.stream():
             body += chunk
@@ -182,7 +182,7 @@ class ModelReplica:
         await self.model.pin(version)
 
     async def check_health(self) -> None:
-        """Raises `ModelError` when this replica should be replaced; Serve asks."""
+        """Serve's health check: raises `ModelError` if this replica should be replaced."""
         if self._subscriber is not None and not self._subscriber.running:
             raise ModelError("the weight subscriber of this replica has ended")
 
@@ -200,7 +200,7 @@ class _ServedModel(ModelReplica, ModelDoor):
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         at: Aliases | None = None
         if (following := kwargs["following"]) is not None:
-            # What it was deployed with may be an old version by now, or none that is there any more.
+            # The version it was deployed with may be old by now, or deleted.
             name, followed, client = following
             at = await client.look()
             kwargs["preferred"] = await initial_version(client, name, followed.alias, at, kwargs["version"])
@@ -216,7 +216,7 @@ class _ServedModel(ModelReplica, ModelDoor):
         await self.close()
 
     def _levels(self) -> list[tuple[str, str, float]]:
-        """What the export looks at."""
+        """The current levels for the metrics export."""
         return [("acting_version", serve.get_replica_context().deployment, float(self.model.version))]
 
 
@@ -234,8 +234,8 @@ def model_application(
 ) -> serve.Application:
     """A Serve application with one deployment, ``name``, of ``config.num_workers`` replicas.
 
-    Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; either way the
-    handle goes to `ModelClient`. With a route prefix it is reached over HTTP and gRPC, too. Arguments are those of
+    Run it with ``serve.run(app, name=..., route_prefix=None)``, or bind it into another application; in both cases pass
+    the handle to `ModelClient`. With a route prefix it also answers over HTTP and gRPC. Arguments are those of
     `ModelReplica`.
     """
     actor_options: dict[str, Any] = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}

@@ -35,18 +35,18 @@ class _Handle(Protocol):
 
 
 class ModelClient(Elsewhere):
-    """A model behind a Serve deployment handle; see `Model` for what it promises. Use it on one event loop.
+    """A model behind a Serve deployment handle, with the interface `Model`. Use it on one event loop.
 
-    A call whose replica dies is sent again while its deadline lasts: a forward has no side effects.
+    If a replica dies, its calls are repeated until their deadline: a forward has no side effects.
 
     Args:
-        handle: of a `ModelReplica` deployment.
+        handle: handle of a `ModelReplica` deployment.
         spec: the model's signature; `connect` gets it from the deployment.
-        version: policy version that the deployment is known to have; `connect` gets it, too.
-        max_batch_size: observations in one call at most.
-        max_queue: forwards that may wait here; more are refused.
+        version: known policy version of the deployment; `connect` gets it, too.
+        max_batch_size: most observations in one call.
+        max_queue: most forwards that wait here; further ones are refused.
         deadline_s: a forward without a result after this long fails.
-        max_calls: calls under way at once at most; one per replica keeps all of them busy.
+        max_calls: most concurrent calls; one per replica keeps all of them busy.
         on_batch: as in `Batcher`, for calls to the deployment.
     """
 
@@ -79,7 +79,7 @@ class ModelClient(Elsewhere):
 
     @classmethod
     async def connect(cls, handle: _Handle, *, connect_timeout_s: float = 60.0, **options: Any) -> ModelClient:
-        """A handle whose spec and version come from the deployment; ``options`` are those of the constructor.
+        """Makes a client with spec and version from the deployment; ``options`` are those of the constructor.
 
         Raises:
             DeadlineExceeded: the deployment did not answer in time.
@@ -99,15 +99,15 @@ class ModelClient(Elsewhere):
     def version(self) -> int:
         """Policy version of the deployment's last answer; 0: no published weights.
 
-        It can be older than the one before: an alias was moved back, or another replica is behind.
+        It can be lower than before, if an alias was moved back or another replica is behind.
         """
         return self._version
 
     async def refresh_version(self, timeout_s: float = 5.0) -> int:
-        """The policy version that one replica acts with.
+        """Gets the policy version of one replica.
 
         Raises:
-            DeadlineExceeded: no answer in time.
+            DeadlineExceeded: there was no answer in time.
             ModelError: the deployment failed.
         """
         async with _within(timeout_s, "the model deployment did not give its version"):
@@ -127,22 +127,22 @@ class ModelClient(Elsewhere):
         return self.pinned(version)
 
     async def ready(self, version: int) -> None:
-        """Has one replica make a version ready; if it can, the others can.
+        """Makes a version ready in one replica; if that works, the others can do so too.
 
         Raises:
-            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: it cannot be had.
+            VersionUnknown, QueueFull, DeadlineExceeded, ModelError: the version is not available.
         """
         async with _within(self._deadline_s, f"version {version} was not ready"):
             await self._ask(self._handle.ready.remote, version)
 
     async def close(self) -> None:
-        """Ends the handle; the deployment goes on."""
+        """Ends the handle; the deployment keeps running."""
         await self._batcher.close()
 
     async def forward_columns(
         self, columns: Sequence[np.ndarray], *, version: int | None = None, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Forwards of several observations in a call of their own; see `ModelReplica.forward`."""
+        """Forwards several observations in a separate call; see `ModelReplica.forward`."""
         deadline_s = sooner(self._deadline_s, deadline_s)
         outputs: list[np.ndarray]
         versions: np.ndarray

@@ -27,14 +27,14 @@ from brayx.types import Weights
 _MARGIN_S = 10.0
 _RETRY_S = 0.2
 _ALONE_S = 60.0
-"""Six times as long as a replica waits for news of the aliases."""
+"""Seconds without a call after which the actor ends; six times a replica's longest wait for new aliases."""
 _FIRST_LOOK_S = 20.0
-"""How long a replica that starts waits for where aliases point."""
+"""Longest wait of a starting replica for the aliases."""
 _KEPT = 4
 
 
 class _PoolActor:
-    """The pool as a Ray actor, which ends when no replica has asked for ``alone_s``."""
+    """The pool as a Ray actor; it ends when no replica has called it for ``alone_s``."""
 
     def __init__(self, uri: str, project: str, followed: Mapping[str, Followed], alone_s: float) -> None:
         self._pool = Pool(uri, project, followed)
@@ -58,7 +58,7 @@ class _PoolActor:
         self._start()
         key = model, version
         if key not in self._kept:
-            # When an alias moves all replicas ask at once, and ask again when they have waited for too long.
+            # When an alias moves, all replicas call at once, and call again after their timeout.
             fetching = self._fetches.get(key)
             if fetching is None:
                 fetching = self._fetches[key] = asyncio.create_task(self._fetched(key))
@@ -81,8 +81,8 @@ class _PoolActor:
         await asyncio.to_thread(self._pool.write)
 
     def _start(self) -> None:
-        """With the first call, whichever it is: a replica that stops may start an actor just to hand over its last
-        results, and nothing else would end that actor."""
+        """Starts the actor's work at its first call of any kind. A stopping replica may start an actor only to push its
+        last results, and that actor must end too."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -96,17 +96,17 @@ class _PoolActor:
 
 
 class PoolClient:
-    """A replica's client of the pool. It starts the actor if there is none, and again if that has ended. Pickles.
+    """A replica's client of the pool. It starts the actor if none runs, also after an earlier one ended. Pickles.
 
     Attributes:
-        actor: the actor's full name. It has a digest of what the actor is made of, so a service that is deployed anew
-            to follow something else gets another actor, and the one before ends after its last replica.
+        actor: the actor's full name. It contains a digest of the arguments, so a service that is deployed again with
+            other aliases gets another actor, and the previous one ends after its last replica.
 
     Args:
-        actor: what its name starts with.
-        namespace: Ray's.
-        uri, project, followed: as of `Pool`.
-        alone_s: the actor ends when no replica asks for so long.
+        actor: prefix of the name.
+        namespace: Ray's namespace.
+        uri, project, followed: as for `Pool`.
+        alone_s: the actor ends when no replica has called it for this long.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class PoolClient:
         return bool(self._made_of[1])
 
     def push(self, part: tuple[Part, dict[str, Metric]]) -> Any:
-        """Hands over what this process counted; returns Ray's reference of the call."""
+        """Sends this process's results; returns Ray's reference of the call."""
         return self.handle().push.remote(part)
 
     async def flush(self, timeout_s: float = 2.0) -> None:
-        """Has results written now; a pool that is away or too slow writes them later."""
+        """Makes the pool write results now; if it does not answer in time, it writes them later."""
         with contextlib.suppress(TimeoutError, RayError):
             async with asyncio.timeout(timeout_s):
                 await self._call("flush")
@@ -145,7 +145,7 @@ class PoolClient:
         """Ray's handle of the actor.
 
         Raises:
-            ModelError: Ray is not running; a call of Ray would start it anew.
+            ModelError: Ray is not running; a call would start a new cluster.
         """
         if not ray.is_initialized():
             raise ModelError(f"pool {self.actor!r} is not there: Ray is not running")
@@ -167,7 +167,7 @@ class PoolClient:
         return found
 
     async def look(self, timeout_s: float = _FIRST_LOOK_S) -> Aliases | None:
-        """Where the aliases point; None: the registry was not read in that time."""
+        """The versions of the aliases; None if the registry was not read within ``timeout_s``."""
         with contextlib.suppress(TimeoutError, BrayxError):
             async with asyncio.timeout(timeout_s):
                 return await self.newer(None, timeout_s)
@@ -178,7 +178,7 @@ class PoolClient:
 
         Raises:
             VersionUnknown: the registry does not have it.
-            DeadlineExceeded: not in time.
+            DeadlineExceeded: the weights did not arrive in time.
             ModelError: they were lost, or cannot be read.
         """
 
@@ -192,5 +192,5 @@ class PoolClient:
         return weights
 
     async def _call(self, method: str, *args: Any) -> Any:
-        """Finds the actor anew: one that no replica has called for a while may have just ended."""
+        """Looks the actor up for each call, since an idle one may have just ended."""
         return await getattr(await asyncio.to_thread(self.handle), method).remote(*args)

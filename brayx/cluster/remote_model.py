@@ -1,7 +1,7 @@
-"""`RemoteModel`: a model by its name, from a notebook, an agent or a script; the handle that Bray's users know.
+"""`RemoteModel`: a model by its name, from a notebook, an agent or a script; the same handle as in Bray.
 
 The first construction starts a weight store and a Serve application of that name; every later one, in any process,
-finds them. A facade: it batches, swaps and restarts nothing itself.
+finds them. It is a facade without any batching, swapping or restarting of its own.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ PROJECT = "brayx-models"
 """MLflow experiment of the checkpoints."""
 
 _CALLS_AT_ONCE = 8
-"""Calls to the replicas at once, of one large batch."""
+"""Most concurrent calls to the replicas for one large batch."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class RemoteModel:
-    """A model that is found by its name. The constructor blocks; on an event loop, await `connect` instead.
+    """A model with a name. The constructor blocks; on an event loop, await `connect` instead.
 
     Args:
         name: letters, digits, ``_``, ``.``, ``-``. If a model of that name runs, this is a handle of it, and all other
             arguments but ``override_model`` have no effect.
         model: takes and returns nested tensors ``[B, ...]``. Its class must be importable where replicas run, unless it
             is defined in the notebook or script itself.
-        forward_args: arguments it runs on, nested arrays with a batch axis of at least 1.
-        forward_kwargs: more of them, by the names of its positional parameters.
+        forward_args: example arguments, nested arrays with a batch axis of at least 1.
+        forward_kwargs: further example arguments, by the names of its positional parameters.
         checkpoint_interval: steps (int) or time (`datetime.timedelta`) after which a publish is also written to MLflow;
             a model that starts again under its name resumes from the newest, with its version, step and lineage. A
             clone, and a model that overrides another, start a new trial.
-        checkpoint: what it starts from if it has none of its own: a folder with ``weights.npz``, or
-            ``models:/name@alias``. A model that was trained on normalised observations normalises them itself then.
+        checkpoint: initial weights if it has no checkpoint under its name: a folder with ``weights.npz``, or
+            ``models:/name@alias``. A model that was trained on normalised observations then normalises them itself.
         override_model: ends a running model of that name and starts this one with ``model``'s weights. If several
             processes override at once, they do so one after the other, and the last one has the name.
-        start_timeout_s: until all replicas must run; otherwise everything that was started is ended. If several
-            processes start a model at once, the others wait for the first one and get its model.
-        route_prefix: path at which Serve's ingress takes forwards over HTTP, too (`brayx.model.http`); None: nowhere.
-        tracking: MLflow's URI or database file, for checkpoints; default: as of a job.
+        start_timeout_s: deadline for all replicas to run; if it is missed, everything that was started is ended. If
+            several processes start a model at once, the others wait for the first one and get its model.
+        route_prefix: path at which Serve's ingress also takes forwards over HTTP (`brayx.model.http`); None: none.
+        tracking: MLflow's URI or database file, for checkpoints; default: as for a job.
         config: engine, batches, versions and replicas; default: `ModelConfig`'s, but ``placement`` is ``remote``.
         **options: single fields of `ModelConfig` in place of those of ``config``: ``max_batch_size=8``,
             ``num_workers=2``. Bray's ``use_onnx=False`` is ``engine="torch"``, its ``local_mode=True`` is
             ``placement="local"``: forwards run in the calling process, which follows the weights.
 
     Raises:
-        ModelNotFound: there is no such model and none was given; names the nearest.
+        ModelNotFound: no model of that name runs, and ``model`` is None; names the nearest.
         ConfigError: an option of a model to start is unknown or out of range; names it, and what fits.
         ModelError: the model does not fit its arguments, or cannot be exported.
         StartupError: it did not start in time.
@@ -122,14 +122,14 @@ class RemoteModel:
         until = time.monotonic() + start_timeout_s
         with contextlib.ExitStack() as alone:
             if store is None and (override or checkpoint_interval is not None):
-                # Of two processes that override, one would end what the other has started, or serve it as its own; of
-                # two that start, one would find the trial of that name in use by the other.
+                # Without the lock, a process that overrides could end or take over what another has just started, and
+                # one that starts could find its trial in use by the other.
                 alone.enter_context(named_lock(name, NAMESPACE, until))
                 until = time.monotonic() + start_timeout_s  # the wait for the lock does not count
                 store = None if override else find(name)
             try:
                 if store is None:
-                    assert model is not None  # else `not_found`
+                    assert model is not None  # otherwise `not_found`
                     if checkpoint_interval is not None:
                         # A clone, or a model that overrides another, does not resume what that has learned.
                         trial = Trial.open(PROJECT, name, initialise(uri), resume=not (override or _lineage))
@@ -185,13 +185,13 @@ class RemoteModel:
 
     @property
     def lineage(self) -> tuple[Origin, ...]:
-        """What it was cloned from or, as ``models:/NAME``, the registered version it started from, and that from; the
-        nearest first. Empty if it started from a module."""
+        """The models that its initial weights come from, the nearest first: clones' origins, or a registered version as
+        ``models:/NAME``. Empty if it started from a module."""
         return self._recipe.lineage
 
     @property
     def step(self) -> int:
-        """Step that the newest weights were published with."""
+        """Step of the newest published weights."""
         return self._newest()[1]
 
     @property
@@ -206,14 +206,15 @@ class RemoteModel:
 
         Args:
             *args: the model's arguments, nested arrays; without batch axis unless ``batch``.
-            batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs. With newer weights on
-                their way the rows may be of two versions.
-            deadline_s: the outputs are there within so many seconds, or it fails; at most the model's own deadline.
+            batch: every leaf has a leading batch axis ``[N, ...]``, and so have the outputs. If new weights arrive
+                meanwhile, rows may be of two versions.
+            deadline_s: seconds after which it fails; at most the model's own deadline.
             **kwargs: arguments by name.
 
         Raises:
-            ShapeMismatch: they do not fit; shows expected and got for each leaf, and fails no other caller's batch.
-            QueueFull, DeadlineExceeded, ModelError: as of `Model.forward`; `ModelError` also of a closed handle.
+            ShapeMismatch: the arguments do not fit; shows expected and got for each leaf. Other callers' rows are not
+                affected.
+            QueueFull, DeadlineExceeded, ModelError: as for `Model.forward`; also `ModelError` if the handle is closed.
         """
         arguments = self._recipe.positional(args, kwargs)
         model = self._acting()
@@ -221,7 +222,7 @@ class RemoteModel:
             return (await self._as_caller(model).forward(*arguments, deadline_s=deadline_s)).outputs
         columns = to_columns(self.spec, arguments)
         size = abs(self._recipe.config.max_batch_size)
-        # An engine runs one call at a time: with more of them here, other callers would wait for all of them.
+        # An engine runs one call at a time: with more calls from here, other callers would wait for all of them.
         slots = asyncio.Semaphore(1 if self._recipe.local else _CALLS_AT_ONCE)
         loop = asyncio.get_running_loop()
         longest_s = sooner(self._deadline_s, deadline_s)
@@ -249,7 +250,7 @@ class RemoteModel:
     def __call__(
         self, *args: NestedArray, batch: bool = False, deadline_s: float | None = None, **kwargs: NestedArray
     ) -> NestedArray:
-        """`forward` for code that does not await, such as a notebook's; blocks the calling thread."""
+        """`forward` for synchronous code, such as a notebook; blocks the calling thread."""
         longest_s = (self._deadline_s if deadline_s is None else deadline_s) + ANSWER_S
         return background(self.forward(*args, batch=batch, deadline_s=deadline_s, **kwargs), longest_s)
 
@@ -262,30 +263,30 @@ class RemoteModel:
         forward_kwargs: Mapping[str, NestedArray] | None = None,
         **options: Any,
     ) -> RemoteModel:
-        """The constructor for code on an event loop, such as an agent's, which the constructor itself would block.
+        """The constructor for code on an event loop, such as an agent; the plain constructor would block the loop.
 
-        It runs in a thread, which goes on to its end if this is cancelled. Arguments and errors are the same.
+        It runs in a thread, which finishes even if this is cancelled. Arguments and errors are the same.
         """
         return await asyncio.to_thread(cls, name, model, forward_args, forward_kwargs, **options)
 
     def client(self) -> Model:
-        """The model for this event loop, as an agent's services take it: its results have versions, to be pinned."""
+        """The model for this event loop, with the interface `Model` that agents use: versions can be pinned."""
         return self._acting()
 
     def publish_weights(self, weights: Weights | Mapping[str, torch.Tensor] | torch.nn.Module, step: int = -1) -> int:
-        """Publishes ``weights``, which every next batch uses; blocks until the store has them.
+        """Publishes ``weights`` for all following batches; blocks until the store has them.
 
         Args:
             weights: arrays or tensors by their `state_dict` name, or a module of the same layout. Copied.
-            step: the learner's count, an integer from 0; -1: one more than the last.
+            step: the learner's step, an integer from 0; -1: one more than the last.
 
         Returns:
             Their policy version.
 
         Raises:
-            ConfigError: the step is something else; nothing was published.
-            BadWeights: they do not fit, or hold NaN or infinity; names the leaf, and nothing was published.
-            DeadlineExceeded: the store did not answer in time, a restart included.
+            ConfigError: the step is invalid; nothing was published.
+            BadWeights: they do not fit, or contain NaN or infinity; names the leaf. Nothing was published.
+            DeadlineExceeded: the store did not answer in time, including a restart.
             ModelError: the handle is closed; nothing was published.
         """
         arrays = _arrays(weights)
@@ -302,7 +303,7 @@ class RemoteModel:
         """A copy of the torch module with the newest weights, or with those of ``step``.
 
         Raises:
-            VersionUnknown: the store keeps nothing of that step; names the nearest.
+            VersionUnknown: the store keeps no weights of that step; names the nearest.
             ModelError: this process cannot import the module's code.
         """
         return self._recipe.module(self._weights(step)[1])
@@ -310,15 +311,15 @@ class RemoteModel:
     def clone(self, step: int = -1, name: str | None = None) -> RemoteModel:
         """A new model that starts from this one's weights: the newest, or those of ``step``.
 
-        It has this one's options but ``route_prefix``: a path leads to one model, so a clone has no HTTP path.
+        It has the same options, except ``route_prefix``: a path leads to one model, so a clone has no HTTP path.
 
         Args:
-            step: as of `get_model`.
-            name: of the clone; default: this one's with a number.
+            step: as for `get_model`.
+            name: name of the clone; default: this model's name with a number.
 
         Raises:
-            VersionUnknown: as `get_model`.
-            ConfigError: a model of that name runs already.
+            VersionUnknown: as for `get_model`.
+            ConfigError: a model of that name already runs.
         """
         version, weights, step = self._weights(step)
         recipe = self._recipe
@@ -338,19 +339,19 @@ class RemoteModel:
             )
             if made._started:
                 return made
-            made.close()  # another one took that name in between
+            made.close()  # another process took that name in between
         raise ConfigError(f"a model {name!r} runs already", key="name")
 
     def close(self) -> None:
-        """Ends this handle after a checkpoint that is being written; the model and other handles go on."""
+        """Ends this handle, after finishing a checkpoint in progress; the model and other handles keep running."""
         with self._lock:
             self._closed = True
         self._checkpoints.close()
         self._shared.leave(self)
 
     def delete(self) -> None:
-        """Ends the model itself: its replicas and weights, but not a model that has overridden it. Checkpoints stay in
-        MLflow; a process that starts the model again resumes from them."""
+        """Ends the model itself with its replicas and weights, but not a model that has overridden it. Checkpoints stay
+        in MLflow; a later start of the model resumes from them."""
         self.close()
         remove(self._name, self._store)
 
@@ -366,11 +367,11 @@ class RemoteModel:
         return self._shared.on_this_loop()
 
     def _as_caller(self, model: ModelClient | LocalModel) -> Model:
-        """The model with this handle as one caller among those of the process."""
+        """The model, with this handle as one of the process's callers."""
         caller = self._callers.get(model)
         if caller is None:
             caller = model.as_caller()
-            self._callers = {model: caller}  # most handles are used on one loop; those of loops that ended go
+            self._callers = {model: caller}  # most handles are used on one loop; drop those of loops that ended
         return caller
 
     def _newest(self) -> tuple[int, int]:
@@ -378,7 +379,7 @@ class RemoteModel:
         return version, step
 
     def _weights(self, step: int) -> tuple[int, Weights, int]:
-        """Version, weights and step of the newest publish with ``step``; -1: of the newest of all.
+        """Version, weights and step of the newest publish with ``step``; -1: of the newest publish.
 
         Waits for a restarted store until it has weights again.
         """
@@ -392,7 +393,7 @@ class RemoteModel:
                     return version, background(fetch_weights(self._store, version), ANSWER_S), steps[version]
                 if steps or time.monotonic() > deadline:
                     raise self._unknown(step, steps)
-            except ModelError:  # lost with a store that was killed after the call; or newer ones came meanwhile
+            except ModelError:  # lost with a store that was killed after the call, or replaced by newer ones
                 if not having or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)

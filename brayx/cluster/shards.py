@@ -1,4 +1,4 @@
-"""The actors of a buffer, found by its name: started on different nodes, and called all together.
+"""The actors of a buffer, found by its name: starts them on different nodes, and calls all together.
 
 Shard 0 has the buffer's name, shard ``i`` that name and ``/i``. Each restarts empty when its process dies. Knows
 nothing of fragments or batches: `brayx.cluster.remote_buffer` pushes, `brayx.cluster.stream` reads.
@@ -25,7 +25,7 @@ _START_S = 120.0
 _ANSWER_S = 30.0
 _LOCATE_S = 5.0
 _AGAIN_S = 0.2
-"""Until a shard that is being restarted is asked again."""
+"""Pause before a restarting shard is called again."""
 
 
 class Shard(NamedTuple):
@@ -33,7 +33,7 @@ class Shard(NamedTuple):
 
     Attributes:
         actor: its handle.
-        node_id: hex id of the node where it was when it was looked up; empty: nobody knows.
+        node_id: hex id of its node when it was looked up; empty: unknown.
     """
 
     actor: Any
@@ -43,13 +43,12 @@ class Shard(NamedTuple):
 class Shards:
     """All actors of one buffer.
 
-    What is told reaches every shard that lives; what is asked is put together from those that answer, and one that is
-    being restarted is left out.
+    Updates go to every running shard. Queries merge the answers of the shards that reply, and skip restarting ones.
 
     Attributes:
-        name: of the buffer.
+        name: name of the buffer.
         config: its options.
-        namespace: of the actors; None: the caller's.
+        namespace: namespace of the actors; None: the caller's.
     """
 
     def __init__(self, name: str, config: BufferConfig, shards: Iterable[Shard], namespace: str | None = None) -> None:
@@ -78,20 +77,21 @@ class Shards:
         learned: bool = True,
         get_if_exists: bool = False,
     ) -> Shards:
-        """Starts ``config.num_workers`` actors, one node after the other. They take no CPU, and end with their creator.
+        """Starts ``config.num_workers`` actors, spread over the nodes. They take no CPU, and end with their creator.
 
         Args:
-            name: of the buffer, unique in its namespace.
+            name: name of the buffer, unique in its namespace.
             config: its options.
-            layout: what fragments must look like; what it does not know, or None, is as in the first good one.
-            namespace: of the actors, the hub and the weight store; None: the caller's.
-            hub: name of the trial's hub; empty: metrics go nowhere.
+            layout: layout of fragments; what it leaves open is taken from the first valid fragment. None: everything
+                is.
+            namespace: namespace of the actors, the hub and the weight store; None: the caller's.
+            hub: name of the trial's hub; empty: metrics are not sent.
             weights: name of the weight store; empty: policy versions are not checked.
-            learned: what comes out is learned from, see `BufferActor`.
-            get_if_exists: take the one that is there, with its options.
+            learned: batches are learned from, see `BufferActor`.
+            get_if_exists: use a running buffer of that name, with its options.
 
         Raises:
-            ReplayError: an actor did not start; or the name is taken.
+            ReplayError: an actor did not start, or the name is taken.
         """
         here = ray.get_runtime_context().get_node_id()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class Shards:
                 BufferActor,
                 _name(name, number),
                 namespace,
-                memory=1,  # a byte: an actor that needs nothing at all Ray starts on any node
+                memory=1,  # a byte: without any resource, Ray ignores the node affinity
                 max_concurrency=1000,
                 get_if_exists=get_if_exists,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
@@ -112,32 +112,32 @@ class Shards:
             return actor.config.remote()
 
         try:
-            config = ray.get(start(0), timeout=_START_S)  # whoever came first decides
+            config = ray.get(start(0), timeout=_START_S)  # the first creator's options apply
             ray.get([start(number) for number in range(1, config.num_workers)], timeout=_START_S)
         except (ValueError, ray.exceptions.RayError) as error:
             if not get_if_exists:
                 for shard in shards:
                     end_actor(shard.actor)
             raise ReplayError(f"buffer {name!r} did not start: {first_line(error)}", buffer=name) from error
-        # These very handles: an actor ends with the last of them, and one that was looked up does not count.
+        # Keep these handles: an actor ends with its last original handle, and a looked-up handle does not count.
         return cls(name, config, _located([shard.actor for shard in shards]), namespace)
 
     @classmethod
     def find(
         cls, name: str, *, namespace: str | None = None, timeout_s: float = _ANSWER_S, located: bool = False
     ) -> Shards:
-        """The actors of a running buffer. It ends with its creator's handles, not with these.
+        """Finds the actors of a running buffer. These handles do not keep it running; its creator's do.
 
-        A shard that is being restarted is waited for: whoever joins just then is in time.
+        Waits for a shard that is restarting.
 
         Args:
-            name: of the buffer.
-            namespace: None: the caller's.
-            timeout_s: how long all of it may take.
-            located: also ask where they are, for a few seconds of that: `Shard.node_id`.
+            name: name of the buffer.
+            namespace: Ray namespace; None: the caller's.
+            timeout_s: deadline of the whole call.
+            located: also get the shards' nodes (`Shard.node_id`), for a few seconds of that time.
 
         Raises:
-            ReplayError: there is none of that name, or it does not answer.
+            ReplayError: no buffer of that name runs, or it does not answer.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -149,7 +149,7 @@ class Shards:
                 shards = _located(actors, min(_LOCATE_S, left_s)) if located else map(Shard, actors)
                 return cls(name, config, shards, namespace)
             except ray.exceptions.RayError as error:
-                restarts = isinstance(error, ray.exceptions.RayActorError)  # one that has gone for good has no name
+                restarts = isinstance(error, ray.exceptions.RayActorError)  # one that ended for good has no name
                 if not restarts or time.monotonic() + _AGAIN_S > deadline:
                     raise ReplayError(f"buffer {name!r} does not answer: {first_line(error)}", buffer=name) from error
             time.sleep(_AGAIN_S)
@@ -166,33 +166,33 @@ class Shards:
                 raise ConfigError(f"buffer {self.name!r} is running with {key} {has!r}, not {value!r}", key=key)
 
     def end(self, *, drain: bool = False, timeout_s: float | None = None) -> None:
-        """Ends the stream, see `BufferActor.end`; waits until all know it if ``timeout_s`` is given."""
+        """Ends the stream, see `BufferActor.end`; with ``timeout_s`` it waits until all shards have confirmed."""
         calls = [shard.actor.end.remote(drain=drain) for shard in self._shards]
         if timeout_s is not None:
             self._answers(calls, timeout_s)
 
     def ended(self, timeout_s: float = _ANSWER_S) -> bool:
-        """Whether `end` was called and every shard knows."""
+        """Whether `end` was called and has reached every shard."""
         return all(self._ask("ended", timeout_s))
 
     def stopped(self, timeout_s: float = _ANSWER_S) -> bool:
-        """Whether the stream is over: some shard was told that nobody is given another batch."""
+        """Whether the stream is over in some shard, so that no reader gets another batch from it."""
         return any(self._ask("stopped", timeout_s))
 
     def fail(self, error: BrayxError, timeout_s: float = _ANSWER_S) -> None:
-        """Keeps what the learner failed with for good; the first counts."""
+        """Stores the learner's permanent error; the first one is kept."""
         self._answers([shard.actor.fail.remote(error) for shard in self._shards], timeout_s)
 
     def failure(self, timeout_s: float = _ANSWER_S) -> BrayxError | None:
-        """What the learner failed with for good."""
+        """The learner's permanent error."""
         return next((error for error in self._ask("failure", timeout_s) if error is not None), None)
 
     def has_room(self, timeout_s: float = _ANSWER_S) -> bool:
-        """Whether some shard can take something without dropping."""
+        """Whether some shard can store a replay without dropping."""
         return any(self._ask("has_room", timeout_s))
 
     def stats(self, timeout_s: float = _ANSWER_S) -> dict[str, float]:
-        """Sums of the shards' counters (`ReplayBuffer.stats`), and ``shards``: how many answered."""
+        """Sums of the shards' counters (`ReplayBuffer.stats`), and ``shards``: the number that answered."""
         answers = self._ask("stats", timeout_s)
         total: Counter[str] = Counter()
         for answer in answers:
@@ -200,21 +200,21 @@ class Shards:
         return {**total, "shards": len(answers)}
 
     def ack(self, number: int, count: int = 1, reader: int | None = None, newest: int | None = None) -> None:
-        """Tells a shard that the learner took batches of its, see `BufferActor.ack`; does not wait."""
+        """Returns credits to a shard, see `BufferActor.ack`; does not wait."""
         self._shards[number].actor.ack.remote(count, reader, newest)
 
     def expire(self, newest: int) -> None:
-        """Tells all that the policy has this version, by which ``max_policy_lag`` counts; does not wait."""
+        """Sets the policy's version in all shards, for ``max_policy_lag``; does not wait."""
         for shard in self._shards:
             shard.actor.expire.remote(newest)
 
     def update_priorities(self, index: np.ndarray, priorities: np.ndarray) -> None:
-        """Priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; does not wait."""
+        """Sets priorities ``[n]`` of columns by the ``index`` ``[n]`` of their batch; does not wait."""
         for shard in self._shards:
             shard.actor.update_priorities.remote(index, priorities)
 
     def kill(self) -> None:
-        """Ends the actors for good; what they hold is gone."""
+        """Ends the actors for good; their data is lost."""
         for shard in self._shards:
             end_actor(shard.actor)
 
@@ -231,25 +231,25 @@ class Shards:
         for call in done:
             try:
                 answers.append(ray.get(call))
-            except ray.exceptions.RayActorError:  # it is being restarted
+            except ray.exceptions.RayActorError:  # the shard is restarting
                 continue
         return answers
 
 
 def tell(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
-    """Has every shard of these buffers hand over to the hub what it has counted; before the hub is closed.
+    """Makes every shard of these buffers send its metrics to the hub; call it before the hub is closed.
 
-    All at the same time, so that the one that hangs does not take the others' time.
+    All shards do so concurrently, so that one that hangs does not take the others' time.
     """
     calls = [shard.actor.tell.remote(timeout_s) for shards in buffers for shard in shards]
     ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
 
 def _located(actors: list[Any], timeout_s: float = _LOCATE_S) -> list[Shard]:
-    """With the nodes where they are, as far as they say so in time: one that does not counts as far away."""
+    """Gets the actors' nodes; one that does not answer in time counts as far away."""
     asked = [actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for actor in actors]
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
-    nodes = {call: result_or("", call) for call in done}  # empty while it is being restarted
+    nodes = {call: result_or("", call) for call in done}  # empty while the shard restarts
     return [Shard(actor, nodes.get(call, "")) for actor, call in zip(actors, asked, strict=True)]
 
 
