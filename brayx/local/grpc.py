@@ -19,6 +19,8 @@ from brayx.gamecore.v1.gamecore_pb2_grpc import add_GamecoreServicer_to_server
 
 _MORE_BYTES = 64 * 1024
 """Allowance for the other fields of a message than its body."""
+_LAST_REPLY_S = 0.5
+"""Time for streams to write their last reply: a call that is cancelled meanwhile loses it."""
 
 
 class _Door(GrpcDoor):
@@ -76,5 +78,5 @@ class GrpcListener:
         return bound
 
     async def close(self) -> None:
-        """Cancels running calls; those of sessions have had their last reply by then."""
-        await self._server.stop(None)
+        """Refuses new calls, lets streams write their last reply, and cancels what takes longer."""
+        await self._server.stop(_LAST_REPLY_S)
