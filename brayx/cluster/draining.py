@@ -1,6 +1,6 @@
-"""The end of a replica: when Serve ends it, its sessions move to other replicas or finish within a deadline.
+"""Drains a replica: when Serve ends it, its sessions move to other replicas or finish within a deadline.
 
-Knows nothing of where a session goes.
+Knows nothing of the sessions' new replicas.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Draining:
 
     Args:
         service: its sessions and doors.
-        park: as of `Session.move`.
+        park: as for `Session.move`.
         application: its name in Serve.
-        timeout_s: how long sessions that cannot be moved may go on.
+        timeout_s: deadline for sessions that cannot be moved.
     """
 
     def __init__(self, service: ActorService, park: Park, application: str, timeout_s: float) -> None:
@@ -39,9 +39,9 @@ class Draining:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        """Takes no new sessions and connections, moves what can be moved, and lets the rest finish for a while.
+        """Refuses new sessions and connections, moves the sessions that can be moved, and waits for the others.
 
-        An application that is deleted keeps no replica that could take a session: there all may finish.
+        If the whole application is deleted, no replica is left to take a session, so all of them may finish.
         """
         table = self._service.table
         if table.is_shut:
@@ -58,8 +58,8 @@ class Draining:
     async def watch(self) -> None:
         """Drains as soon as Serve ends this replica.
 
-        Serve calls a replica's own hook only when no request is under way: long after a WebSocket should know. So this
-        looks for the mark that Serve sets first; without it (a later version of Ray) the end comes at once.
+        Serve calls a replica's shutdown hook only when no request is running, which is too late for WebSockets. So this
+        polls the mark that Serve sets first; without the mark (in a later version of Ray) draining starts at once.
         """
         while not replica_is_ending():  # noqa: ASYNC110 (Serve's mark, not an event)
             await asyncio.sleep(_CHECK_S)
@@ -71,7 +71,7 @@ async def _is_going(application: str) -> bool:
     try:
         async with asyncio.timeout(_STATUS_S):
             of = (await asyncio.to_thread(serve.status)).applications.get(application)
-    except Exception as error:  # the controller is away: it has more ways to say so than are documented
+    except Exception as error:  # the controller does not answer; Ray documents only some of its errors
         logger.warning(
             "Serve did not say whether the application is being deleted: %s: %s", type(error).__name__, error
         )

@@ -1,6 +1,6 @@
-"""A replica's place in the session directory: its id, address and lease, and the secret that it shares with its peers.
+"""A replica's entry in the session directory: its id, address and lease, and the secret that it shares with its peers.
 
-Knows nothing of where a request goes.
+Knows nothing of routing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Membership:
     Attributes:
         owner: the replica's id.
         address: URL where its peers reach it; empty before `join`.
-        lease: until when it may answer for its sessions.
-        peers: the way to them.
+        lease: the time until which it may answer for its sessions.
+        peers: connections to its peers.
     """
 
     def __init__(self, directory: Any) -> None:
@@ -51,12 +51,12 @@ class Membership:
         self.peers = Peers(self.secret)
         self._directory = directory
         self._secret = secrets.token_hex(32)
-        # Not the context of a request: Ray would cancel a call to the directory with the request whose client leaves,
-        # and the directory may have made the change.
+        # Not the context of a request: if that request's client leaves, Ray would cancel the call to the directory,
+        # which may have made the change already.
         self._context = contextvars.copy_context()
 
     def secret(self) -> str:
-        """The secret by which the application's replicas recognise each other."""
+        """The secret by which the application's replicas authenticate each other."""
         return self._secret
 
     async def ask(self, method: str, *args: Any) -> Any:
@@ -64,7 +64,7 @@ class Membership:
 
         Raises:
             BrayxError: the directory's own typed error.
-            Overloaded: no answer came in time.
+            Overloaded: there was no answer in time.
         """
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -82,7 +82,7 @@ class Membership:
             ) from error
 
     def keep(self, session: str, snapshot: Snapshot) -> None:
-        """Hands a snapshot to the directory without waiting: the next one replaces it anyway."""
+        """Sends a snapshot to the directory without waiting: the next one replaces it anyway."""
         self._directory.keep.remote(session, self.owner, snapshot)
 
     async def agree(self, *, fresh: bool = False) -> None:
@@ -90,19 +90,19 @@ class Membership:
         agreed = await self.ask("secret", self._secret, fresh)
         if agreed != self._secret:
             self._secret = agreed
-            await self.peers.close()  # their connections have the one before
+            await self.peers.close()  # open connections use the previous secret
 
     async def join(self, table: SessionTable) -> None:
-        """Gets the first lease; `address` is set."""
-        asked = time.monotonic()
-        self._renewed(table, await self.ask("renew", self.owner, self.address, []), asked)
+        """Gets the first lease; set `address` before."""
+        called_at = time.monotonic()
+        self._renewed(table, await self.ask("renew", self.owner, self.address, []), called_at)
 
     async def renew(self, table: SessionTable, listen: Callable[[], Awaitable[str]]) -> None:
         """Renews the lease until cancelled.
 
         Args:
-            table: loses the sessions that the directory has given away.
-            listen: gives the address, which may change.
+            table: the replica's sessions; those that the directory has given to others end.
+            listen: returns the address, which may change.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -110,30 +110,30 @@ class Membership:
             self.lease.wanted.clear()
             try:
                 self.address = await listen()
-                asked = time.monotonic()
+                called_at = time.monotonic()
                 renewal = await self.ask("renew", self.owner, self.address)
                 if renewal is None:  # the directory has restarted
                     await self.agree()
-                    asked = time.monotonic()
+                    called_at = time.monotonic()
                     renewal = await self.ask("renew", self.owner, self.address, table.sessions)
-                self._renewed(table, renewal, asked)
+                self._renewed(table, renewal, called_at)
             except (BrayxError, RayTaskError, OSError) as error:
                 logger.warning("the session directory did not take the lease's renewal: %s", error)
                 await asyncio.sleep(_RETRY_S)
 
-    def _renewed(self, table: SessionTable, renewal: Renewal, asked: float) -> None:
-        """Ends what is not this replica's any more, and counts the ends that no replica has counted.
+    def _renewed(self, table: SessionTable, renewal: Renewal, called_at: float) -> None:
+        """Ends the sessions that this replica has lost, and counts ends that no replica has counted.
 
         Args:
-            table: this replica's.
+            table: this replica's sessions.
             renewal: the directory's answer.
-            asked: when the call was made, by `time.monotonic`: the directory's time starts later.
+            called_at: time of the call, by `time.monotonic`; the lease starts later in the directory.
         """
         over_s = time.monotonic() - self.lease.ends
         if over_s > 0 and self.lease.ends > 0:
             message = "this replica's lease was over for %.1f s: it answered no request, and lost %d of its sessions"
             logger.warning(message, over_s, len(renewal.lost))
         table.lose(renewal.lost)
-        self.lease.renew(asked + LEASE_S)  # last: a request that has waited for it must find what is lost
+        self.lease.renew(called_at + LEASE_S)  # last: requests that wait for it must find lost sessions ended
         if renewal.forgotten:
             table.recorder.add("sessions_ended", float(renewal.forgotten), label="lost")

@@ -1,11 +1,11 @@
-"""A named model: its recipe, and its parts on the cluster, started, found and ended.
+"""A named model: its recipe, and functions that start, find and end its parts on the cluster.
 
 The recipe is the pickled module without weights, an example, options and lineage. It is small, so every process gets
 it; weights travel through the model's weight store. A module that is defined in a notebook or script is pickled by
 value, so only processes that trust each other may share a recipe.
 
-The store is a detached Ray actor, since Serve's replicas outlive the process that deployed them, too. The model exists
-as long as the store does, which is made first and ended last.
+The store is a detached Ray actor, because Serve's replicas also outlive the process that deployed them. The model
+exists as long as its store, which starts first and ends last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 MODULE = "brayx.cluster.remote_model"
 _ANEW = "if nobody is starting it, `override_model=True` with `model` and `forward_args` does so anew"
 _GIVEN_BACK_S = 5.0
-"""Time in which a restarted store gets its weights back from a process that follows it, if there is one."""
+"""Time for a restarted store to get its weights back from a process that follows it."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Recipe:
     Attributes:
         skeleton: the module, pickled, with empty weights.
         example_args: positional arguments ``[B, ...]`` that it runs on.
-        names: of its positional parameters, as far as they can be given by name.
+        names: names of its positional parameters, as far as they can be given by name.
         spec: its signature.
-        layout: what its weights must be.
+        layout: shapes and dtypes of its weights.
         config: engine, batcher and replicas.
-        lineage: what it started from, and that from; the nearest first.
-        trial: where checkpoints go; None: nowhere.
-        checkpoint_interval: when one is due.
-        token: tells models of one name apart.
+        lineage: the models that its initial weights come from, the nearest first.
+        trial: trial for checkpoints; None: none are saved.
+        checkpoint_interval: interval of checkpoints.
+        token: distinguishes models that use the same name one after the other.
     """
 
     skeleton: bytes
@@ -96,7 +96,7 @@ class Recipe:
 
     @property
     def local(self) -> bool:
-        """Forwards run in the process that asks, without a deployment."""
+        """Whether forwards run in the calling process, without a deployment."""
         return self.config.placement == "local"
 
     def pickled(self) -> bytes:
@@ -108,7 +108,7 @@ class Recipe:
         """The arguments of a call in the module's order.
 
         Raises:
-            ShapeMismatch: one is missing, given twice or unknown.
+            ShapeMismatch: an argument is missing, given twice or unknown.
         """
         return _positional(self.names, args, kwargs) if kwargs else args
 
@@ -116,7 +116,7 @@ class Recipe:
         """The module with ``weights``, which are copied.
 
         Raises:
-            ModelError: its code is not here.
+            ModelError: this process cannot import its code.
         """
         import torch
 
@@ -135,10 +135,10 @@ def prepare(
     forward_kwargs: Mapping[str, NestedArray],
     config: ModelConfig,
 ) -> tuple[Recipe, Weights]:
-    """A module's recipe, without lineage, trial and token; and the weights that the module has now.
+    """Makes a module's recipe, without lineage, trial and token, and returns it with the module's current weights.
 
     Raises:
-        ModelError: the module fails on its example, or is no module; or it cannot be pickled.
+        ModelError: it is not a module, fails on its example, or cannot be pickled.
     """
     from torch import nn
 
@@ -164,19 +164,19 @@ def prepare(
 
 
 def initial_recipe(module: torch.nn.Module, recipe: Recipe, initial: InitialWeights) -> tuple[Recipe, Weights]:
-    """The recipe and the weights that a model starts with.
+    """The recipe and the initial weights of a model.
 
     Args:
-        module: as `prepare` got it.
-        recipe: as `prepare` gave it.
-        initial: what the model starts from: the module's own weights, or a checkpoint's.
+        module: the argument of `prepare`.
+        recipe: the result of `prepare`.
+        initial: initial weights: the module's own, or a checkpoint's.
 
     Raises:
         BadWeights: the checkpoint's weights do not fit the module; names the leaf.
     """
     weights = initial.weights
     if len(learned(weights)) < len(weights) and len(learned(recipe.layout)) == len(recipe.layout):
-        # The checkpoint was trained on normalised observations: the model normalises them itself from here on.
+        # The checkpoint was trained on normalised observations: make the model normalise them itself.
         from brayx.engines.torch import with_weights
 
         recipe, weights = prepare(with_weights(module, weights), recipe.example_args, {}, recipe.config)
@@ -200,7 +200,7 @@ def _positional(
 
 
 def _on_device(module: torch.nn.Module, device: str) -> None:
-    """Moves what is in the state dict, without its values and in place; what is shared stays shared."""
+    """Moves the tensors of the state dict in place, without their values; shared tensors stay shared."""
     import torch
 
     kept = set(module.state_dict())
@@ -214,13 +214,13 @@ def _on_device(module: torch.nn.Module, device: str) -> None:
                     empty: torch.Tensor = torch.empty_like(tensor.detach(), device=device)
                     if isinstance(tensor, torch.nn.Parameter):
                         empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    # The old one is kept too, so that no other tensor gets its id.
+                    # Keep the old tensor too, so that no other tensor gets its id.
                     moved[id(tensor)] = (tensor, empty)
                 tensors[name] = moved[id(tensor)][1]
 
 
 def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
-    """The options of a named model: those of ``config``, with ``options`` in their place, Bray's names among them.
+    """The options of a named model: ``config`` with ``options`` replaced; accepts Bray's names of options.
 
     Raises:
         ConfigError: an option is unknown, or its value is out of range; names it.
@@ -257,14 +257,14 @@ def config_of(config: ModelConfig | None = None, **options: Any) -> ModelConfig:
 
 
 def deploy(name: str, recipe: Recipe, route_prefix: str | None, until: float) -> None:
-    """Starts the replicas and waits for them until ``until``, on the monotonic clock; errors as `start_application`."""
+    """Starts the replicas and waits until ``until``, on the monotonic clock; errors as for `start_application`."""
     build = functools.partial(_build_in_replica, name)
     application = model_application(build, recipe.config, weight_store=(f"model/{name}", NAMESPACE))
     start_application(application, f"model-{name}", route_prefix, until, what=f"model {name!r}")
 
 
 def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ...]]:
-    """The module with the newest weights; raises while there are none, and Serve tries again."""
+    """The module with the newest weights; raises while there are none, so that Serve retries."""
     store = get_weight_store(f"model/{name}", NAMESPACE)
     recipe: Recipe = recipe_of(store, ANSWER_S)
     found = call_with_retry(store.newest)
@@ -278,14 +278,14 @@ def _build_in_replica(name: str) -> tuple[torch.nn.Module, tuple[NestedArray, ..
 
 
 def _from_checkpoint(store: Any, trial: Trial) -> Weights:
-    """The weights of the trial's newest checkpoint; gives them to the store, which has none."""
+    """Returns the weights of the trial's newest checkpoint, and puts them into the empty store."""
     version, step, weights = starting_weights(None, trial, None, "")
     call_with_retry(store.restore, version, step, weights)
     return weights
 
 
 def deployed(name: str, timeout_s: float) -> Any:
-    """The handle of the application, once it runs: another process may just start it."""
+    """Waits for the application, which another process may be starting, and returns its handle."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -299,11 +299,11 @@ def deployed(name: str, timeout_s: float) -> Any:
 
 
 def remove(name: str, of: Any = None) -> None:
-    """Ends the model of that name, if there is one: its replicas, weights and name. Its trial can be resumed then.
+    """Ends the model of that name, if it runs: its replicas, weights and name. Then its trial can be resumed.
 
     Args:
-        name: of the model.
-        of: its weight store: a model that has the name by now, with another store, goes on. None: any.
+        name: name of the model.
+        of: its weight store, so that a newer model of that name, with another store, is not ended. None: end any.
     """
     store = find(name)
     if store is None or (of is not None and store != of):
@@ -313,7 +313,7 @@ def remove(name: str, of: Any = None) -> None:
     except BrayxError as error:
         _log.warning("model %r is ended, and its trial goes on in MLflow: %s", name, error)
         trial = None
-    if (now := find(name)) is not None and now != store:  # the answer took a while, and the rest deletes by name
+    if (now := find(name)) is not None and now != store:  # check again, since the rest deletes by name
         return
     if not delete_application(f"model-{name}", ANSWER_S):
         _log.warning("model %r has ended, and its replicas may be there still after %g s", name, ANSWER_S)
@@ -325,12 +325,12 @@ def remove(name: str, of: Any = None) -> None:
 
 
 def withdraw(name: str, token: str, trial: Trial | None) -> None:
-    """Ends what a failed or interrupted start has left; another model may have the name by now.
+    """Cleans up after a failed or interrupted start; another model may have the name by now.
 
     Args:
-        name: of the model.
-        token: of its recipe.
-        trial: that the start opened for it, which no store may know yet.
+        name: name of the model.
+        token: token of its recipe.
+        trial: the trial that was opened for it; a store may not have it yet.
     """
     try:
         store = find(name)
@@ -353,12 +353,12 @@ def _finish(trial: Trial | None) -> None:
 
 
 def find(name: str) -> Any | None:
-    """The weight store of the model of that name; None: there is no such model."""
+    """The weight store of the model of that name; None if no such model runs."""
     return find_actor(f"model/{name}")
 
 
 def not_found(name: str) -> ModelNotFound:
-    """The error of a name that no model has."""
+    """The error for a name without a running model."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     known = sorted(
         actor["name"].removeprefix("model/")
@@ -371,29 +371,30 @@ def not_found(name: str) -> ModelNotFound:
 
 
 def recipe_of(store: Any, timeout_s: float) -> Recipe:
-    """The recipe that a model's store keeps."""
+    """Gets the recipe from a model's store."""
     recipe: Recipe = cloudpickle.loads(call_with_retry(store.about, timeout_s=timeout_s))
     return recipe
 
 
 def taken(reference: Any, timeout_s: float = ANSWER_S) -> Weights:
-    """The weights that a store's answer refers to.
+    """Fetches the weights that a store's answer refers to.
 
     Raises:
-        DeadlineExceeded: they did not come in time.
-        ModelError: they are lost, with the store that had them.
+        DeadlineExceeded: they did not arrive in time.
+        ModelError: they were lost with their store.
     """
     weights: Weights = result(reference, timeout_s, WEIGHT_STORE)
     return weights
 
 
 def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weights]:
-    """Version and weights of the newest, once there are some; the newest checkpoint's, if the store lost what it had.
+    """Waits for the newest weights and returns their version and them; if the store lost its weights, those of the
+    newest checkpoint.
 
     Raises:
-        StartupError: there are none, and none come.
+        StartupError: no weights arrived in time.
         BadWeights, TrackingError: a checkpoint cannot be read.
-        ModelError: as of `call_with_retry`.
+        ModelError: as for `call_with_retry`.
     """
     deadline, longest_s = time.monotonic() + ANSWER_S, AGAIN_S
     while True:
@@ -408,8 +409,8 @@ def first_weights(name: str, store: Any, trial: Trial | None) -> tuple[int, Weig
         version, _, [reference] = found
         try:
             return version, taken(reference, longest_s)
-        except (ModelError, DeadlineExceeded):  # lost with a killed store, which gets them back, or newer ones
+        except (ModelError, DeadlineExceeded):  # lost with a killed store, which will get these or newer ones back
             if time.monotonic() > deadline:
                 raise
-            longest_s *= 2  # large weights may take longer than that between nodes
+            longest_s *= 2  # large weights may take longer between nodes
             time.sleep(0.1)

@@ -19,13 +19,13 @@ from brayx.gamecore.transports.http import AsyncHttpTransport
 _PROBE_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
 _DEAD = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED)
-"""A connection that fails so shows that the listener is gone, and so its process. Silence does not: a peer that is
-stopped, or that the network hides, may go on answering until its lease ends. Nor do errors of this node's own network.
+"""Errors that prove that the listener, and so its process, has ended. A missing answer proves nothing: a peer that is
+stopped or cut off may continue to answer until its lease ends. Errors of this node's own network prove nothing either.
 """
 
 
 class PeerDied(Exception):
-    """Nothing listens any more at a replica's address."""
+    """No process listens at a replica's address any more."""
 
 
 class Peers:
@@ -42,15 +42,15 @@ class Peers:
         self._idle: dict[str, list[AsyncHttpTransport]] = {}
 
     def knows(self, address: str) -> bool:
-        """Whether the replica there has answered, and not been found dead since."""
+        """Whether the replica at this address has answered, and was not found dead since."""
         return address in self._idle
 
     async def forward(self, address: str, request: StepRequest, timeout_s: float) -> bytes | BrayxError:
-        """What the replica there answers to a request.
+        """Forwards a request to the replica at this address and returns its answer.
 
         Raises:
-            PeerDied: it is dead.
-            Overloaded: it could not be asked.
+            PeerDied: the replica is dead.
+            Overloaded: the replica could not be reached.
         """
         transport = self.take(address)
         try:
@@ -61,7 +61,7 @@ class Peers:
             if _shows_death(await _cannot_connect(address) if sent else error.__cause__):
                 await self.drop(address)
                 raise PeerDied from error
-            # Not as it is: the codes of transports are those of the client's own connection.
+            # Do not pass it on unchanged: transport errors would describe the client's own connection.
             raise Overloaded(
                 f"session {request.session!r}: its replica could not be asked ({error.__cause__ or error}); "
                 f"the request {'may have been' if sent else 'was not'} applied; try again",
@@ -108,7 +108,7 @@ class Peers:
             await transport.close()
 
     async def drop(self, address: str) -> None:
-        """Closes the connections to a replica that is gone."""
+        """Closes the connections to a replica that has ended."""
         for transport in self._idle.pop(address, ()):
             await transport.close()
 
@@ -119,7 +119,7 @@ class Peers:
 
 
 async def _step(transport: AsyncHttpTransport, address: str, request: StepRequest, timeout_s: float) -> bytes:
-    """As `AsyncHttpTransport.step`; its own deadline is a `TransportError`, the owner's stays as it is."""
+    """As `AsyncHttpTransport.step`; a missed deadline of this call is a `TransportError`, the owner's is unchanged."""
     try:
         return await transport.step(request, timeout_s)
     except DeadlineExceeded as error:
@@ -130,7 +130,7 @@ async def _step(transport: AsyncHttpTransport, address: str, request: StepReques
 
 
 async def _cannot_connect(address: str) -> OSError | None:
-    """Why a peer takes no connection; None: it does. One that broke does not show whether its process lives."""
+    """The error of a new connection to a peer; None: it works. A broken old connection does not prove a death."""
     url = urlsplit(address)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -142,5 +142,5 @@ async def _cannot_connect(address: str) -> OSError | None:
 
 
 def _shows_death(error: BaseException | None) -> bool:
-    """Whether a connection failed because nothing listens there any more."""
+    """Whether a connection failed because no process listens there any more."""
     return isinstance(error, OSError) and error.errno in _DEAD

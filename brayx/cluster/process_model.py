@@ -1,4 +1,4 @@
-"""A named model in one process: what its handles share there, and an event loop for callers that have none.
+"""A named model in one process: the parts that its handles share, and an event loop for callers without one.
 
 The handles share an engine, or the deployment's handle, and one batcher per event loop. So forwards of many agents,
 each with its own handle, join one call, and a model in local mode is built once. Knows nothing of how a model starts.
@@ -33,7 +33,7 @@ class ProcessModel:
     """A named model in this process; `process_model` makes or finds it.
 
     Attributes:
-        subscriber: in local mode, what follows the weight store.
+        subscriber: follows the weight store, in local mode.
     """
 
     def __init__(self, name: str, store: Any, recipe: Recipe, timeout_s: float) -> None:
@@ -53,14 +53,14 @@ class ProcessModel:
             self._deployed = deployed(name, timeout_s)
 
     def join(self, handle: Any) -> bool:
-        """Counts a handle, until it leaves or is dropped; False: the last one has just left."""
+        """Adds a handle, until it leaves or is dropped; False if the last one has just left."""
         with self._lock:
             if not self._ended:
                 self._handles.add(handle)
             return not self._ended
 
     def leave(self, handle: Any) -> None:
-        """Ends what this has when ``handle`` was the last one."""
+        """Removes a handle; the last one ends the shared parts."""
         with self._lock:
             self._handles.discard(handle)
             if self._handles:
@@ -80,7 +80,7 @@ class ProcessModel:
         background(end(), ANSWER_S)
 
     def on_this_loop(self) -> ModelClient | LocalModel:
-        """A batcher belongs to one event loop, so each loop has a model of its own; engine and weights are shared.
+        """The model for this event loop. Batchers belong to one loop; engine and weights are shared by all loops.
 
         Raises:
             ModelError: the last handle has left.
@@ -97,7 +97,7 @@ class ProcessModel:
             "deadline_s": config.deadline_s,
         }
         with self._lock:
-            if self._ended:  # a model made now would never be ended, and would follow no weights
+            if self._ended:  # a model made now would never end, nor get new weights
                 raise ModelError("the model is closed")
             for ended in [other for other in self._models if other.is_closed()]:
                 del self._models[ended]
@@ -112,7 +112,7 @@ class ProcessModel:
         return model
 
     def _build(self, name: str) -> None:
-        """Local mode: an engine of this process, whose weights follow the store."""
+        """In local mode, builds an engine in this process that follows the store's weights."""
         recipe = self._recipe
         version, weights = first_weights(name, self._store, recipe.trial)
         engine = engine_of(recipe.config, recipe.module(weights), recipe.example_args)
@@ -131,11 +131,11 @@ def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handl
     """The model in this process, for one more handle.
 
     Args:
-        name: of the model.
+        name: name of the model.
         store: its weight store.
-        recipe: of the store; its token distinguishes one start of the model from the next.
+        recipe: the store's recipe; its token distinguishes one start of the model from the next.
         timeout_s: longest wait for its deployment.
-        handle: that uses it.
+        handle: the new handle.
 
     Raises:
         StartupError: the deployment did not start in time.
@@ -144,7 +144,7 @@ def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handl
     found = _known.get(key)
     if found is not None and found.join(handle):
         return found
-    # Without a lock, since it takes seconds: two threads that get here at once have one each.
+    # Without a lock, since it takes seconds: two threads that arrive at once each make one.
     made = _known[key] = ProcessModel(name, store, recipe, timeout_s)
     made.join(handle)
     return made
@@ -157,7 +157,7 @@ def _connection() -> str:
 
 
 class _Background:
-    """An event loop in a thread of its own, for callers without one."""
+    """An event loop in a separate thread, for callers without one."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -41,21 +41,21 @@ logger = limited(__name__)
 
 _SERVE_ANSWER_S = 5.0
 _LAST_S = 4.0
-"""After the drain: agents are told, and what they left is handed over."""
+"""Time after the drain for agents' last hooks, and to send the remaining data."""
 _LATE_S = 10.0
-"""How late Serve's word to end may come: a proxy that is gone keeps Ray from any other call for a second for each reply
-of a WebSocket that it cannot be given any more, and `serve.shutdown` ends the proxy first.
+"""Delay of Serve's shutdown call. `serve.shutdown` ends the proxy first, and each WebSocket reply to an ended proxy
+blocks Ray's other calls for a second.
 """
 
 
 @dataclass
 class ActorRuntime(Runtime):
-    """What a replica's builder gives it.
+    """The runtime that a replica's builder returns.
 
     Attributes:
-        recorder: of the process.
+        recorder: recorder of the process.
         versions: the policy version of each model.
-        check: raises when something behind the actors is broken for good; called by Serve's health check.
+        check: raises if a part behind the actors is broken for good; called by Serve's health check.
     """
 
     recorder: HubClient = field(default_factory=lambda: HubClient(None))
@@ -68,14 +68,14 @@ RuntimeBuilder = Callable[[Mapping[str, Any]], Awaitable[ActorRuntime]]
 
 
 class ActorReplica(GrpcDoor, ActorService):
-    """One replica: sessions, doors and the way to other replicas' sessions.
+    """One replica: sessions, doors and routing to other replicas' sessions.
 
     Args:
         build: makes the runtime, in the replica's own process and event loop.
         config: the actor component's options.
         directory: name of the session directory shared by the deployment's replicas.
         handles: Serve handles for the builder, by name.
-        asks_for_keys: as of `actor_deployment`.
+        asks_for_keys: as for `actor_deployment`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
@@ -98,7 +98,7 @@ class ActorReplica(GrpcDoor, ActorService):
             self._member.address = await self._peer_doors.open()  # first: connections' names contain it
             await self.doors.open()
         except BaseException:
-            await self._close_doors()  # Serve may try again in this process
+            await self._close_doors()  # Serve may retry in this process
             raise
         await self._member.join(self.table)
         self._renewal = asyncio.create_task(self._member.renew(self.table, self._peer_doors.open))
@@ -129,7 +129,7 @@ class ActorReplica(GrpcDoor, ActorService):
         return self.door_app
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
-        """See `ActorService.answer`; the owner of the session answers, or this replica."""
+        """See `ActorService.answer`; this replica answers, or forwards to the session's owner."""
         if request.session in self.table or request.kind is StepKind.CALL:
             self.table.submit(request, reply)
         else:
@@ -140,14 +140,14 @@ class ActorReplica(GrpcDoor, ActorService):
         return self.table.holder(on_end, self._member.address)
 
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
-        """See `Service.disconnect`; the session's owner hears of it."""
+        """See `Service.disconnect`; reports it to the session's owner."""
         if session in self.table:
             await self.table.disconnect(session, holder, for_good=for_good)
         else:
             await self._routing.disconnect(session, holder, for_good)
 
     def for_peers(self, *, closed: bool) -> ForPeers:
-        """What a listener for peers needs; ``closed``: it refuses clients."""
+        """The settings of a listener for peers; ``closed``: it refuses clients."""
 
         async def left(request: StepRequest) -> None:
             await self.table.disconnect(request.session, request.holder, for_good=bool(request.body))
@@ -175,7 +175,7 @@ class ActorReplica(GrpcDoor, ActorService):
         await self.table.close("drained", _LAST_S / 2)
         self._renewal.cancel()
         await asyncio.to_thread(self._replica.recorder.drain)
-        # Side by side and each on its own: one that hangs or raises keeps no other from what it has to hand over.
+        # Concurrently and independently, so that one that hangs or raises does not keep others from sending their data.
         closing: list[Awaitable[Any]] = [self._close_doors(), self._member.peers.close()]
         closing += [self._member.ask("leave", self._member.owner), *(close() for close in self._replica.close)]
         for result in await asyncio.gather(*(_within(work, _LAST_S / 2) for work in closing), return_exceptions=True):
@@ -187,7 +187,7 @@ class ActorReplica(GrpcDoor, ActorService):
         await self._peer_doors.close()
 
     def _levels(self) -> Iterator[tuple[str, str, float]]:
-        """What the export looks at."""
+        """The current levels for the metrics export."""
         yield "sessions_active", "", len(self.table)
         for model, version in self._replica.versions().items():
             yield "acting_version", model, version
@@ -197,7 +197,7 @@ class PeerDoors:
     """The listeners where other replicas reach this one.
 
     Args:
-        replica: what answers.
+        replica: the replica that answers.
     """
 
     def __init__(self, replica: ActorReplica) -> None:
@@ -205,7 +205,7 @@ class PeerDoors:
         self._listeners: dict[str, Listener] = {}
 
     async def open(self) -> str:
-        """URL where other replicas reach this one: on loopback while the cluster is one node, else on the node's."""
+        """Opens the listener and returns its URL: on loopback while the cluster has one node, else on the node's IP."""
         nodes = await asyncio.to_thread(ray.nodes)
         host = "127.0.0.1" if len(nodes) == 1 else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         if host not in self._listeners:
@@ -265,7 +265,7 @@ def actor_deployment(
         name: of the deployment.
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
-        asks_for_keys: for those of ``config`` or the environment; False: everybody may come in, whatever they say.
+        asks_for_keys: require the keys of ``config`` or the environment; False: any client may connect without one.
 
     Raises:
         ConfigError: the file of keys cannot be read, is open to others or is malformed.
@@ -280,7 +280,7 @@ def actor_deployment(
         serve.ingress()(ActorReplica),
         name=name,
         num_replicas=config.num_workers,
-        # Each open WebSocket is a request under way: with fewer places they would keep ticks waiting.
+        # Each open WebSocket counts as a running request: with a lower limit they would block ticks.
         max_ongoing_requests=2 * config.actors_per_worker + 256,
         max_queued_requests=2 * config.actors_per_worker + 256,
         ray_actor_options={"num_cpus": config.cpus_per_worker, "memory": config.memory_per_worker * 2**20},

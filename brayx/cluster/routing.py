@@ -1,8 +1,8 @@
-"""Requests for sessions of other replicas: where their sessions are, and the way there.
+"""Handles requests for sessions of other replicas.
 
 A replica that gets a request for a session of another replica looks the session up in the session directory and
-forwards the request. If the owner is dead, this replica resumes the session from its snapshot, or the client hears
-once that it is lost.
+forwards the request. If the owner is dead, this replica resumes the session from its snapshot, or else reports its loss
+to the client once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Routing(Ownership):
     Args:
         member: the replica's place in the directory.
         config: the actor's options.
-        keys: that requests are signed with; None: every client is let in.
-        recorder: where requests passed on are counted.
+        keys: keys to sign forwarded requests with; None: clients need no key.
+        recorder: counts forwarded requests.
 
     Attributes:
         table: the replica's own sessions; set before the first request.
@@ -93,7 +93,7 @@ class Routing(Ownership):
     def notify(self, holder: str, reason: str) -> None:
         """See `Ownership.notify`. A connection that this does not reach gets the error with its next request."""
         address = holder.partition(HOLDER_MARK)[0]
-        # After a move the connection goes on: its next request is forwarded to the session's new owner.
+        # After a move the connection stays open: its next request is forwarded to the session's new owner.
         if reason not in ("moved", "error") and address != self._member.address and len(self._tasks) < _MAX_WAITING:
             self._run(self._notify(address, holder, reason))
 
@@ -105,7 +105,7 @@ class Routing(Ownership):
             logger.info("could not tell a connection of another replica that it lost its session: %s", error)
 
     async def disconnect(self, session: str, holder: str, for_good: bool) -> None:
-        """Tells the owner of a session that the session's connection, which was here, is gone."""
+        """Reports to a session's owner that the session's connection to this replica has ended."""
         try:
             found = await self._member.ask("locate", session, "", True)
             if isinstance(found, Location) and found.owner != self._member.owner:
@@ -115,7 +115,7 @@ class Routing(Ownership):
             logger.info("session %s: could not tell its owner that the connection broke: %s", session, error)
 
     def answer(self, request: StepRequest, reply: Reply, forwarded: bool) -> None:
-        """Answers a request that is not for a session of this replica; ``forwarded``: a peer passed it on."""
+        """Answers a request for a session that is not on this replica; ``forwarded``: a peer sent it."""
         if request.kind is StepKind.START and self._together and game_of(request.session) and not self.table.is_shut:
             self._answer(self._start_in_game(request, reply, forwarded), request, reply)
         elif request.kind is StepKind.START or forwarded:
@@ -124,7 +124,7 @@ class Routing(Ownership):
             self.hand_on(request, reply)
 
     def _answer(self, work: Coroutine[Any, Any, None], request: StepRequest, reply: Reply) -> None:
-        """Answers a request in a task of its own, whatever goes wrong."""
+        """Answers a request in a separate task, also after an unexpected error."""
         if len(self._tasks) >= _MAX_WAITING:
             work.close()
             reply(QueueFull(f"{_MAX_WAITING} requests wait for other replicas, at most as many may"))
@@ -147,7 +147,7 @@ class Routing(Ownership):
         task.add_done_callback(self._tasks.discard)
 
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
-        """Finds out which replica has a session that is not here, and has the request answered."""
+        """Finds the replica of a session that is not here, and gets the request answered there."""
         known = self._known.pop(request.session, None)
         found = await self._locate(request) if known is None else known
         if isinstance(found, Snapshot):
@@ -163,20 +163,20 @@ class Routing(Ownership):
                 if request.kind is StepKind.TICK and self._member.peers.knows(found.address):
                     self._remember(request.session, found)
             if not again and isinstance(answer, BrayxError) and _has_left(answer):
-                await self._elsewhere(request, reply, again=True)  # the directory knows where to, or why
+                await self._elsewhere(request, reply, again=True)  # the directory has the new owner, or the error
             else:
                 reply(answer)
 
     def _remember(self, session: str, location: Location) -> None:
-        """Where a session's last tick was answered: the next one goes there without a call to the directory."""
+        """Remembers a session's owner, so that its next tick needs no call to the directory."""
         self._known[session] = location
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
     async def _locate(self, request: StepRequest) -> Location | Snapshot | None:
-        """Where a request's session is; this replica takes a session whose replica is gone.
+        """Finds a request's session; this replica takes it over if its owner is dead.
 
-        This replica does not take it if it takes no more sessions, or has just ended that session itself.
+        It does not take it over if it accepts no more sessions, or has just ended that session itself.
         """
         table = self.table
         taker = "" if table.is_shut or table.is_ending(request.session) else self._member.owner
@@ -186,10 +186,10 @@ class Routing(Ownership):
         return found
 
     async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:
-        """Starts a session of a game here if no other replica has the game, else there.
+        """Starts a session of a game on the replica that has the game; here if none has it.
 
-        The claim decides, so that of sessions that start at the same time on several replicas one is the first. The
-        table claims the session once more, as any; only if an end came between has it lost the game by then.
+        The claim decides which of several concurrent starts is the first. The table claims the session again, as for
+        any start; it can only have lost the game if the session ended in between.
         """
         found: Location | None = await self._member.ask("claim", request.session, self._member.owner, True)
         if found is None:
@@ -204,16 +204,16 @@ class Routing(Ownership):
                 reply(answer)
 
     async def _start_here(self, request: StepRequest, reply: Reply) -> None:
-        """Starts a session whose id, and so whose game, is this replica's already."""
+        """Starts a session whose id and game this replica has already claimed."""
         self.table.submit(request, reply)
         if request.session not in self.table:
             await self.release(request.session, "stop")
 
     async def _forward(self, location: Location, request: StepRequest) -> bytes | BrayxError:
-        """What the owner answers.
+        """Forwards a request and returns the owner's answer.
 
         Raises:
-            Overloaded: it could not be asked.
+            Overloaded: the owner could not be reached.
         """
         if self._keys is not None:
             request = self._keys.renewed(request, time.time())
@@ -224,9 +224,9 @@ class Routing(Ownership):
         return await self._after_burial(request)
 
     async def _after_burial(self, request: StepRequest) -> bytes | BrayxError:
-        """The owner is dead: the session resumes here from its snapshot, or its client hears of the loss, once.
+        """Handles a request for a dead owner: resumes the session from its snapshot, or reports the loss once.
 
-        A start takes over the game, and what is left of it.
+        A start takes over the game with its remaining sessions.
         """
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         reply = into(answer)
@@ -235,7 +235,7 @@ class Routing(Ownership):
         else:
             found = await self._locate(request)
             if isinstance(found, Location):
-                return await self._forward(found, request)  # a third replica was quicker
+                return await self._forward(found, request)  # a third replica took the session first
             if found is None:
                 self.table.submit(request, reply)
             else:
@@ -251,7 +251,7 @@ def _gone_elsewhere(session: str) -> BrayxError:
 
 
 def _has_left(error: BrayxError) -> bool:
-    """Whether an owner says that a session is not its own, or not any more."""
+    """Whether an owner's answer means that the session is not, or no longer, its own."""
     if isinstance(error, SessionLost):
         return error.details.get("reason") == "lost"
     return isinstance(error, SessionUnknown) or error.details.get("layer") == BETWEEN
